@@ -1,0 +1,80 @@
+"""What holds in every test: asyncio through anyio, no blocking on the event loop, and no silent skips in CI."""
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from blockbuster import BlockBuster
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
+LACKING = "Skipped: needs "  # how a skip for want of something starts: `pytest.skip("needs two disks")`
+
+# Deadlines are off: a shared machine stalls for longer than any property takes.
+settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
+settings.register_profile("ci", max_examples=200, deadline=None, print_blob=True)
+settings.register_profile(
+    "nightly", max_examples=5000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run async tests on asyncio only; the node does not run on trio."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail an async test in which our code reads, writes, stats, sleeps or waits for a lock on the event loop.
+
+    Only calls with one of our packages on the stack count, so a test body may prepare its files as it likes.
+    """
+    node = request.node
+    if node.get_closest_marker("anyio") is None or node.get_closest_marker("may_block") is not None:
+        yield
+        return
+    detector = BlockBuster(scanned_modules=_our_packages())
+    detector.activate()
+    try:
+        yield
+    finally:
+        detector.deactivate()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skip for want of something into a failure when CI is set."""
+    report = yield
+    _fail_if_lacking(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Do the same for a module that skips itself."""
+    report = yield
+    _fail_if_lacking(report)
+    return report
+
+
+def _fail_if_lacking(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if IN_CI and report.skipped and isinstance(report.longrepr, tuple):
+        path, line, reason = report.longrepr
+        if reason.startswith(LACKING):
+            report.outcome = "failed"
+            report.longrepr = f"{path}:{line}: {reason} - CI provides everything, so this may not be skipped here"
+
+
+def _our_packages() -> list[ModuleType]:
+    """Return stand-ins that carry the paths only: a test of `wal` must not import the other five."""
+    stand_ins = []
+    for marker in ROOT.glob("*/py.typed"):
+        stand_in = ModuleType(marker.parent.name)
+        stand_in.__path__ = [f"{marker.parent}{os.sep}"]
+        stand_ins.append(stand_in)
+    return stand_ins

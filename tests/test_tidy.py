@@ -1,0 +1,164 @@
+"""Style that no linter knows, as tests."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamingnode.ownership import ROOT_PACKAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+CONTRACTS = {contract["id"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
+WHEEL_PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+LINES_MAX = 400  # past that a file holds more than one concept
+TEST_NAME_WORDS_MIN = 4  # fewer words make no sentence that can be false
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "base", "misc"}
+LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+MACHINE_PATH = re.compile(r"(?<![\w.~<>{}-])/(?:root|work|farm|Users|home/\w+)/[\w.]")
+REGISTRY = re.compile(r"pythonhosted|artifactory|pypi[.]org|maven[.]org|--(?:extra-)?index-url|--find-links[ =]\S")
+
+
+def _tracked() -> list[Path]:
+    """Return what git tracks or would track; a copy without git has only what was tracked."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(listing, cwd=ROOT, capture_output=True, check=False)
+    if found.returncode == 0:
+        paths = [ROOT / name for name in found.stdout.decode().split("\0") if name]
+    else:
+        ignored = {".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines())}
+        paths = [path for path in ROOT.rglob("*") if not ignored & set(path.relative_to(ROOT).parts)]
+    return sorted(path for path in paths if path.is_file())
+
+
+TRACKED = _tracked()
+PYTHON = [path for path in TRACKED if path.suffix == ".py"]
+TESTS = [path for path in PYTHON if path.is_relative_to(ROOT / "tests")]
+MARKDOWN = [path for path in TRACKED if path.suffix == ".md"]
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _nodes(paths: list[Path]) -> Iterator[tuple[str, ast.AST]]:
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            yield f"{_name(path)}:{getattr(node, 'lineno', 0)}", node
+
+
+def _text_lines() -> Iterator[tuple[str, str]]:
+    for path in TRACKED:
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue  # a picture
+        for number, line in enumerate(lines, 1):
+            yield f"{_name(path)}:{number}", line
+
+
+def test_root_packages_agree_in_tree_wheel_layers_and_guard() -> None:
+    in_tree = {path.parent.name for path in PYTHON if path.name == "__init__.py" and path.parent.parent == ROOT}
+    in_tree -= {"bench"}  # run from the checkout, not shipped
+    layers = [part.strip() for layer in CONTRACTS["layers"]["layers"] for part in layer.split("|")]
+    linted = PROJECT["tool"]["importlinter"]["root_packages"]
+    for named in (WHEEL_PACKAGES, layers, linted, CONTRACTS["acyclic"]["ancestors"], ROOT_PACKAGES):
+        assert sorted(named) == sorted(in_tree)
+
+
+@pytest.mark.parametrize("package", WHEEL_PACKAGES)
+def test_package_carries_its_type_marker(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_contract_names_only_modules_that_exist(contract: str) -> None:
+    for module in CONTRACTS[contract].get("source_modules", ()):
+        path = ROOT.joinpath(*module.removesuffix(".**").removesuffix(".*").split("."))
+        assert path.is_dir() or path.with_suffix(".py").is_file(), f"{module} is gone; take it off {contract}"
+
+
+def test_tests_carry_no_init_file() -> None:
+    assert not [_name(path) for path in TESTS if path.name == "__init__.py"]
+
+
+def test_no_module_is_named_after_nothing() -> None:
+    assert not [_name(path) for path in PYTHON if VAGUE_NAMES & {path.stem, path.parent.name}]
+
+
+def test_no_import_is_ever_relative() -> None:
+    assert not [at for at, node in _nodes(PYTHON) if isinstance(node, ast.ImportFrom) and node.level]
+
+
+def test_no_python_file_outgrows_its_concept() -> None:
+    lengths = {_name(path): len(path.read_text("utf-8").splitlines()) for path in PYTHON}
+    assert not {name: length for name, length in lengths.items() if length > LINES_MAX}
+
+
+def test_every_test_name_is_a_sentence() -> None:
+    names = [(at, n.name) for at, n in _nodes(TESTS) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    tests = [(at, name.removeprefix("test_")) for at, name in names if name.startswith("test_")]
+    assert not [(at, name) for at, name in tests if len(name.split("_")) < TEST_NAME_WORDS_MIN]
+
+
+def test_no_test_sleeps_to_wait() -> None:
+    assert not [at for at, node in _nodes(TESTS) if isinstance(node, ast.Call) and _sleeps(node)]
+
+
+def _sleeps(call: ast.Call) -> bool:
+    """Recognize `sleep(...)` of any module; `sleep(0)` only yields to other tasks."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    only_yields = len(call.args) == 1 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
+    return name in {"sleep", "sleep_until"} and not only_yields
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=_name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    targets = LINK.findall(CODE.sub("", page.read_text("utf-8")))
+    assert not [target for target in targets if not _leads_somewhere(page, target)]
+
+
+def _leads_somewhere(page: Path, target: str) -> bool:
+    if re.match(r"[a-z]+:", target):
+        return True
+    name, _, anchor = target.partition("#")
+    path = page.parent / name if name else page
+    return path.exists() and (not anchor or path.suffix != ".md" or anchor in _anchors(path))
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that a Git forge makes of a page's headings."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_decision_records_are_numbered_densely() -> None:
+    records = sorted(path.name for path in MARKDOWN if path.parent == ROOT / "docs" / "adr")
+    numbers = [int(name.split("-")[0]) for name in records if name[:4].isdigit()]
+    assert numbers == list(range(1, len(numbers) + 1)), Counter(numbers).most_common(3)
+
+
+def test_no_file_names_a_path_of_this_machine() -> None:
+    assert not [at for at, line in _text_lines() if MACHINE_PATH.search(line)]
+
+
+def test_no_file_names_a_package_registry() -> None:
+    this_file = _name(Path(__file__))
+    assert not [at for at, line in _text_lines() if REGISTRY.search(line) and not at.startswith(this_file)]
+
+
+def test_executor_imports_load_neither_log_store_nor_event_loop() -> None:
+    program = "import sys, spark_sink, flusher.manifest, wal.errors; print(*{'rocksdict', 'anyio'} & set(sys.modules))"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=os.environ, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == []
