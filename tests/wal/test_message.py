@@ -1,0 +1,74 @@
+"""Messages keep what was stamped on them, once where once is the rule."""
+
+import pytest
+
+from wal.append import AppendGroup
+from wal.headers import BodyAssignment, BeginTxnHeader, CommitTxnHeader, DeleteHeader, DropCollectionHeader, InsertHeader
+from wal.message import Message, MutableMessage, assemble_transaction, into_entry
+from wal.message_id import MemoryMessageId
+from wal.message_type import MessageType
+
+
+def insert(vchannel: str = "p0_1v0", payload: bytes = b"rows", txn_id: int = 0) -> MutableMessage:
+    return MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 1, 3), vchannel, payload, txn_id)
+
+
+def stamped(messages: list[MutableMessage], tick: int, position: int) -> tuple[Message, ...]:
+    group = AppendGroup(messages)
+    group.stamp_time_tick(tick, None)
+    group.stamp_wal_term(1)
+    return into_entry(messages, wal_name="memory", first_position=position, crc32c=0, size_bytes=0).messages
+
+
+def test_the_term_of_a_message_cannot_change_once_stamped() -> None:
+    message = insert().with_wal_term(4)
+    with pytest.raises(AssertionError):
+        message.with_wal_term(5)
+
+
+def test_a_message_may_be_stamped_with_a_new_tick_when_it_is_redone() -> None:
+    assert insert().with_time_tick(5).with_time_tick(6).time_tick == 6
+
+
+def test_zero_is_refused_as_a_tick() -> None:
+    with pytest.raises(AssertionError):
+        insert().with_time_tick(0)
+
+
+def test_without_a_last_confirmed_position_a_message_confirms_its_own_entry() -> None:
+    first, second = stamped([insert(), insert()], tick=9, position=7)
+    assert (first.message_id, second.message_id) == (MemoryMessageId(7), MemoryMessageId(8))
+    assert first.last_confirmed == second.last_confirmed == MemoryMessageId(7)
+
+
+def test_a_frozen_message_does_not_see_later_changes_of_the_mutable_one() -> None:
+    mutable = insert()
+    (frozen,) = stamped([mutable], tick=9, position=7)
+    mutable.with_time_tick(10)
+    assert frozen.time_tick == 9
+
+
+def test_a_group_names_each_of_its_vchannels_once_and_in_lock_order() -> None:
+    assert AppendGroup([insert("b"), insert("a"), insert("b")]).vchannels == ("a", "b")
+
+
+def test_a_group_with_any_exclusive_message_is_exclusive() -> None:
+    drop = MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), "a")
+    assert AppendGroup([insert(), drop]).exclusive
+    assert not AppendGroup([insert()]).exclusive
+
+
+def test_a_transaction_gives_its_bodies_the_tick_and_the_assignments_of_its_commit() -> None:
+    (begin,) = stamped([MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(10_000), txn_id=5)], 5, 1)
+    delete = MutableMessage(MessageType.DELETE, DeleteHeader(1, 1), "p0_1v0", b"keys", 5)
+    bodies = stamped([delete, insert(txn_id=5)], 6, 2)
+    assigned = (BodyAssignment(0, 40), BodyAssignment(11, 40))
+    header = CommitTxnHeader(("p0_1v0",), assigned)
+    (commit,) = stamped([MutableMessage(MessageType.COMMIT_TXN, header, txn_id=5)], 8, 4)
+
+    transaction = assemble_transaction(begin, bodies, commit)
+
+    assert transaction.message_id == MemoryMessageId(4)
+    assert [body.time_tick for body in transaction.bodies] == [8, 8]
+    assert [body.header for body in transaction.bodies] == [DeleteHeader(1, 1, 40), InsertHeader(1, 2, 1, 3, 11, 40)]
+    assert transaction.vchannels == {"p0_1v0"}

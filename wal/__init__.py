@@ -1,0 +1,1 @@
+"""The log: message model, ids, ticks, errors, log stores, live tail and the WAL adaptor."""

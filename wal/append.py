@@ -1,0 +1,134 @@
+"""The unit of work of the append path and the one signature that the WAL adaptor, the chain and the log end share."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from wal.message import MutableMessage
+from wal.message_id import MessageId
+from wal.message_type import EXCLUSIVE
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTicket:
+    """A group that has its place in the log.
+
+    `written` is done when the store's durability mode says the append is acknowledged, `durable` when it is synced; with
+    fsync durability they are one future. Both fail with `Indeterminate` when the write failed. Abandoning them abandons
+    nothing: the outcome is decided without a listener.
+    """
+
+    first_position: int
+    crc32c: int
+    size_bytes: int
+    written: asyncio.Future[None]
+    durable: asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class AppendGroup:
+    """The messages of one append, on one pchannel: written as one entry, at one tick, or not at all.
+
+    `barrier_tick` makes the append wait until everything at or below it is confirmed. The chain stamps the rest:
+    `row_offsets` maps each vchannel to the first offset and the count of the rows inserted there, `ticket` is set once the
+    group has its place in the log.
+    """
+
+    messages: list[MutableMessage]
+    barrier_tick: int = 0
+    time_tick: int = 0
+    row_offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ticket: AppendTicket | None = None
+
+    @property
+    def vchannels(self) -> tuple[str, ...]:
+        """The distinct vchannels of the messages, in the order in which locks are taken."""
+        return tuple(sorted({message.vchannel for message in self.messages}))
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the group takes its vchannels for itself."""
+        return any(message.type in EXCLUSIVE for message in self.messages)
+
+    @property
+    def size_bytes(self) -> int:
+        """The messages' sizes added up."""
+        return sum(message.size_bytes for message in self.messages)
+
+    def stamp_time_tick(self, time_tick: int, last_confirmed: int | None) -> None:
+        """Give every message the group's tick and last-confirmed position (None: its own)."""
+        self.time_tick = time_tick
+        for message in self.messages:
+            message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
+
+    def stamp_wal_term(self, term: int) -> None:
+        """Give every message the term of the WAL that writes it."""
+        for message in self.messages:
+            message.with_wal_term(term)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What became of an append group that is in the log.
+
+    `first_message_id` is the position of its first message, `count` how many it has; `txn_id` is 0 outside a
+    transaction; `row_offsets` as in `AppendGroup`.
+    """
+
+    first_message_id: MessageId
+    count: int
+    time_tick: int
+    last_confirmed: MessageId
+    txn_id: int = 0
+    row_offsets: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def message_id(self) -> MessageId:
+        """The position of the group's last message."""
+        first = self.first_message_id
+        return type(first)(first.position + self.count - 1)
+
+    @property
+    def message_ids(self) -> tuple[MessageId, ...]:
+        """The positions of the group's messages, in order."""
+        first = self.first_message_id
+        return tuple(type(first)(first.position + i) for i in range(self.count))
+
+
+Append = Callable[[AppendGroup], Awaitable[AppendResult]]
+"""Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
+
+
+class Interceptor(Protocol):
+    """One concern of the append path, wrapped around the rest of it.
+
+    Only redo and lock may suspend before they call `append`; from the tick on, everything up to the log's queue runs in
+    one step, so that position order is tick order. An interceptor that would have to wait raises `Redo` instead.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name measurements and log lines use."""
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        """Do this concern's part before and after `append`."""
+
+    async def ready(self) -> None:
+        """Return once appends may pass."""
+
+    async def graceful_close(self) -> None:
+        """Let what is in flight end by itself, within the interceptor's own bound; new appends are already refused."""
+
+    async def close(self) -> None:
+        """Let go of everything; idempotent."""
+
+
+class AppendObserver(Protocol):
+    """Where measurements of the append path go; must be cheap and must not raise."""
+
+    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+        """An interceptor took `before_s` seconds until it called the next, and `after_s` after that returned."""
+
+    def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
+        """An append of `group` ended as `ok`, `cancel` or `error` after `seconds`."""

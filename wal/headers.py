@@ -1,0 +1,143 @@
+"""Typed headers: what a message says beside its rows. Stored as MessagePack arrays, so fields are only ever appended.
+
+Fields the node stamps on the way (segment, offsets, cut number) have a default that no stamped message carries.
+"""
+
+import msgspec
+
+from wal.message_type import MESSAGE_VERSION, MessageType
+
+UNSTAMPED = -1
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """Root of all headers; the class of a header follows from its message's type and version."""
+
+
+class TimeTickHeader(Header, frozen=True):
+    """Everything at or below the message's tick is before it in the log. `source_id` names the node that says so."""
+
+    source_id: str = ""
+
+
+class InsertHeader(Header, frozen=True):
+    """Rows for one partition of one vchannel; `first_offset` is the row offset of the first row."""
+
+    collection_id: int
+    partition_id: int
+    schema_version: int
+    rows: int
+    segment_id: int = UNSTAMPED
+    first_offset: int = UNSTAMPED
+
+
+class DeleteHeader(Header, frozen=True):
+    """Keys to delete on one vchannel: rows of those keys with an offset below `next_offset` are gone."""
+
+    collection_id: int
+    rows: int
+    next_offset: int = UNSTAMPED
+
+
+class CreateCollectionHeader(Header, frozen=True):
+    """A new collection; `schema` is an Arrow IPC schema message, `partitions` pairs of (id, name)."""
+
+    collection_id: int
+    name: str
+    schema: bytes
+    schema_version: int
+    primary_key: str
+    vchannels: tuple[str, ...]
+    partitions: tuple[tuple[int, str], ...]
+
+
+class DropCollectionHeader(Header, frozen=True):
+    """The collection and everything in it is gone."""
+
+    collection_id: int
+
+
+class CreatePartitionHeader(Header, frozen=True):
+    """A new partition of a collection."""
+
+    collection_id: int
+    partition_id: int
+    name: str
+
+
+class DropPartitionHeader(Header, frozen=True):
+    """The partition and the rows in it are gone."""
+
+    collection_id: int
+    partition_id: int
+
+
+class CreateSegmentHeader(Header, frozen=True):
+    """A growing segment is open for rows; the limits are soft: one crossing insert is taken, then it is sealed."""
+
+    collection_id: int
+    partition_id: int
+    segment_id: int
+    schema_version: int
+    bytes_max: int
+    rows_max: int
+
+
+class FlushHeader(Header, frozen=True):
+    """A segment is sealed; `reason` is the seal policy's name."""
+
+    collection_id: int
+    partition_id: int
+    segment_id: int
+    reason: str
+
+
+class CutHeader(Header, frozen=True):
+    """Every growing segment is sealed at this message's tick; `segment_ids` are those it sealed."""
+
+    number: int = UNSTAMPED
+    segment_ids: tuple[int, ...] = ()
+
+
+class BeginTxnHeader(Header, frozen=True):
+    """A transaction starts; its id is stamped into the message."""
+
+    keepalive_ms: int
+
+
+class BodyAssignment(msgspec.Struct, frozen=True, array_like=True):
+    """What a commit gives one body: segment and first offset of an insert, or the next offset of a delete (segment 0)."""
+
+    segment_id: int
+    offset: int
+
+
+class CommitTxnHeader(Header, frozen=True):
+    """A transaction takes place at this message's tick; `assignments` follow the order of its bodies."""
+
+    vchannels: tuple[str, ...] = ()
+    assignments: tuple[BodyAssignment, ...] = ()
+
+
+class RollbackTxnHeader(Header, frozen=True):
+    """A transaction never takes place; `reason` is for people."""
+
+    reason: str = ""
+
+
+HEADERS: dict[tuple[MessageType, int], type[Header]] = {
+    (MessageType.TIME_TICK, MESSAGE_VERSION): TimeTickHeader,
+    (MessageType.INSERT, MESSAGE_VERSION): InsertHeader,
+    (MessageType.DELETE, MESSAGE_VERSION): DeleteHeader,
+    (MessageType.FLUSH, MESSAGE_VERSION): FlushHeader,
+    (MessageType.CREATE_COLLECTION, MESSAGE_VERSION): CreateCollectionHeader,
+    (MessageType.DROP_COLLECTION, MESSAGE_VERSION): DropCollectionHeader,
+    (MessageType.CREATE_PARTITION, MESSAGE_VERSION): CreatePartitionHeader,
+    (MessageType.DROP_PARTITION, MESSAGE_VERSION): DropPartitionHeader,
+    (MessageType.CREATE_SEGMENT, MESSAGE_VERSION): CreateSegmentHeader,
+    (MessageType.CUT, MESSAGE_VERSION): CutHeader,
+    (MessageType.BEGIN_TXN, MESSAGE_VERSION): BeginTxnHeader,
+    (MessageType.COMMIT_TXN, MESSAGE_VERSION): CommitTxnHeader,
+    (MessageType.ROLLBACK_TXN, MESSAGE_VERSION): RollbackTxnHeader,
+}
+"""The registry of header layouts; adding a version means adding a row, never changing one."""

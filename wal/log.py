@@ -1,0 +1,106 @@
+"""The contract of a log store: what RocksMQ, the in-memory store and later backends all keep.
+
+A store holds several logs (one for each pchannel) and a small durable map beside them. `tests/wal/log_contract.py` is the
+contract as tests; every store passes it.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from wal.append import AppendGroup, AppendTicket
+from wal.message import LogEntry
+
+
+class Log(Protocol):
+    """One ordered log. Positions are dense from 1, ids ascend in append order, entries are atomic.
+
+    All methods are called on the event loop; none blocks it.
+    """
+
+    @property
+    def name(self) -> str:
+        """The pchannel's name."""
+
+    @property
+    def wal_name(self) -> str:
+        """The kind of log, as message ids name it."""
+
+    @property
+    def first_position(self) -> int:
+        """Position of the earliest message still kept; `next_position` when none is."""
+
+    @property
+    def next_position(self) -> int:
+        """Position the next append gets."""
+
+    @property
+    def durable_position(self) -> int:
+        """Position of the last message known to be synced; 0 when none is."""
+
+    @property
+    def last_tick(self) -> int:
+        """Tick of the last entry in the log, 0 for an empty one."""
+
+    async def admit(self, size_bytes: int) -> None:
+        """Wait until the queue has room for `size_bytes`; back-pressure, first come first served.
+
+        Raises `StorageFull` when the disk is below its low-water mark, `OnShutdown` when closed, `Indeterminate` when an
+        earlier write failed and the store refuses more. Cancelling gives the place in the queue back.
+        """
+
+    def append(self, group: AppendGroup) -> AppendTicket:
+        """Give a stamped group its positions and queue it; never suspends, so call order is position order.
+
+        Entries become durable in call order; when one fails, all after it fail too. Raises as `admit` does.
+        """
+
+    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
+        """Return consecutive synced entries from the one that holds `position`, at least one if there is one.
+
+        Stops after the entry that reaches `bytes_max`. Empty when `position` is past the last synced entry. Every entry is
+        checked: checksum, chain, density. Raises `Truncated` below `first_position`, `Corrupt` with the range for damage
+        or an early end.
+        """
+
+    async def wait_beyond(self, position: int) -> None:
+        """Wait, without polling, until a message after `position` is synced. Raises `OnShutdown` on close."""
+
+    async def truncate(self, position: int) -> None:
+        """Give up everything before `position` and its disk space; idempotent, never keeps less than asked.
+
+        The entry that holds `position` stays whole.
+        """
+
+
+class LogStore(Protocol):
+    """Owner of a node's logs and of the small map of state beside them."""
+
+    @property
+    def node_id(self) -> str:
+        """Identity of the node's data, made at first open and kept for ever."""
+
+    @property
+    def term(self) -> int:
+        """Number of this ownership, above every earlier one."""
+
+    @property
+    def promised_tick(self) -> int:
+        """The highest tick any earlier term may have given to a reader; new ticks start above it."""
+
+    def promise_tick(self, tick: int) -> None:
+        """Remember that `tick` is about to be given to readers without an entry in the log. Costs no fsync."""
+
+    async def open_log(self, name: str) -> Log:
+        """Return the log of pchannel `name`, made if it is new, verified if not."""
+
+    async def get_meta(self, key: str) -> bytes | None:
+        """Return the value of `key`, None if it has none."""
+
+    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, in key order."""
+
+    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes) all at once; durable when it returns."""
+
+    async def close(self) -> None:
+        """Write what is queued, sync, and let go of the directory; idempotent."""

@@ -1,0 +1,235 @@
+"""Messages before and after the log. No I/O.
+
+A `MutableMessage` is what an appender builds and the chain stamps; a `Message` is what the log stores and readers share,
+frozen; a `TransactionMessage` is what readers see of a transaction. A `LogEntry` is the messages of one append as read
+back.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import msgspec
+
+from wal.headers import BodyAssignment, CommitTxnHeader, Header
+from wal.message_id import MessageId, message_id_kind
+from wal.message_type import MESSAGE_VERSION, MessageType
+
+NO_PROPERTIES: Mapping[str, str] = {}
+ALL_VCHANNELS = ""
+"""The vchannel of a message that concerns every vchannel of its pchannel."""
+
+MESSAGE_OVERHEAD_BYTES = 64
+"""Charged for each message on top of its payload when sizes are added up: fixed fields and a typical header."""
+
+
+@dataclass(slots=True, eq=False)
+class MutableMessage:
+    """A message on its way into the log.
+
+    The tick and the last-confirmed position may be stamped again when an append is redone; the term may not: a second
+    stamp means two owners, and that is a bug.
+    """
+
+    type: MessageType
+    header: Header
+    vchannel: str = ALL_VCHANNELS
+    payload: bytes | memoryview = b""
+    txn_id: int = 0
+    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
+    version: int = MESSAGE_VERSION
+    time_tick: int = 0
+    wal_term: int = 0
+    last_confirmed: int | None = None
+
+    def with_time_tick(self, time_tick: int) -> Self:
+        """Stamp the tick and return the message."""
+        assert time_tick > 0, "zero is no tick"
+        self.time_tick = time_tick
+        return self
+
+    def with_wal_term(self, term: int) -> Self:
+        """Stamp the term of the WAL that writes the message, once."""
+        assert self.wal_term in (0, term), f"term {self.wal_term} is already stamped"
+        self.wal_term = term
+        return self
+
+    def with_last_confirmed(self, position: int | None) -> Self:
+        """Stamp where a reader of this message resumes; None means the message's own position."""
+        self.last_confirmed = position
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """The size this message counts for against limits, in bytes."""
+        return len(self.payload) + MESSAGE_OVERHEAD_BYTES
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as the log keeps it; many readers share one object."""
+
+    type: MessageType
+    version: int
+    header: Header
+    vchannel: str
+    payload: bytes | memoryview
+    txn_id: int
+    properties: Mapping[str, str]
+    wal_name: str
+    position: int
+    last_confirmed_position: int
+    time_tick: int
+    wal_term: int
+
+    @property
+    def message_id(self) -> MessageId:
+        """The message's position in its log."""
+        return message_id_kind(self.wal_name)(self.position)
+
+    @property
+    def last_confirmed(self) -> MessageId:
+        """Where a reader must resume so that it misses nothing at or above this message's tick."""
+        return message_id_kind(self.wal_name)(self.last_confirmed_position)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size this message counts for in buffers, in bytes."""
+        return len(self.payload) + MESSAGE_OVERHEAD_BYTES
+
+
+class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A transaction as readers see it: its bodies in order, at the tick and position of its commit.
+
+    Begin and commit are kept so that a server can send the pieces; bodies keep their own positions but carry the
+    commit's tick, segments and offsets (`stamped_bodies` made them so).
+    """
+
+    begin: Message
+    bodies: tuple[Message, ...]
+    commit: Message
+
+    @property
+    def type(self) -> MessageType:
+        """Always `TXN`."""
+        return MessageType.TXN
+
+    @property
+    def time_tick(self) -> int:
+        """The commit's tick."""
+        return self.commit.time_tick
+
+    @property
+    def position(self) -> int:
+        """The commit's position."""
+        return self.commit.position
+
+    @property
+    def last_confirmed_position(self) -> int:
+        """The commit's last-confirmed position."""
+        return self.commit.last_confirmed_position
+
+    @property
+    def message_id(self) -> MessageId:
+        """The commit's position in its log."""
+        return self.commit.message_id
+
+    @property
+    def last_confirmed(self) -> MessageId:
+        """Where a reader must resume so that it misses nothing at or above the commit's tick."""
+        return self.commit.last_confirmed
+
+    @property
+    def txn_id(self) -> int:
+        """The transaction's id."""
+        return self.commit.txn_id
+
+    @property
+    def vchannels(self) -> frozenset[str]:
+        """The vchannels the transaction has bodies on."""
+        return frozenset(body.vchannel for body in self.bodies)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bodies' sizes added up."""
+        return sum(body.size_bytes for body in self.bodies)
+
+
+def assemble_transaction(begin: Message, bodies: Iterable[Message], commit: Message) -> TransactionMessage:
+    """Return the transaction of a commit, each body carrying the commit's tick and what the commit assigned to it."""
+    header = commit.header
+    assert isinstance(header, CommitTxnHeader)
+    stamped = tuple(
+        _stamp_body(body, assignment, commit) for body, assignment in zip(bodies, header.assignments, strict=True)
+    )
+    return TransactionMessage(begin=begin, bodies=stamped, commit=commit)
+
+
+def _stamp_body(body: Message, assignment: BodyAssignment, commit: Message) -> Message:
+    if body.type is MessageType.INSERT:
+        header = msgspec.structs.replace(
+            body.header, segment_id=assignment.segment_id, first_offset=assignment.offset
+        )
+    else:
+        header = msgspec.structs.replace(body.header, next_offset=assignment.offset)
+    return msgspec.structs.replace(
+        body,
+        header=header,
+        time_tick=commit.time_tick,
+        last_confirmed_position=commit.last_confirmed_position,
+    )
+
+
+AnyMessage = Message | TransactionMessage
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One atomic entry of a log: the messages of one append group at consecutive positions, at one tick.
+
+    `size_bytes` is its stored size; `crc32c` its checksum, which the next entry repeats.
+    """
+
+    first_position: int
+    time_tick: int
+    last_confirmed_position: int
+    wal_term: int
+    crc32c: int
+    size_bytes: int
+    messages: tuple[Message, ...]
+
+    @property
+    def last_position(self) -> int:
+        """Position of the entry's last message."""
+        return self.first_position + len(self.messages) - 1
+
+
+def into_entry(
+    messages: Sequence[MutableMessage], *, wal_name: str, first_position: int, crc32c: int, size_bytes: int
+) -> LogEntry:
+    """Return stamped messages as the frozen entry that readers share; they may be changed or redone afterwards."""
+    head = messages[0]
+    last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
+    return LogEntry(
+        first_position=first_position,
+        time_tick=head.time_tick,
+        last_confirmed_position=last_confirmed,
+        wal_term=head.wal_term,
+        crc32c=crc32c,
+        size_bytes=size_bytes,
+        messages=tuple(
+            Message(
+                type=message.type,
+                version=message.version,
+                header=message.header,
+                vchannel=message.vchannel,
+                payload=message.payload,
+                txn_id=message.txn_id,
+                properties=message.properties,
+                wal_name=wal_name,
+                position=position,
+                last_confirmed_position=last_confirmed,
+                time_tick=head.time_tick,
+                wal_term=message.wal_term,
+            )
+            for position, message in enumerate(messages, first_position)
+        ),
+    )

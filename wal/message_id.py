@@ -1,0 +1,99 @@
+"""Positions in a log that compare only with positions of the same kind of log."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from wal.errors import InvalidArgument
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+POSITION_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, order=False)
+class MessageId:
+    """Position of one message in its log: dense and ascending in one pchannel.
+
+    Comparing ids of two kinds of log is a `TypeError`, never an answer: their numbers mean different things.
+    """
+
+    position: int
+    wal_name: ClassVar[str] = ""
+
+    def marshal(self) -> str:
+        """Return the id as base-36 text, as `unmarshal` reads it."""
+        return to_base36(self.position)
+
+    @classmethod
+    def unmarshal(cls, text: str) -> Self:
+        """Return the id that `marshal` wrote. Raises `InvalidArgument` for anything else."""
+        return cls(from_base36(text))
+
+    def __lt__(self, other: object) -> bool:
+        return self.position < self._own(other).position
+
+    def __le__(self, other: object) -> bool:
+        return self.position <= self._own(other).position
+
+    def __gt__(self, other: object) -> bool:
+        return self.position > self._own(other).position
+
+    def __ge__(self, other: object) -> bool:
+        return self.position >= self._own(other).position
+
+    def __str__(self) -> str:
+        return f"{self.wal_name}/{self.marshal()}"
+
+    def _own(self, other: object) -> "MessageId":
+        if type(other) is not type(self):
+            raise TypeError(f"{self} compares with ids of its own log only, not with {other!r}")
+        return other
+
+
+class RocksMessageId(MessageId):
+    """Position in a RocksMQ log."""
+
+    __slots__ = ()
+    wal_name = "rocksmq"
+
+
+class MemoryMessageId(MessageId):
+    """Position in an in-memory log."""
+
+    __slots__ = ()
+    wal_name = "memory"
+
+
+_KINDS: dict[str, type[MessageId]] = {kind.wal_name: kind for kind in (RocksMessageId, MemoryMessageId)}
+
+
+def message_id_kind(wal_name: str) -> type[MessageId]:
+    """Return the id class of a kind of log. Raises `InvalidArgument` for an unknown one."""
+    kind = _KINDS.get(wal_name)
+    if kind is None:
+        raise InvalidArgument(f"no kind of log is named {wal_name!r} — one of {', '.join(_KINDS)}")
+    return kind
+
+
+def parse_message_id(text: str) -> MessageId:
+    """Return the id that `str(message_id)` wrote, for example `rocksmq/1a`."""
+    wal_name, _, position = text.partition("/")
+    return message_id_kind(wal_name).unmarshal(position)
+
+
+def to_base36(number: int) -> str:
+    """Return a non-negative integer in lower-case base 36."""
+    if number < 0:
+        raise InvalidArgument(f"{number} is negative and has no position text")
+    digits = ""
+    while True:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+        if not number:
+            return digits
+
+
+def from_base36(text: str) -> int:
+    """Return the integer `to_base36` wrote. Raises `InvalidArgument` for other text or over 63 bits."""
+    if not text or any(character not in _DIGITS for character in text) or int(text, 36) > POSITION_MAX:
+        raise InvalidArgument(f"{text!r} is no message position")
+    return int(text, 36)
