@@ -1,0 +1,1 @@
+"""From the log to files: segment buffers, Parquet, cuts, checkpoint, truncation."""

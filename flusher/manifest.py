@@ -1,0 +1,130 @@
+"""What a cut hands to Spark: one manifest naming every file sealed since the last cut. No I/O here.
+
+A manifest is two lines of text: the JSON document, and `crc32c:` with the checksum of the first line in hex, so that a
+person can read it and a program can tell a torn or edited one. `docs/format.md` section "Cut manifest" is the reference.
+Manifests are dense in `number`, ascending in `tick`, and chained by `previous_crc32c`.
+"""
+
+import crc32c
+import msgspec
+
+from wal.errors import Corrupt, UnsupportedFormat
+
+MANIFEST_FORMAT = 1
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of rows in offset order; `path` is relative to the node directory, ranges are inclusive.
+
+    `key_min` and `key_max` are None when the key type has no JSON form (everything but integers and strings).
+    """
+
+    path: str
+    bytes: int
+    crc32c: int
+    rows: int
+    collection_id: int
+    vchannel: str
+    tick_min: int
+    tick_max: int
+    offset_min: int
+    offset_max: int
+    key_min: int | str | None
+    key_max: int | str | None
+
+
+class SegmentFile(DataFile, frozen=True, kw_only=True):
+    """The rows of one sealed segment: the collection's columns, then `_tick`, `_offset`, `_vchannel`."""
+
+    segment_id: int
+    partition_id: int
+
+
+class DeleteFile(DataFile, frozen=True, kw_only=True):
+    """The deletes of one vchannel in one cut: the key column, then `_tick`, `_offset`, `_vchannel`.
+
+    A delete removes every row of its key whose `_offset` is smaller than the delete's.
+    """
+
+
+class PartitionEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition of a collection; `dropped_tick` is 0 while it lives."""
+
+    partition_id: int
+    name: str
+    dropped_tick: int = 0
+
+
+class CollectionEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A collection that lived at some time since the last cut; `schema` is the Arrow IPC schema in base64."""
+
+    collection_id: int
+    name: str
+    schema: str
+    schema_version: int
+    primary_key: str
+    partitions: tuple[PartitionEntry, ...]
+    vchannels: tuple[str, ...]
+    created_tick: int
+    dropped_tick: int = 0
+
+
+class VChannelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one live vchannel is complete: every row at or below `complete_to` is in a file of this or an earlier cut."""
+
+    name: str
+    complete_to: int
+    next_offset: int
+
+
+class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One cut: the tick it fences, and the files sealed since the cut before it."""
+
+    format: int
+    node_id: str
+    number: int
+    tick: int
+    previous_tick: int
+    previous_crc32c: int
+    created_ms: int
+    collections: tuple[CollectionEntry, ...]
+    vchannels: tuple[VChannelEntry, ...]
+    segments: tuple[SegmentFile, ...]
+    deletes: tuple[DeleteFile, ...]
+
+
+def encode_manifest(manifest: CutManifest) -> bytes:
+    """Return the manifest's file content."""
+    document = msgspec.json.encode(manifest)
+    return document + b"\ncrc32c:%08x\n" % crc32c.crc32c(document)
+
+
+def manifest_crc32c(content: bytes) -> int:
+    """Return the checksum by which the next manifest names this one."""
+    return crc32c.crc32c(content.partition(b"\n")[0])
+
+
+def decode_manifest(content: bytes, *, name: str) -> CutManifest:
+    """Return the manifest in `content`; `name` is only for errors.
+
+    Raises `Corrupt` when the checksum or the document does not hold, `UnsupportedFormat` when a newer release wrote it.
+    """
+    document, _, trailer = content.partition(b"\n")
+    if trailer != b"crc32c:%08x\n" % crc32c.crc32c(document):
+        raise Corrupt(f"cut manifest {name} fails its checksum — restore it from a backup")
+    try:
+        version = msgspec.json.decode(document, type=_Header).format
+        if version != MANIFEST_FORMAT:
+            raise UnsupportedFormat(f"cut manifest {name} has format {version}, this release reads {MANIFEST_FORMAT}")
+        return msgspec.json.decode(document, type=CutManifest)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"cut manifest {name} is no manifest: {error}") from error
+
+
+def manifest_name(number: int) -> str:
+    """Return the file name of cut `number`; names sort in cut order."""
+    return f"{number:016d}.json"
+
+
+class _Header(msgspec.Struct):
+    format: int

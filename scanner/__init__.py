@@ -1,0 +1,1 @@
+"""The read path: catch-up, tailing, ordering and transaction assembly."""
