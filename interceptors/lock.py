@@ -1,0 +1,114 @@
+"""Locks of the append path: exclusive messages have their vchannels for themselves, everything else shares.
+
+Each pchannel has one lock and each vchannel another. An ordinary append shares the pchannel and its vchannels; an exclusive
+one shares the pchannel and has its vchannels; one that concerns every vchannel has the pchannel. All are taken in one
+order, the pchannel first and then vchannels by name, so no two appends wait for each other.
+
+After an exclusive append, and before its locks are released, the transactions on its vchannels are ended: no transaction
+spans a change of what it writes to.
+"""
+
+from collections.abc import Callable, Sequence
+
+from interceptors.redo import Redo
+from interceptors.rwlock import Mode, RWLock
+from wal.append import Append, AppendGroup, AppendResult
+from wal.message import ALL_VCHANNELS
+
+ScopeOf = Callable[[AppendGroup], Sequence[str]]
+"""The vchannels a group locks: those of its messages, for a commit those of its session. Order and repeats do not matter."""
+
+FailTransactions = Callable[[Sequence[str], int], None]
+"""End the transactions in flight on vchannels (`ALL_VCHANNELS` among them: on every one) because of the group at a tick."""
+
+_PCHANNEL = ALL_VCHANNELS  # sorts before every vchannel, so one sorted plan covers both kinds of lock
+_Plan = tuple[tuple[str, Mode], ...]
+_Held = tuple[str, RWLock, Mode]
+_PCHANNEL_SHARED = (_PCHANNEL, Mode.SHARED)
+_PCHANNEL_EXCLUSIVE = (_PCHANNEL, Mode.EXCLUSIVE)
+
+
+class LockInterceptor:
+    """Holds the locks of a group while the rest of the chain runs; the only place of the append path where groups queue."""
+
+    name = "lock"
+
+    def __init__(self, *, fail_transactions: FailTransactions, scope_of: ScopeOf | None = None) -> None:
+        self._fail_transactions = fail_transactions
+        self._scope_of = scope_of or _vchannels_of
+        self._locks: dict[str, RWLock] = {}
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        """Append under the group's locks. Cancelling while it waits means that the append never happened."""
+        held: list[_Held] = []
+        exclusive = group.exclusive
+        try:
+            plan = await self._acquire(group, held, exclusive=exclusive)
+            if exclusive:
+                return await self._append_exclusively(group, append, plan)
+            return await append(group)
+        finally:
+            self._release(held, exclusive=exclusive)
+
+    async def ready(self) -> None:
+        """Appends may always pass."""
+
+    async def graceful_close(self) -> None:
+        """Nothing to do: waiters advance as those before them end."""
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    @property
+    def locks(self) -> int:
+        """How many locks are kept, held or not: about one for each vchannel in use."""
+        return len(self._locks)
+
+    async def _append_exclusively(self, group: AppendGroup, append: Append, plan: _Plan) -> AppendResult:
+        redone = False
+        try:
+            return await append(group)
+        except Redo:
+            redone = True  # it will come again, and end the transactions then
+            raise
+        finally:
+            if not redone:
+                self._fail_transactions([name for name, mode in plan if mode is Mode.EXCLUSIVE], group.time_tick)
+
+    async def _acquire(self, group: AppendGroup, held: list[_Held], *, exclusive: bool) -> _Plan:
+        """Take all locks of the group's plan; a transaction that grew onto another vchannel meanwhile starts over."""
+        while True:
+            plan = _plan(self._scope_of(group), exclusive=exclusive)
+            waited = False
+            for name, mode in plan:
+                lock = self._locks.get(name)
+                if lock is None:
+                    lock = self._locks[name] = RWLock()
+                if not lock.try_acquire(mode):
+                    waited = True
+                    await lock.acquire(mode)
+                held.append((name, lock, mode))
+            if not waited or plan == _plan(self._scope_of(group), exclusive=exclusive):
+                return plan
+            self._release(held, exclusive=exclusive)
+
+    def _release(self, held: list[_Held], *, exclusive: bool) -> None:
+        while held:
+            name, lock, mode = held.pop()
+            lock.release(mode)
+            if exclusive and lock.idle:  # a dropped vchannel must not leave its lock behind
+                del self._locks[name]
+
+
+def _vchannels_of(group: AppendGroup) -> Sequence[str]:
+    return [message.vchannel for message in group.messages]
+
+
+def _plan(scope: Sequence[str], *, exclusive: bool) -> _Plan:
+    if not exclusive:
+        if len(scope) == 1:  # most appends
+            return (_PCHANNEL_SHARED, (scope[0], Mode.SHARED)) if scope[0] else (_PCHANNEL_SHARED,)
+        return (_PCHANNEL_SHARED, *((name, Mode.SHARED) for name in sorted(set(scope)) if name))
+    if ALL_VCHANNELS in scope:
+        return (_PCHANNEL_EXCLUSIVE,)
+    return (_PCHANNEL_SHARED, *((name, Mode.EXCLUSIVE) for name in sorted(set(scope))))

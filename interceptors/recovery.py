@@ -1,0 +1,70 @@
+"""What a channel is after its log is read again: the checkpoint's state, brought up to the end of the log.
+
+In comes a log and a checkpoint's content, out go the parts from which the live append path is built. The checkpoint is an
+LC, so the begin of every transaction that is still open at the checkpoint, or commits after it, is in what is read; a commit
+that says otherwise means that the log or the checkpoint is not what was written.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from interceptors.shard.state import ShardState
+from wal.errors import Corrupt
+from wal.log import Log
+from wal.message import Message
+from wal.message_type import EXCLUSIVE
+from wal.transaction_buffer import OpenTransaction, TransactionBuffer
+
+READ_BYTES = 1 << 20
+"""One read's worth of entries: what is decoded and applied before other tasks get their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredChannel:
+    """A channel as the end of its log leaves it.
+
+    `open_transactions` are in the order of their begins. `fences` maps vchannels to the tick of the last exclusive message
+    read. `last_confirmed` is where a reader of the next message has to start. `last_tick` is the last entry's tick.
+    """
+
+    shard_state: ShardState
+    open_transactions: tuple[OpenTransaction, ...]
+    fences: Mapping[str, int]
+    last_confirmed: int
+    last_tick: int
+
+
+async def recover(log: Log, *, position: int = 0, tick: int = 0, shard_state: bytes | None = None) -> RecoveredChannel:
+    """Return the channel that `log` says, from a checkpoint at `position` (an LC; 0: from the log's start) and `tick`.
+
+    Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log starts after `position`.
+    """
+    state = ShardState() if shard_state is None else ShardState.restore(shard_state)
+
+    def begin_missing(commit: Message) -> None:
+        if commit.time_tick > tick:
+            raise Corrupt(
+                f"transaction {commit.txn_id} commits at position {commit.position}, after the checkpoint's tick {tick}, "
+                f"but begins before the checkpoint's position {position}"
+            )
+
+    buffer = TransactionBuffer(begin_missing=begin_missing)
+    fences: dict[str, int] = {}
+    next_position = position or log.first_position
+    while entries := await log.read(next_position, bytes_max=READ_BYTES):
+        for entry in entries:
+            for message in buffer.observe(entry):
+                state.observe(message)  # does nothing for what the snapshot has
+                if isinstance(message, Message) and message.type in EXCLUSIVE:
+                    fences[message.vchannel] = message.time_tick
+        next_position = entries[-1].last_position + 1
+        await asyncio.sleep(0)
+    transactions = buffer.open_transactions
+    return RecoveredChannel(
+        shard_state=state,
+        open_transactions=transactions,
+        fences=fences,
+        last_confirmed=transactions[0].begin.position if transactions else next_position,
+        last_tick=log.last_tick,
+    )

@@ -1,0 +1,311 @@
+"""Collections and partitions of one log: what exists, what was dropped, and who may write where. Pure.
+
+In come headers of DDL messages, first to be checked and later, with the tick they got in the log, to take effect; out go
+frozen descriptions. What is dropped stays known until `forget_below`, because cuts name it and readers of older entries
+need its schema. Taking effect never fails: an entity unknown on replay is reported as False, so that damage done once does
+not become a crash at every start.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from wal.errors import (
+    AlreadyExists,
+    CollectionNotFound,
+    InvalidArgument,
+    InvalidName,
+    PartitionNotFound,
+    SchemaVersionMismatch,
+    StreamingNodeError,
+)
+from wal.headers import (
+    CreateCollectionHeader,
+    CreatePartitionHeader,
+    DeleteHeader,
+    DropCollectionHeader,
+    DropPartitionHeader,
+    InsertHeader,
+)
+
+DEFAULT_PARTITION = "_default"
+"""Every collection is created with it, and it cannot be dropped."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+
+
+class PartitionInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One partition of a collection; `dropped_tick` is 0 while it lives."""
+
+    id: int
+    name: str
+    created_tick: int
+    dropped_tick: int = 0
+
+
+class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One collection; `schema` is an Arrow IPC schema message, `dropped_tick` is 0 while it lives.
+
+    `partitions` lists the dropped ones too, as long as they are remembered.
+    """
+
+    id: int
+    name: str
+    schema: bytes
+    schema_version: int
+    primary_key: str
+    vchannels: tuple[str, ...]
+    partitions: tuple[PartitionInfo, ...]
+    created_tick: int
+    dropped_tick: int = 0
+
+    def partition_by_name(self, name: str) -> PartitionInfo:
+        """Return the live partition of this name. Raises `PartitionNotFound`."""
+        for partition in self.partitions:
+            if partition.name == name and not partition.dropped_tick:
+                return partition
+        raise PartitionNotFound(f"collection {self.name!r} has no partition {name!r} — create it first")
+
+    def partition(self, partition_id: int) -> PartitionInfo:
+        """Return the live partition of this id. Raises `PartitionNotFound`."""
+        for partition in self.partitions:
+            if partition.id == partition_id and not partition.dropped_tick:
+                return partition
+        raise PartitionNotFound(f"collection {self.name!r} has no partition {partition_id} — it was dropped")
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidName` unless `name` may name a collection or partition: a file name and a table name everywhere."""
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise InvalidName(
+            f"{name!r} is no valid name — use 1 to 128 of a-z, 0-9, '.', '_', '-', a letter or digit first, no '..'"
+        )
+
+
+class Catalog:
+    """The collections of one log by id and name; live ones and, until forgotten, dropped ones."""
+
+    def __init__(self, collections: Iterable[CollectionInfo] = ()) -> None:
+        self._collections: dict[int, CollectionInfo] = {}
+        self._ids: dict[str, int] = {}
+        self._owners: dict[str, int] = {}
+        self._writable: dict[tuple[str, int], tuple[int, int]] = {}
+        """By vchannel and partition id: the collection's id and schema version. One lookup admits an insert."""
+        for info in collections:
+            self._put(info)
+
+    # --- reading --------------------------------------------------------------------------------------------------------
+
+    def collections(self, *, dropped: bool = False) -> tuple[CollectionInfo, ...]:
+        """Return the live collections by id, with `dropped` also the remembered dropped ones."""
+        return tuple(info for _, info in sorted(self._collections.items()) if dropped or not info.dropped_tick)
+
+    def collection(self, collection_id: int) -> CollectionInfo:
+        """Return the collection of this id, live or dropped. Raises `CollectionNotFound`."""
+        info = self._collections.get(collection_id)
+        if info is None:
+            raise CollectionNotFound(
+                f"no collection has the id {collection_id} — it was dropped long ago, or never was"
+            )
+        return info
+
+    def collection_by_name(self, name: str) -> CollectionInfo:
+        """Return the live collection of this name. Raises `CollectionNotFound`."""
+        collection_id = self._ids.get(name)
+        if collection_id is None:
+            raise CollectionNotFound(f"no collection is named {name!r} — create it first, or look with collections()")
+        return self._collections[collection_id]
+
+    def schema(self, collection_id: int, version: int) -> bytes:
+        """Return the Arrow IPC schema message of one schema version, also of a dropped collection.
+
+        Raises `CollectionNotFound` or `SchemaVersionMismatch`.
+        """
+        info = self.collection(collection_id)
+        if info.schema_version != version:
+            raise SchemaVersionMismatch(
+                f"collection {info.name!r} has no schema version {version} — read its schema again"
+            )
+        return info.schema
+
+    def knows(self, collection_id: int) -> bool:
+        """Whether a collection of this id lives, or is remembered as dropped."""
+        return collection_id in self._collections
+
+    def owner(self, vchannel: str) -> int | None:
+        """Return the id of the live collection that a vchannel belongs to, None if there is none."""
+        return self._owners.get(vchannel)
+
+    def is_writable(self, vchannel: str, partition_id: int) -> bool:
+        """Whether rows of this partition may be written to this vchannel."""
+        return (vchannel, partition_id) in self._writable
+
+    # --- checks: may this be appended? ----------------------------------------------------------------------------------
+
+    def check_insert(self, vchannel: str, header: InsertHeader) -> None:
+        """Raise `CollectionNotFound`, `PartitionNotFound`, `SchemaVersionMismatch` or `InvalidArgument` for a misfit."""
+        found = self._writable.get((vchannel, header.partition_id))
+        if found != (header.collection_id, header.schema_version) or header.rows <= 0:
+            raise self._why_not(vchannel, header)
+
+    def check_delete(self, vchannel: str, header: DeleteHeader) -> None:
+        """Raise `CollectionNotFound` or `InvalidArgument` for a misfit."""
+        if self._owners.get(vchannel) != header.collection_id:
+            raise self._why_no_vchannel(vchannel, header.collection_id)
+        if header.rows <= 0:
+            raise InvalidArgument(f"a delete of {header.rows} keys deletes nothing — leave it out")
+
+    def check_create_collection(self, header: CreateCollectionHeader) -> None:
+        """Raise `InvalidName`, `AlreadyExists` or `InvalidArgument` unless the collection may be created."""
+        check_name(header.name)
+        if header.name in self._ids:
+            raise AlreadyExists(f"collection {header.name!r} exists — drop it first, or pass if_not_exists=True")
+        if header.collection_id in self._collections or any(vchannel in self._owners for vchannel in header.vchannels):
+            raise AlreadyExists(f"collection id {header.collection_id} is taken — allocate a new one")
+        if not header.vchannels or len(set(header.vchannels)) < len(header.vchannels):
+            raise InvalidArgument("a collection has at least one vchannel, each named once")
+        names = [name for _, name in header.partitions]
+        if names.count(DEFAULT_PARTITION) != 1 or len(set(names)) < len(names):
+            raise InvalidArgument(f"a collection has the partition {DEFAULT_PARTITION!r} and no partition name twice")
+        for name in set(names) - {DEFAULT_PARTITION}:
+            check_name(name)
+
+    def check_drop_collection(self, header: DropCollectionHeader) -> None:
+        """Raise `CollectionNotFound` unless the collection lives."""
+        self._live(header.collection_id)
+
+    def check_create_partition(self, header: CreatePartitionHeader) -> None:
+        """Raise `CollectionNotFound`, `InvalidName` or `AlreadyExists` unless the partition may be created."""
+        info = self._live(header.collection_id)
+        if any(header.name == each.name and not each.dropped_tick for each in info.partitions):
+            raise AlreadyExists(
+                f"partition {header.name!r} of collection {info.name!r} exists — pass if_not_exists=True"
+            )
+        check_name(header.name)
+        if any(header.partition_id == each.id for each in info.partitions):
+            raise AlreadyExists(f"partition id {header.partition_id} is taken — allocate a new one")
+
+    def check_drop_partition(self, header: DropPartitionHeader) -> None:
+        """Raise `CollectionNotFound`, `PartitionNotFound` or `InvalidArgument` unless the partition may be dropped."""
+        info = self._live(header.collection_id)
+        if info.partition(header.partition_id).name == DEFAULT_PARTITION:
+            raise InvalidArgument(
+                f"the partition {DEFAULT_PARTITION!r} cannot be dropped — drop the collection instead"
+            )
+
+    # --- taking effect --------------------------------------------------------------------------------------------------
+
+    def create_collection(self, header: CreateCollectionHeader, tick: int) -> bool:
+        """Add a collection; return False if it is there already: its message comes once for each vchannel."""
+        if header.collection_id in self._collections:
+            return False
+        self._put(
+            CollectionInfo(
+                id=header.collection_id,
+                name=header.name,
+                schema=header.schema,
+                schema_version=header.schema_version,
+                primary_key=header.primary_key,
+                vchannels=header.vchannels,
+                partitions=tuple(PartitionInfo(number, name, tick) for number, name in header.partitions),
+                created_tick=tick,
+            )
+        )
+        return True
+
+    def drop_collection(self, header: DropCollectionHeader, tick: int) -> CollectionInfo | None:
+        """Mark a collection as dropped and return it; None if no such collection lives."""
+        return self._change(header.collection_id, lambda info: msgspec.structs.replace(info, dropped_tick=tick))
+
+    def create_partition(self, header: CreatePartitionHeader, tick: int) -> CollectionInfo | None:
+        """Add a partition and return its collection; None if there is nothing to add to, or it is there already."""
+        added = PartitionInfo(header.partition_id, header.name, tick)
+        info = self._collections.get(header.collection_id)
+        if info is None or any(each.id == added.id for each in info.partitions):
+            return None
+        return self._change(info.id, lambda info: msgspec.structs.replace(info, partitions=(*info.partitions, added)))
+
+    def drop_partition(self, header: DropPartitionHeader, tick: int) -> CollectionInfo | None:
+        """Mark a partition as dropped and return its collection; None if no such partition lives."""
+        info = self._collections.get(header.collection_id)
+        if info is None or not any(
+            each.id == header.partition_id and not each.dropped_tick for each in info.partitions
+        ):
+            return None
+        partitions = tuple(
+            msgspec.structs.replace(each, dropped_tick=tick) if each.id == header.partition_id else each
+            for each in info.partitions
+        )
+        return self._change(info.id, lambda info: msgspec.structs.replace(info, partitions=partitions))
+
+    def forget_below(self, tick: int) -> None:
+        """Forget what was dropped before `tick`: nobody reads entries or makes cuts that still name it."""
+        for info in list(self._collections.values()):
+            if 0 < info.dropped_tick < tick:
+                del self._collections[info.id]
+                continue
+            kept = tuple(each for each in info.partitions if not 0 < each.dropped_tick < tick)
+            if len(kept) < len(info.partitions):
+                self._collections[info.id] = msgspec.structs.replace(info, partitions=kept)
+
+    # --- the indexes ----------------------------------------------------------------------------------------------------
+
+    def _change(self, collection_id: int, change: Callable[[CollectionInfo], CollectionInfo]) -> CollectionInfo | None:
+        info = self._collections.get(collection_id)
+        if info is None or info.dropped_tick:
+            return None
+        self._unindex(info)
+        changed = change(info)
+        self._put(changed)
+        return changed
+
+    def _put(self, info: CollectionInfo) -> None:
+        self._collections[info.id] = info
+        if info.dropped_tick:
+            return
+        self._ids[info.name] = info.id
+        for vchannel in info.vchannels:
+            self._owners[vchannel] = info.id
+            for partition in info.partitions:
+                if not partition.dropped_tick:
+                    self._writable[vchannel, partition.id] = (info.id, info.schema_version)
+
+    def _unindex(self, info: CollectionInfo) -> None:
+        del self._ids[info.name]
+        for vchannel in info.vchannels:
+            del self._owners[vchannel]
+            for partition in info.partitions:
+                self._writable.pop((vchannel, partition.id), None)
+
+    # --- reasons --------------------------------------------------------------------------------------------------------
+
+    def _live(self, collection_id: int) -> CollectionInfo:
+        info = self._collections.get(collection_id)
+        if info is None or info.dropped_tick:
+            raise CollectionNotFound(f"no live collection has the id {collection_id} — it was dropped, or never was")
+        return info
+
+    def _why_no_vchannel(self, vchannel: str, collection_id: int) -> StreamingNodeError:
+        try:
+            info = self._live(collection_id)
+        except CollectionNotFound as error:
+            return error
+        return InvalidArgument(
+            f"{vchannel!r} is no vchannel of collection {info.name!r} — one of {list(info.vchannels)}"
+        )
+
+    def _why_not(self, vchannel: str, header: InsertHeader) -> StreamingNodeError:
+        if self._owners.get(vchannel) != header.collection_id:
+            return self._why_no_vchannel(vchannel, header.collection_id)
+        info = self._collections[header.collection_id]
+        try:
+            info.partition(header.partition_id)
+        except PartitionNotFound as error:
+            return error
+        if header.schema_version != info.schema_version:
+            return SchemaVersionMismatch(
+                f"rows of schema version {header.schema_version} do not fit collection {info.name!r}, "
+                f"which is at version {info.schema_version} — read its schema again"
+            )
+        return InvalidArgument(f"an insert of {header.rows} rows inserts nothing — leave it out")

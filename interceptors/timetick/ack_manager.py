@@ -1,0 +1,147 @@
+"""Which ticks are confirmed: acknowledgements come in any order, confirmation goes in tick order.
+
+In: one allocation for each append or idle tick, and later its outcome. Out: details in strictly ascending ticks, handed to
+`release` as soon as everything below them has ended. An append whose outcome is unknown is never acknowledged, so nothing
+at or above its tick is ever confirmed in this term: that is the whole treatment of an indeterminate write.
+
+Ticks are allocated in ascending order, hence a queue where the reference needs heaps. Lives on the event loop.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from interceptors.timetick.ack_detail import AckDetail, AckKind
+from wal.errors import Indeterminate
+from wal.message import LogEntry
+from wal.timetick import TickAllocator
+
+Release = Callable[[Sequence[AckDetail]], None]
+"""Takes newly confirmed details, ascending and never empty; must not raise, suspend or append."""
+
+
+class Acker:
+    """One allocated tick on its way to an outcome."""
+
+    __slots__ = ("detail", "tick")
+
+    def __init__(self, tick: int) -> None:
+        self.tick = tick
+        self.detail: AckDetail | None = None
+
+
+class AckManager:
+    """The ticks of one log in this term; `confirmed_tick` starts at the term's first tick."""
+
+    def __init__(self, ticks: TickAllocator, *, confirmed_tick: int, release: Release) -> None:
+        assert confirmed_tick > 0, "a term starts with a tick"
+        self._ticks = ticks
+        self._release = release
+        self._confirmed_tick = confirmed_tick
+        self._pending: deque[Acker] = deque()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waits = 0
+        self._indeterminate_tick = 0
+
+    @property
+    def confirmed_tick(self) -> int:
+        """Every append at or below this tick has ended, and readers may know it."""
+        return self._confirmed_tick
+
+    @property
+    def oldest_pending_tick(self) -> int | None:
+        """The smallest tick without an outcome, or whose outcome waits for nothing but a turn; None when idle."""
+        return self._pending[0].tick if self._pending else None
+
+    @property
+    def pending(self) -> int:
+        """How many allocated ticks are not confirmed."""
+        return len(self._pending)
+
+    @property
+    def indeterminate_tick(self) -> int:
+        """The smallest tick whose outcome nobody knows, 0 while there is none; nothing from it on is ever confirmed."""
+        return self._indeterminate_tick
+
+    def allocate(self) -> Acker:
+        """Return a new tick; it ends with exactly one of `confirm`, `fail` and `abandon`."""
+        acker = Acker(self._ticks.allocate())
+        self._pending.append(acker)
+        return acker
+
+    def confirm(self, acker: Acker, entry: LogEntry) -> None:
+        """The append is durable as `entry`."""
+        self._end(acker, AckDetail(AckKind.ENTRY, acker.tick, entry))
+
+    def fail(self, acker: Acker) -> None:
+        """The append certainly did not happen."""
+        self._end(acker, AckDetail(AckKind.FAILED, acker.tick))
+
+    def abandon(self, acker: Acker) -> None:
+        """Nobody knows whether the append happened: nothing at or above its tick is confirmed from here on."""
+        assert acker.detail is None, "an append ends once"
+        if not self._indeterminate_tick or acker.tick < self._indeterminate_tick:
+            self._indeterminate_tick = acker.tick
+        for tick, _, waiter in self._waiting:
+            if tick >= self._indeterminate_tick and not waiter.done():
+                waiter.set_exception(self._unreachable(tick))
+                waiter.exception()  # nobody may be listening any more
+        self._waiting = [wait for wait in self._waiting if wait[0] < self._indeterminate_tick]
+        heapq.heapify(self._waiting)
+
+    def mark(self) -> int:
+        """Return a tick above every allocated one, carried by nothing: confirmed once everything below has ended.
+
+        Marks with no append between them are one. Raises `Indeterminate` when no tick can be confirmed any more.
+        """
+        if self._indeterminate_tick:
+            raise self._unreachable(self._ticks.last + 1)
+        if self._pending and (last := self._pending[-1]).detail is not None and last.detail.kind is AckKind.SYNC:
+            return last.tick
+        acker = self.allocate()
+        self._end(acker, AckDetail(AckKind.SYNC, acker.tick))
+        return acker.tick
+
+    def confirmed(self, tick: int) -> asyncio.Future[None]:
+        """Return a future of the caller's own that ends when `tick` is confirmed.
+
+        It fails with `Indeterminate` when that can no longer happen in this term. It sets nothing in motion.
+        """
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if tick <= self._confirmed_tick:
+            waiter.set_result(None)
+        elif self._indeterminate_tick and tick >= self._indeterminate_tick:
+            waiter.set_exception(self._unreachable(tick))
+            waiter.exception()
+        else:
+            self._waits += 1
+            heapq.heappush(self._waiting, (tick, self._waits, waiter))
+        return waiter
+
+    def _end(self, acker: Acker, detail: AckDetail) -> None:
+        assert acker.detail is None, "an append ends once"
+        acker.detail = detail
+        pending = self._pending
+        if pending[0] is not acker:
+            return
+        if len(pending) == 1:  # the usual case: appends end in order
+            pending.clear()
+            details = [detail]
+        else:
+            details = []
+            while pending and (ended := pending[0].detail) is not None:
+                pending.popleft()
+                details.append(ended)
+        self._confirmed_tick = details[-1].tick
+        self._release(details)
+        while self._waiting and self._waiting[0][0] <= self._confirmed_tick:
+            _, _, waiter = heapq.heappop(self._waiting)
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _unreachable(self, tick: int) -> Indeterminate:
+        return Indeterminate(
+            f"tick {tick} cannot be confirmed: the outcome of the append at {self._indeterminate_tick} is unknown — "
+            "wait until the log is open again and ask for a new tick"
+        )

@@ -1,0 +1,164 @@
+"""Transactions on the append path: ids, sessions, and who may still commit.
+
+In comes a group that has its tick; out goes the same group with its transaction id, to the shard interceptor. A buffered
+transaction (begin, bodies and commit in one group) takes place at one tick and needs no session. Bodies, commits and
+rollbacks of a streamed one move its session's state machine. Nothing here suspends before the log has the group: a commit
+whose bodies are on their way is sent back with `Redo`.
+"""
+
+import msgspec
+
+from interceptors.redo import Redo
+from interceptors.txn.manager import TxnManager
+from interceptors.txn.session import Doom, Session, SessionEvent
+from wal.append import Append, AppendGroup, AppendResult
+from wal.errors import InvalidArgument
+from wal.headers import BeginTxnHeader
+from wal.message import ALL_VCHANNELS
+from wal.message_type import DML, EXCLUSIVE, MessageType
+
+_CONTROL = frozenset({MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
+
+
+class TxnInterceptor:
+    """Wraps the append path with the sessions of `manager`."""
+
+    name = "txn"
+
+    def __init__(self, manager: TxnManager) -> None:
+        self._sessions = manager
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        """Stamp the transaction id and keep the session's books.
+
+        Raises `InvalidArgument` for a group that is no transaction's shape, `TransactionExpired`,
+        `InvalidTransactionState`, `TransactionTooLarge` or `Overloaded` for its session's state, `Redo` for a commit
+        whose bodies are on their way.
+        """
+        head = group.messages[0]
+        if head.type in _CONTROL:
+            return await self._control(group, append)
+        if head.txn_id:
+            return await self._bodies(group, append)
+        if any(message.txn_id or message.type in _CONTROL for message in group.messages):
+            raise InvalidArgument("a group is either a transaction's or no transaction's — append them apart")
+        if head.type in EXCLUSIVE:
+            return await self._exclusive(group, append)
+        return await append(group)
+
+    async def ready(self) -> None:
+        """Return at once."""
+
+    async def graceful_close(self) -> None:
+        """Return at once: open transactions stay open in the log, and the next open goes on with them or ends them."""
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def _control(self, group: AppendGroup, append: Append) -> AppendResult:
+        head = group.messages[0]
+        if head.type is MessageType.BEGIN_TXN and len(group.messages) > 1:
+            return await self._buffered(group, append)
+        if len(group.messages) > 1 or head.vchannel != ALL_VCHANNELS:
+            raise InvalidArgument(f"{head.type.name} comes alone and names no vchannel")
+        if head.type is MessageType.BEGIN_TXN:
+            return await self._begin(group, append)
+        if head.type is MessageType.COMMIT_TXN:
+            return await self._commit(group, append)
+        return await self._rollback(group, append)
+
+    async def _buffered(self, group: AppendGroup, append: Append) -> AppendResult:
+        first, *bodies, last = group.messages
+        if last.type is not MessageType.COMMIT_TXN or any(body.type not in DML for body in bodies):
+            raise InvalidArgument("a transaction in one group is a begin, inserts and deletes, and a commit")
+        if not isinstance(first.header, BeginTxnHeader):
+            raise InvalidArgument("a begin carries the header of a begin")
+        for message in group.messages:
+            message.txn_id = group.time_tick
+        return _of_transaction(await append(group), group.time_tick)
+
+    async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
+        begin = group.messages[0]
+        if not isinstance(begin.header, BeginTxnHeader):
+            raise InvalidArgument("a begin carries the header of a begin")
+        session = self._sessions.begin(group, begin.header.keepalive_ms)
+        begin.txn_id = session.txn_id
+        begin.header = msgspec.structs.replace(begin.header, keepalive_ms=session.keepalive_ms)
+        try:
+            result = await append(group)
+        except BaseException:
+            if group.ticket is None:
+                self._sessions.end(session)
+            raise
+        return _of_transaction(result, session.txn_id)
+
+    async def _bodies(self, group: AppendGroup, append: Append) -> AppendResult:
+        txn_id = group.messages[0].txn_id
+        if any(message.txn_id != txn_id or message.type not in DML for message in group.messages):
+            raise InvalidArgument("bodies are inserts and deletes of one transaction — append others apart")
+        session, bodies = self._sessions.join(group, txn_id)
+        ended_at = 0
+        try:
+            result = await append(group)
+            ended_at = group.time_tick
+        except BaseException:
+            if group.ticket is None:
+                session.drop_bodies(bodies)
+            raise
+        finally:
+            self._sessions.bodies_ended(session, ended_at)
+        return _of_transaction(result, txn_id)
+
+    async def _commit(self, group: AppendGroup, append: Append) -> AppendResult:
+        txn_id = group.messages[0].txn_id
+        session, drained = self._sessions.request_commit(group, txn_id)
+        if drained is not None:
+            raise Redo(until=drained, waiting_for=f"the bodies of transaction {txn_id}")
+        try:
+            result = await append(group)
+        except Redo:
+            session.apply(SessionEvent.SENT_BACK)
+            raise
+        except BaseException:  # cancelled is refused too: what waits here is before the log's queue
+            self._failed(group, session, SessionEvent.COMMIT_REFUSED, Doom.COMMIT_FAILED)
+            raise
+        self._sessions.end(session, SessionEvent.COMMIT_DONE)
+        return _of_transaction(result, txn_id)
+
+    async def _rollback(self, group: AppendGroup, append: Append) -> AppendResult:
+        session = self._sessions.request_rollback(group.messages[0].txn_id)
+        try:
+            result = await append(group)
+        except BaseException:
+            self._failed(group, session, SessionEvent.ROLLBACK_REFUSED, Doom.ROLLBACK_FAILED)
+            raise
+        self._sessions.end(session, SessionEvent.ROLLBACK_DONE)
+        return _of_transaction(result, session.txn_id)
+
+    def _failed(self, group: AppendGroup, session: Session, event: SessionEvent, doom: Doom) -> None:
+        """Decide a session whose end the log never had.
+
+        One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
+        """
+        if group.ticket is None:
+            self._sessions.refuse(session, event, doom)
+
+    async def _exclusive(self, group: AppendGroup, append: Append) -> AppendResult:
+        before = self._sessions.fence(group.vchannels, group.time_tick)
+        try:
+            return await append(group)
+        except BaseException:
+            if group.ticket is None:
+                self._sessions.unfence(before)
+            raise
+
+
+def _of_transaction(result: AppendResult, txn_id: int) -> AppendResult:
+    return AppendResult(
+        first_message_id=result.first_message_id,
+        count=result.count,
+        time_tick=result.time_tick,
+        last_confirmed=result.last_confirmed,
+        txn_id=txn_id,
+        row_offsets=result.row_offsets,
+    )

@@ -1,0 +1,249 @@
+"""A channel in memory for tests: the real redo, lock, txn and shard interceptors before a log that can hold and refuse."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Self, cast
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from interceptors.chain import build
+from interceptors.lock import LockInterceptor
+from interceptors.recovery import RecoveredChannel, recover
+from interceptors.redo import RedoInterceptor, RedoLimits
+from interceptors.shard.allocator import SegmentAllocator
+from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.interceptor import ShardInterceptor
+from interceptors.shard.manager import ShardManager
+from interceptors.shard.seal_policy import SegmentLimits
+from interceptors.shard.seal_worker import SealWorker
+from interceptors.txn.interceptor import TxnInterceptor
+from interceptors.txn.manager import TxnManager
+from interceptors.txn.rollback_worker import RollbackWorker
+from interceptors.txn.session import TxnLimits
+from wal.adaptor import log_end
+from wal.append import Append, AppendGroup, AppendResult, AppendTicket, Interceptor
+from wal.headers import (
+    BeginTxnHeader,
+    CommitTxnHeader,
+    CreateCollectionHeader,
+    CreatePartitionHeader,
+    CutHeader,
+    DeleteHeader,
+    DropCollectionHeader,
+    DropPartitionHeader,
+    Header,
+    InsertHeader,
+    RollbackTxnHeader,
+)
+from wal.log import Log
+from wal.memory_store import MemoryLog, MemoryLogStore
+from wal.message import AnyMessage, LogEntry, MutableMessage
+from wal.message_type import MessageType
+from wal.timetick import TickAllocator, physical_ms
+from wal.transaction_buffer import TransactionBuffer
+
+START_MS = 1_000_000
+
+
+class SteerableLog:
+    """A memory log whose acknowledgements can be held back and whose appends can be refused."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+        self._held: list[asyncio.Future[None]] | None = None
+        self.refusal: Callable[[AppendGroup], Exception | None] = lambda _: None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._log, name)
+
+    def append(self, group: AppendGroup) -> AppendTicket:
+        if error := self.refusal(group):
+            raise error
+        ticket = self._log.append(group)
+        if self._held is None:
+            return ticket
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held.append(written)
+        return AppendTicket(ticket.first_position, ticket.crc32c, ticket.size_bytes, written=written, durable=written)
+
+    def hold(self) -> None:
+        """Acknowledge nothing until `release`."""
+        self._held = []
+
+    def release(self) -> None:
+        """Acknowledge everything, in order."""
+        held, self._held = self._held or [], None
+        for written in held:
+            written.set_result(None)
+
+
+class Stamp:
+    """Stands for the time tick interceptor: stamps the tick and the last-confirmed position, acknowledges nothing."""
+
+    name = "stamp"
+
+    def __init__(self, ticks: TickAllocator, oldest_open_begin: Callable[[], int | None]) -> None:
+        self._ticks = ticks
+        self._oldest_open_begin = oldest_open_begin
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        group.stamp_time_tick(self._ticks.allocate(), self._oldest_open_begin())
+        return await append(group)
+
+    async def ready(self) -> None: ...
+    async def graceful_close(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Limits:
+    txn: TxnLimits = field(default_factory=TxnLimits)
+    segment: SegmentLimits = field(default_factory=lambda: SegmentLimits(bytes_jitter=0))
+    redo: RedoLimits = field(default_factory=RedoLimits)
+
+
+class LiveChannel:
+    """Everything between the WAL adaptor and the log, on one memory log."""
+
+    def __init__(self, memory: MemoryLog, recovered: RecoveredChannel, now_ms: int, limits: Limits) -> None:
+        self.memory = memory
+        self.log = SteerableLog(memory)
+        self.now_ms = now_ms
+        self.pauses: list[float] = []
+        self.ticks = TickAllocator(lambda: self.now_ms, above=memory.last_tick)
+        self.txn = TxnManager.recovered(recovered.open_transactions, fences=recovered.fences, limits=limits.txn)
+        self.shard = ShardManager(
+            recovered.shard_state, bodies_of=self.txn.bodies_of, limits=limits.segment, draw=lambda: 0.0
+        )
+        self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
+        self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
+        self.rollbacks = RollbackWorker(self.txn, last_tick=self.ticks.allocate)
+        interceptors: list[Interceptor] = [
+            RedoInterceptor(limits.redo),
+            LockInterceptor(fail_transactions=self.txn.fail_at, scope_of=self.txn.scope_of),
+            Stamp(self.ticks, self.txn.oldest_open_begin),
+            TxnInterceptor(self.txn),
+            ShardInterceptor(self.shard, self.allocator, self.sealer),
+        ]
+        self.append_group = build(interceptors, log_end(cast("Log", self.log)))
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, memory: MemoryLog | None = None, limits: Limits | None = None) -> AsyncIterator[Self]:
+        """Recover from the start of `memory` (an empty log if None) and run the allocator."""
+        memory = memory or await MemoryLogStore().open_log("p0")
+        now_ms = max(START_MS, physical_ms(memory.last_tick) + 1)
+        channel = cls(memory, await recover(memory), now_ms, limits or Limits())
+        # A task group may not span the yield of a fixture: a crash of the allocator would cancel the test runner.
+        allocating = asyncio.get_running_loop().create_task(channel.allocator.run(channel.append_group))
+        try:
+            yield channel
+        finally:
+            allocating.cancel()
+            with suppress(asyncio.CancelledError):
+                await allocating
+
+    @property
+    def resume_position(self) -> int:
+        """The last-confirmed position that the next message would carry."""
+        oldest = self.txn.oldest_open_begin()
+        return self.memory.next_position if oldest is None else oldest
+
+    async def append(self, *messages: MutableMessage) -> AppendResult:
+        """Append messages as one group."""
+        return await self.append_group(AppendGroup(list(messages)))
+
+    async def create_collection(self, name: str, *, shards: int = 1) -> CollectionInfo:
+        """Create a collection as the node does."""
+        number = self.shard.allocate_id()
+        vchannels = tuple(f"p0_{number}v{shard}" for shard in range(shards))
+        partitions = ((self.shard.allocate_id(), "_default"),)
+        header = CreateCollectionHeader(number, name, b"schema", 1, "id", vchannels, partitions)
+        await self.append(*parts(MessageType.CREATE_COLLECTION, header, vchannels))
+        return self.shard.catalog.collection_by_name(name)
+
+    async def drop_collection(self, info: CollectionInfo) -> None:
+        """Drop a collection as the node does."""
+        await self.append(*parts(MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), info.vchannels))
+
+    async def create_partition(self, info: CollectionInfo, name: str) -> int:
+        """Create a partition as the node does; return its id."""
+        header = CreatePartitionHeader(info.id, self.shard.allocate_id(), name)
+        await self.append(*parts(MessageType.CREATE_PARTITION, header, info.vchannels))
+        return header.partition_id
+
+    async def drop_partition(self, info: CollectionInfo, partition_id: int) -> None:
+        """Drop a partition as the node does."""
+        header = DropPartitionHeader(info.id, partition_id)
+        await self.append(*parts(MessageType.DROP_PARTITION, header, info.vchannels))
+
+    async def cut(self) -> AppendResult:
+        """Make a cut."""
+        return await self.append(MutableMessage(MessageType.CUT, CutHeader()))
+
+    async def begin(self, keepalive_ms: int = 0) -> int:
+        """Begin a streamed transaction; return its id."""
+        return (await self.append(begin(keepalive_ms))).txn_id
+
+    async def commit(self, txn_id: int) -> AppendResult:
+        """Commit a streamed transaction."""
+        return await self.append(commit(txn_id))
+
+    async def rollback(self, txn_id: int) -> AppendResult:
+        """Roll a streamed transaction back."""
+        return await self.append(MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader("asked"), txn_id=txn_id))
+
+    async def entries(self) -> list[LogEntry]:
+        """Return all entries of the log."""
+        return await self.memory.read(self.memory.first_position, bytes_max=1 << 40)
+
+    async def visible(self) -> list[AnyMessage]:
+        """Return what readers see of the log."""
+        buffer = TransactionBuffer()
+        return [message for entry in await self.entries() for message in buffer.observe(entry)]
+
+    async def types(self) -> list[MessageType]:
+        """Return the types of all messages in the log."""
+        return [message.type for entry in await self.entries() for message in entry.messages]
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+
+def parts(kind: MessageType, header: Header, vchannels: Iterable[str]) -> list[MutableMessage]:
+    """Return one message for each vchannel, as DDL has them."""
+    return [MutableMessage(kind, header, vchannel) for vchannel in vchannels]
+
+
+def insert(info: CollectionInfo, rows: int = 1, *, shard: int = 0, txn_id: int = 0, **fields: int) -> MutableMessage:
+    """Return an insert of `rows` rows of 10 bytes each into the default partition."""
+    header = InsertHeader(info.id, info.partitions[0].id, info.schema_version, rows)
+    header = msgspec.structs.replace(header, **fields)
+    return MutableMessage(MessageType.INSERT, header, info.vchannels[shard], b"x" * 10 * max(rows, 0), txn_id)
+
+
+def delete(info: CollectionInfo, keys: int = 1, *, shard: int = 0, txn_id: int = 0) -> MutableMessage:
+    """Return a delete of `keys` keys."""
+    header = DeleteHeader(info.id, keys)
+    return MutableMessage(MessageType.DELETE, header, info.vchannels[shard], b"k" * keys, txn_id)
+
+
+def begin(keepalive_ms: int = 0) -> MutableMessage:
+    """Return the begin of a transaction."""
+    return MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms))
+
+
+def commit(txn_id: int = 0) -> MutableMessage:
+    """Return the commit of a transaction; without an id for one that is one group."""
+    return MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader(), txn_id=txn_id)
+
+
+async def settle_tasks() -> None:
+    """Let every task run until it waits for something that only the test can bring about."""
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()

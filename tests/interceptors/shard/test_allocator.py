@@ -1,0 +1,100 @@
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from interceptors.shard.allocator import ATTEMPTS_MAX, RETRY_S_MAX
+from interceptors.shard.catalog import CollectionInfo
+from tests.interceptors.live_channel import LiveChannel, insert, settle_tasks
+from wal.append import AppendGroup
+from wal.errors import Indeterminate, OnShutdown, SegmentUnavailable, StorageFull
+from wal.message_type import MessageType
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[LiveChannel]:
+    async with LiveChannel.open() as opened:
+        yield opened
+
+
+class RefuseSegments:
+    """Refuses the first `times` CREATE_SEGMENT groups."""
+
+    def __init__(self, error: Exception, times: int) -> None:
+        self.error, self.left = error, times
+        self.tried: list[AppendGroup] = []
+
+    def __call__(self, group: AppendGroup) -> Exception | None:
+        if group.messages[0].type is not MessageType.CREATE_SEGMENT:
+            return None
+        self.tried.append(group)
+        self.left -= 1
+        return self.error if self.left >= 0 else None
+
+
+async def test_allocation_is_tried_again_with_fresh_messages_and_growing_pauses(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    refusal = channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=3)
+    await channel.append(insert(info))
+    assert channel.pauses == [0.01, 0.02, 0.04]
+    messages = [group.messages[0] for group in refusal.tried]
+    assert len({id(message) for message in messages}) == 4
+    assert len({getattr(message.header, "segment_id", 0) for message in messages}) == 4
+
+
+async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    refusal = channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=10**6)
+    errors: list[SegmentUnavailable] = []
+
+    async def append() -> None:
+        with pytest.raises(SegmentUnavailable, match="disk") as caught:
+            await channel.append(insert(info))
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(append)
+    assert len(errors) == 3
+    assert len(refusal.tried) == ATTEMPTS_MAX
+    assert max(channel.pauses) == RETRY_S_MAX
+    assert channel.allocator.waiting == 0
+
+
+async def test_insert_after_a_failed_allocation_asks_again(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=ATTEMPTS_MAX)
+    with pytest.raises(SegmentUnavailable):
+        await channel.append(insert(info))
+    await channel.append(insert(info))
+
+
+async def test_failed_write_is_not_tried_again(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    refusal = channel.log.refusal = RefuseSegments(Indeterminate("write failed"), times=10**6)
+    with pytest.raises(SegmentUnavailable, match="write failed"):
+        await channel.append(insert(info))
+    assert len(refusal.tried) == 1
+
+
+async def test_closing_ends_the_waits_and_refuses_new_ones(channel: LiveChannel) -> None:
+    one, two = await channel.create_collection("a"), await channel.create_collection("b")
+    channel.log.hold()
+    errors: list[OnShutdown] = []
+
+    async def append(info: CollectionInfo) -> None:
+        with pytest.raises(OnShutdown) as caught:
+            await channel.append(insert(info))
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(append, one)
+        await settle_tasks()
+        channel.allocator.close()
+    await append(two)
+    channel.log.release()
+    await settle_tasks()  # the segment that was on its way arrives, and nobody waits for it
+    assert len(errors) == 2
+    assert len(channel.shard.state.segments) == 1

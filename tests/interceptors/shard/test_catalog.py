@@ -1,0 +1,197 @@
+import pytest
+
+from interceptors.shard.catalog import DEFAULT_PARTITION, Catalog, CollectionInfo, check_name
+from wal.errors import (
+    AlreadyExists,
+    CollectionNotFound,
+    InvalidArgument,
+    InvalidName,
+    PartitionNotFound,
+    SchemaVersionMismatch,
+)
+from wal.headers import (
+    CreateCollectionHeader,
+    CreatePartitionHeader,
+    DeleteHeader,
+    DropCollectionHeader,
+    DropPartitionHeader,
+    InsertHeader,
+)
+
+CREATE = CreateCollectionHeader(1, "orders", b"schema", 3, "id", ("p0_1v0", "p0_1v1"), ((2, DEFAULT_PARTITION),))
+INSERT = InsertHeader(1, 2, 3, rows=1)
+
+
+def catalog(*partitions: CreatePartitionHeader) -> Catalog:
+    made = Catalog()
+    made.create_collection(CREATE, tick=10)
+    for header in partitions:
+        made.create_partition(header, tick=11)
+    return made
+
+
+def other(number: int = 7, name: str = "other", **fields: object) -> CreateCollectionHeader:
+    defaults = {"schema": b"", "schema_version": 1, "primary_key": "id", "vchannels": (f"p0_{number}v0",)}
+    partitions = ((number + 1, DEFAULT_PARTITION),)
+    return CreateCollectionHeader(number, name, **({"partitions": partitions} | defaults | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a", "0", "orders.eu-west_1", "x" * 128])
+def test_name_within_the_pattern_is_taken(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "_default", "A", "x" * 129, "a..b", "a/b", "a b", "-a", "ä", "a\n"])
+def test_name_outside_the_pattern_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName):
+        check_name(name)
+
+
+def test_collection_is_found_by_name_and_by_id() -> None:
+    info = catalog().collection_by_name("orders")
+    assert info is catalog().collections()[0] or info == catalog().collection(1)
+    assert info.partition_by_name(DEFAULT_PARTITION).id == 2
+    assert (info.created_tick, info.dropped_tick) == (10, 0)
+
+
+def test_schema_is_kept_by_version_and_after_the_drop() -> None:
+    made = catalog()
+    made.drop_collection(DropCollectionHeader(1), tick=20)
+    assert made.schema(1, 3) == b"schema"
+    with pytest.raises(SchemaVersionMismatch):
+        made.schema(1, 4)
+    with pytest.raises(CollectionNotFound):
+        made.schema(9, 1)
+
+
+@pytest.mark.parametrize(
+    "header, error",
+    [
+        (other(name="orders"), AlreadyExists),
+        (other(number=1), AlreadyExists),
+        (other(vchannels=("p0_1v0",)), AlreadyExists),
+        (other(name="Orders"), InvalidName),
+        (other(vchannels=()), InvalidArgument),
+        (other(vchannels=("p0_7v0", "p0_7v0")), InvalidArgument),
+        (other(partitions=((8, "eu"),)), InvalidArgument),
+        (other(partitions=((8, DEFAULT_PARTITION), (9, "EU"))), InvalidName),
+    ],
+    ids=["name", "id", "vchannel", "pattern", "no vchannel", "vchannel twice", "no default", "partition pattern"],
+)
+def test_collection_that_does_not_fit_is_refused(header: CreateCollectionHeader, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        catalog().check_create_collection(header)
+
+
+def test_name_is_free_again_after_the_drop_and_the_ids_stay_apart() -> None:
+    made = catalog()
+    made.drop_collection(DropCollectionHeader(1), tick=20)
+    header = other(name="orders")
+    made.check_create_collection(header)
+    made.create_collection(header, tick=30)
+    assert made.collection_by_name("orders").id == 7
+    assert made.collection(1).dropped_tick == 20
+    assert [info.id for info in made.collections()] == [7]
+    assert [info.id for info in made.collections(dropped=True)] == [1, 7]
+
+
+@pytest.mark.parametrize(
+    "header, error",
+    [
+        (CreatePartitionHeader(9, 5, "eu"), CollectionNotFound),
+        (CreatePartitionHeader(1, 5, DEFAULT_PARTITION), AlreadyExists),
+        (CreatePartitionHeader(1, 2, "eu"), AlreadyExists),
+        (CreatePartitionHeader(1, 5, "E U"), InvalidName),
+    ],
+    ids=["no collection", "name", "id", "pattern"],
+)
+def test_partition_that_does_not_fit_is_refused(header: CreatePartitionHeader, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        catalog().check_create_partition(header)
+
+
+@pytest.mark.parametrize(
+    "header, error",
+    [
+        (DropPartitionHeader(9, 2), CollectionNotFound),
+        (DropPartitionHeader(1, 5), PartitionNotFound),
+        (DropPartitionHeader(1, 2), InvalidArgument),
+    ],
+    ids=["no collection", "no partition", "default"],
+)
+def test_partition_that_may_not_be_dropped_stays(header: DropPartitionHeader, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        catalog().check_drop_partition(header)
+
+
+@pytest.mark.parametrize(
+    "vchannel, header, error",
+    [
+        ("p0_1v0", InsertHeader(9, 2, 3, 1), CollectionNotFound),
+        ("p0_9v0", INSERT, InvalidArgument),
+        ("p0_1v0", InsertHeader(1, 5, 3, 1), PartitionNotFound),
+        ("p0_1v0", InsertHeader(1, 2, 2, 1), SchemaVersionMismatch),
+        ("p0_1v0", InsertHeader(1, 2, 3, 0), InvalidArgument),
+        ("p0_1v0", InsertHeader(1, 2, 3, -1), InvalidArgument),
+    ],
+    ids=["collection", "vchannel", "partition", "schema version", "no rows", "negative rows"],
+)
+def test_insert_that_does_not_fit_is_refused(vchannel: str, header: InsertHeader, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        catalog().check_insert(vchannel, header)
+
+
+def test_rows_are_welcome_on_every_vchannel_until_the_partition_is_dropped() -> None:
+    made = catalog(CreatePartitionHeader(1, 5, "eu"))
+    eu = InsertHeader(1, 5, 3, rows=1)
+    for vchannel in CREATE.vchannels:
+        made.check_insert(vchannel, INSERT)
+        made.check_insert(vchannel, eu)
+    made.drop_partition(DropPartitionHeader(1, 5), tick=20)
+    made.check_insert("p0_1v1", INSERT)
+    with pytest.raises(PartitionNotFound):
+        made.check_insert("p0_1v1", eu)
+
+
+def test_nothing_may_be_written_to_a_dropped_collection() -> None:
+    made = catalog()
+    made.drop_collection(DropCollectionHeader(1), tick=20)
+    with pytest.raises(CollectionNotFound):
+        made.check_insert("p0_1v0", INSERT)
+    with pytest.raises(CollectionNotFound):
+        made.check_delete("p0_1v0", DeleteHeader(1, 1))
+    with pytest.raises(CollectionNotFound):
+        made.check_drop_collection(DropCollectionHeader(1))
+    assert made.owner("p0_1v0") is None
+
+
+def test_parts_of_one_message_take_effect_once() -> None:
+    made = catalog(CreatePartitionHeader(1, 5, "eu"))
+    assert not made.create_collection(CREATE, tick=10)
+    assert made.create_partition(CreatePartitionHeader(1, 5, "eu"), tick=11) is None
+    assert made.drop_partition(DropPartitionHeader(1, 5), tick=20) is not None
+    assert made.drop_partition(DropPartitionHeader(1, 5), tick=20) is None
+    assert made.drop_collection(DropCollectionHeader(1), tick=21) is not None
+    assert made.drop_collection(DropCollectionHeader(1), tick=21) is None
+
+
+def test_forgetting_takes_only_what_was_dropped_before() -> None:
+    made = catalog(CreatePartitionHeader(1, 5, "eu"))
+    made.create_collection(other(), tick=12)
+    made.drop_partition(DropPartitionHeader(1, 5), tick=20)
+    made.drop_collection(DropCollectionHeader(7), tick=30)
+    made.forget_below(30)
+    assert [each.name for each in made.collection(1).partitions] == [DEFAULT_PARTITION]
+    assert made.knows(7)
+    made.forget_below(31)
+    assert not made.knows(7)
+    made.check_insert("p0_1v0", INSERT)
+
+
+def test_catalog_made_of_its_own_collections_is_the_same() -> None:
+    made = catalog(CreatePartitionHeader(1, 5, "eu"))
+    made.create_collection(other(), tick=12)
+    made.drop_collection(DropCollectionHeader(7), tick=30)
+    again = Catalog(made.collections(dropped=True))
+    assert vars(again) == vars(made)
+    assert isinstance(again.collection(7), CollectionInfo)

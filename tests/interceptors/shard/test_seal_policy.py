@@ -1,0 +1,87 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interceptors.shard.seal_policy import SegmentLimits, due_seals
+from interceptors.shard.segment import GrowingSegment
+from interceptors.shard.stats import SegmentStats
+from wal.errors import InvalidArgument
+from wal.timetick import compose_tick
+
+NOW_S = 100_000
+LIMITS = SegmentLimits(
+    bytes_max=1000,
+    life_s_max=600,
+    idle_s_max=60,
+    idle_bytes_min=100,
+    growing_bytes_high=10_000,
+    growing_bytes_low=5_000,
+)
+
+
+def tick(seconds: float) -> int:
+    return compose_tick(int(seconds * 1000))
+
+
+def segment(
+    number: int = 1, *, size: int = 1, rows: int = 1, age_s: float = 1, idle_s: float = 0, bytes_max: int = 1000
+) -> GrowingSegment:
+    stats = SegmentStats(bytes_max=bytes_max, rows=rows, bytes=size, changed_tick=tick(NOW_S - idle_s) if rows else 0)
+    return GrowingSegment(number, "p0_1v0", 1, 2, 1, tick(NOW_S - age_s), stats)
+
+
+@pytest.mark.parametrize(
+    "due, reason",
+    [
+        (segment(size=1001), "capacity"),
+        (segment(size=1000), None),
+        (segment(age_s=600), "lifetime"),
+        (segment(age_s=599), None),
+        (segment(age_s=599, idle_s=60, size=100), "idle"),
+        (segment(age_s=599, idle_s=59, size=100), None),
+        (segment(age_s=599, idle_s=60, size=99), None),
+        (segment(age_s=6000, rows=0, size=0), None),
+    ],
+    ids=["full", "exactly full", "old", "young", "idle", "busy", "too small to be idle", "empty"],
+)
+def test_policy_names_its_reason_or_leaves_the_segment(due: GrowingSegment, reason: str | None) -> None:
+    assert [seal.reason for seal in due_seals([due], LIMITS, tick=tick(NOW_S))] == ([reason] if reason else [])
+
+
+def test_high_water_mark_seals_the_largest_first_down_to_the_low_one() -> None:
+    sizes = {1: 1000, 2: 6000, 3: 4000, 4: 500}
+    growing = [segment(number, size=size, bytes_max=1 << 30) for number, size in sizes.items()]
+    seals = due_seals(growing, LIMITS, tick=tick(NOW_S))
+    assert [(seal.segment.segment_id, seal.reason) for seal in seals] == [
+        (2, "growing_bytes_hwm"),
+        (3, "growing_bytes_hwm"),
+    ]
+
+
+def test_total_at_the_high_water_mark_seals_nothing() -> None:
+    growing = [segment(number, size=5000, bytes_max=1 << 30) for number in (1, 2)]
+    assert due_seals(growing, LIMITS, tick=tick(NOW_S)) == []
+
+
+@given(st.lists(st.integers(0, 6000), max_size=12))
+def test_no_segment_is_sealed_twice_and_the_rest_is_within_the_marks(sizes: list[int]) -> None:
+    growing = [segment(number, size=size, bytes_max=3000) for number, size in enumerate(sizes)]
+    sealed = [seal.segment.segment_id for seal in due_seals(growing, LIMITS, tick=tick(NOW_S))]
+    assert len(set(sealed)) == len(sealed)
+    staying = sum(each.stats.bytes for each in growing if each.segment_id not in sealed)
+    assert staying <= LIMITS.growing_bytes_high
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"bytes_max": 0}, {"rows_max": -1}, {"bytes_jitter": 1.0}, {"growing_bytes_low": 512 << 20}, {"idle_s_max": 0}],
+    ids=str,
+)
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        SegmentLimits(**wrong)
+
+
+def test_jitter_lowers_the_byte_limit_by_its_share_at_most() -> None:
+    limits = SegmentLimits(bytes_max=1000, bytes_jitter=0.1)
+    assert [limits.bytes_max_of_next(share) for share in (0, 0.5, 1)] == [1000, 950, 900]

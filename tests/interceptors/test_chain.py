@@ -1,0 +1,129 @@
+from collections.abc import Callable
+
+import pytest
+
+from interceptors.chain import Chain, build
+from wal.append import Append, AppendGroup, AppendResult
+from wal.errors import OnShutdown
+from wal.headers import TimeTickHeader
+from wal.message import MutableMessage
+from wal.message_id import MemoryMessageId
+from wal.message_type import MessageType
+
+pytestmark = pytest.mark.anyio
+
+RESULT = AppendResult(MemoryMessageId(1), 1, 7, MemoryMessageId(1))
+
+
+def group() -> AppendGroup:
+    return AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader())])
+
+
+class Scribe:
+    """Writes down everything that happens to it."""
+
+    def __init__(self, name: str, log: list[str], *, fail_on: str = "") -> None:
+        self.name, self._log, self._fail_on = name, log, fail_on
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        self._note("before")
+        try:
+            return await append(group)
+        finally:
+            self._note("after")
+
+    async def ready(self) -> None:
+        self._note("ready")
+
+    async def graceful_close(self) -> None:
+        self._note("graceful")
+
+    async def close(self) -> None:
+        self._note("close")
+
+    def _note(self, what: str) -> None:
+        self._log.append(f"{self.name} {what}")
+        if what == self._fail_on:
+            raise OnShutdown(what)
+
+
+class Timings:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, float, float, bool]] = []
+
+    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+        self.seen.append((name, before_s, after_s, failed_before))
+
+    def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
+        raise AssertionError("the chain does not end appends, the WAL does")
+
+
+def end_noting(log: list[str]) -> Append:
+    async def end(group: AppendGroup) -> AppendResult:
+        log.append("end")
+        return RESULT
+
+    return end
+
+
+def counting_clock() -> Callable[[], float]:
+    ticks = iter(range(1000))
+    return lambda: float(next(ticks))
+
+
+async def test_first_interceptor_is_outermost() -> None:
+    log: list[str] = []
+    append = build([Scribe("a", log), Scribe("b", log)], end_noting(log))
+    assert await append(group()) is RESULT
+    assert log == ["a before", "b before", "end", "b after", "a after"]
+
+
+async def test_chain_without_interceptors_is_its_end() -> None:
+    end = end_noting([])
+    assert build([], end) is end
+
+
+async def test_ready_and_both_closes_go_outermost_first() -> None:
+    log: list[str] = []
+    chain = Chain.of([Scribe("a", log), Scribe("b", log)], end_noting(log))
+    await chain.ready()
+    await chain.graceful_close()
+    await chain.close()
+    assert log == ["a ready", "b ready", "a graceful", "b graceful", "a close", "b close"]
+
+
+@pytest.mark.parametrize("step", ["graceful", "close"])
+async def test_failing_interceptor_does_not_keep_the_others_open(step: str) -> None:
+    log: list[str] = []
+    chain = Chain.of([Scribe("a", log, fail_on=step), Scribe("b", log)], end_noting(log))
+    with pytest.raises(OnShutdown):
+        await (chain.graceful_close() if step == "graceful" else chain.close())
+    assert log == [f"a {step}", f"b {step}"]
+
+
+async def test_observer_gets_time_before_and_after_the_next_one() -> None:
+    log: list[str] = []
+    timings = Timings()
+    append = build([Scribe("a", log), Scribe("b", log)], end_noting(log), observer=timings, clock=counting_clock())
+    await append(group())
+    # one reading at each border: a in, next called, b in, next called, next returned, b out, next returned, a out
+    assert timings.seen == [("b", 1.0, 1.0, False), ("a", 1.0, 1.0, False)]
+
+
+async def test_observer_learns_that_an_interceptor_refused() -> None:
+    log: list[str] = []
+    timings = Timings()
+    append = build([Scribe("a", log, fail_on="before")], end_noting(log), observer=timings, clock=counting_clock())
+    with pytest.raises(OnShutdown):
+        await append(group())
+    assert timings.seen == [("a", 1.0, 0.0, True)]
+    assert "end" not in log
+
+
+async def test_observer_is_told_of_an_append_that_failed_further_in() -> None:
+    log: list[str] = []
+    timings = Timings()
+    parts = [Scribe("a", log), Scribe("b", log, fail_on="before")]
+    with pytest.raises(OnShutdown):
+        await build(parts, end_noting(log), observer=timings, clock=counting_clock())(group())
+    assert [(name, failed) for name, _, _, failed in timings.seen] == [("b", True), ("a", False)]

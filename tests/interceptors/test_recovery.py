@@ -1,0 +1,274 @@
+"""One state, however it came about: live appends, a whole replay, or any checkpoint and the rest of the log."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interceptors.recovery import recover
+from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.seal_policy import SegmentLimits
+from interceptors.shard.state import ShardState
+from interceptors.txn.session import TxnLimits
+from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert
+from wal.errors import Corrupt, StorageFull, StreamingNodeError, Truncated
+from wal.headers import CutHeader, InsertHeader
+from wal.message import Message, TransactionMessage
+from wal.message_type import EXCLUSIVE, MessageType
+from wal.transaction_buffer import TransactionBuffer
+
+TIGHT = Limits(
+    txn=TxnLimits(size_bytes_max=2000, age_s_max=30, keepalive_ms_default=5_000),
+    segment=SegmentLimits(bytes_max=60, bytes_jitter=0, growing_bytes_high=300, growing_bytes_low=100),
+)
+
+
+@dataclass
+class Checkpoint:
+    """What a flusher would save: where to resume, the tick, the state."""
+
+    position: int
+    tick: int
+    shard_state: bytes
+
+
+@dataclass
+class History:
+    """A live channel with a walk over it; each step picks its subject by a number."""
+
+    channel: LiveChannel
+    collections: list[CollectionInfo] = field(default_factory=list)
+    partitions: list[tuple[CollectionInfo, int]] = field(default_factory=list)
+    transactions: list[int] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+    async def walk(self, steps: list[tuple[str, int]]) -> None:
+        for name, number in steps:
+            step: Callable[[int], Awaitable[object]] = getattr(self, name)
+            if self.collections or name in {"create", "begin", "pass_time"}:
+                with suppress(StreamingNodeError):  # refused, so it must have changed nothing
+                    await step(number)
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        state = self.channel.shard.state
+        self.checkpoints.append(Checkpoint(self.channel.resume_position, state.tick, state.snapshot()))
+
+    def _collection(self, number: int) -> CollectionInfo:
+        live = self.channel.shard.catalog.collections()
+        known = live if live and number % 6 else self.collections  # now and then one that is gone
+        return known[number % len(known)]
+
+    def _txn(self, number: int) -> int:
+        recent = self.transactions[-3:]
+        return recent[number % len(recent)] if recent else 0
+
+    async def create(self, number: int) -> None:
+        self.collections.append(await self.channel.create_collection(f"c{number % 3}", shards=1 + number % 2))
+
+    async def drop(self, number: int) -> None:
+        await self.channel.drop_collection(self._collection(number))
+
+    async def create_partition(self, number: int) -> None:
+        info = self._collection(number)
+        self.partitions.append((info, await self.channel.create_partition(info, f"p{number % 2}")))
+
+    async def drop_partition(self, number: int) -> None:
+        if self.partitions:
+            await self.channel.drop_partition(*self.partitions[number % len(self.partitions)])
+
+    async def insert(self, number: int) -> None:
+        info = self._collection(number)
+        await self.channel.append(*(insert(info, 1 + number % 4, shard=shard) for shard in range(len(info.vchannels))))
+
+    async def insert_into_partition(self, number: int) -> None:
+        if self.partitions:
+            info, partition_id = self.partitions[number % len(self.partitions)]
+            await self.channel.append(insert(info, partition_id=partition_id))
+
+    async def delete(self, number: int) -> None:
+        await self.channel.append(delete(self._collection(number)))
+
+    async def upsert(self, number: int) -> None:
+        info = self._collection(number)
+        await self.channel.append(begin(), delete(info), insert(info, 1 + number % 3), insert(info), commit())
+
+    async def begin(self, _: int) -> None:
+        self.transactions.append(await self.channel.begin())
+
+    async def body(self, number: int) -> None:
+        info, txn_id = self._collection(number // 3), self._txn(number)
+        if txn_id:
+            await self.channel.append(delete(info, txn_id=txn_id), insert(info, 1 + number % 3, txn_id=txn_id))
+
+    async def commit(self, number: int) -> None:
+        if txn_id := self._txn(number):
+            await self.channel.commit(txn_id)
+
+    async def rollback(self, number: int) -> None:
+        if txn_id := self._txn(number):
+            await self.channel.rollback(txn_id)
+
+    async def cut(self, _: int) -> None:
+        await self.channel.cut()
+
+    async def seal(self, _: int) -> None:
+        await self.channel.sealer.seal_due(self.channel.append_group)
+
+    async def pass_time(self, number: int) -> None:
+        self.channel.now_ms += 1000 * (number % 8)
+        await self.channel.rollbacks.roll_back_due(self.channel.append_group)
+
+    async def refused_insert(self, number: int) -> None:
+        self.channel.log.refusal = lambda _: StorageFull("disk", 1, 2)
+        try:
+            await self.channel.append(insert(self._collection(number)))
+        finally:
+            self.channel.log.refusal = lambda _: None
+
+
+STEPS = [name for name in vars(History) if not name.startswith("_") and name not in {"walk", *History.__annotations__}]
+LIKELY = [*STEPS, *("insert", "begin", "body", "body", "commit") * 2]
+walks = st.lists(st.tuples(st.sampled_from(LIKELY), st.integers(0, 11)), min_size=1, max_size=40)
+
+
+def run(steps: list[tuple[str, int]], check: Callable[[History], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with LiveChannel.open(limits=TIGHT) as channel:
+            history = History(channel)
+            await history.walk([("create", 0), *steps])
+            await check(history)
+
+    anyio.run(main)
+
+
+@given(walks, st.data())
+def test_any_checkpoint_and_the_rest_of_the_log_make_the_live_channel(
+    steps: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    async def check(history: History) -> None:
+        channel = history.channel
+        saved = data.draw(st.sampled_from(history.checkpoints))
+        recovered = await recover(
+            channel.memory, position=saved.position, tick=saved.tick, shard_state=saved.shard_state
+        )
+        assert recovered.shard_state.snapshot() == channel.shard.state.snapshot()
+        assert recovered.shard_state.skipped == channel.shard.state.skipped == 0
+        assert recovered.last_confirmed == channel.resume_position
+        for begin_message, bodies in recovered.open_transactions:
+            live = channel.txn.bodies_of(begin_message.txn_id)
+            assert [body.header for body in live] == [body.header for body in bodies]
+        assert len(recovered.open_transactions) == channel.txn.live
+
+    run(steps, check)
+
+
+@given(walks)
+def test_replay_of_any_prefix_makes_the_state_of_that_moment(steps: list[tuple[str, int]]) -> None:
+    async def check(history: History) -> None:
+        expected = {ShardState.restore(saved.shard_state).position: saved.shard_state for saved in history.checkpoints}
+        replayed, buffer = ShardState(), TransactionBuffer()
+        for entry in await history.channel.entries():
+            for message in buffer.observe(entry):
+                replayed.observe(message)
+                replayed.observe(message)  # a repeat does nothing
+                if message.position in expected:
+                    assert replayed.snapshot() == expected.pop(message.position)
+        assert set(expected) <= {0}
+
+    run(steps, check)
+
+
+@given(walks)
+def test_offsets_segments_cuts_and_transactions_keep_their_promises(steps: list[tuple[str, int]]) -> None:
+    async def check(history: History) -> None:
+        visible = await history.channel.visible()
+        _check_offsets_are_contiguous(visible)
+        _check_rows_lie_between_creation_and_seal(visible)
+        _check_no_transaction_spans_an_exclusive_message(visible)
+        numbers = [m.header.number for m in visible if isinstance(m, Message) and isinstance(m.header, CutHeader)]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+    run(steps, check)
+
+
+def _rows(message: Message | TransactionMessage) -> list[Message]:
+    return list(message.bodies) if isinstance(message, TransactionMessage) else [message]
+
+
+def _check_offsets_are_contiguous(visible: list[Message | TransactionMessage]) -> None:
+    next_offsets: dict[str, int] = {}
+    for message in visible:
+        for row in _rows(message):
+            offset = next_offsets.setdefault(row.vchannel, 0)
+            if isinstance(row.header, InsertHeader):
+                assert row.header.first_offset == offset
+                next_offsets[row.vchannel] = offset + row.header.rows
+            elif row.type is MessageType.DELETE:
+                assert getattr(row.header, "next_offset", None) == offset
+
+
+def _check_rows_lie_between_creation_and_seal(visible: list[Message | TransactionMessage]) -> None:
+    growing: set[int] = set()
+    for message in visible:
+        for row in _rows(message):
+            match row.type:
+                case MessageType.CREATE_SEGMENT:
+                    growing.add(getattr(row.header, "segment_id", 0))
+                case MessageType.FLUSH:
+                    growing.remove(getattr(row.header, "segment_id", 0))
+                case MessageType.CUT:
+                    assert isinstance(row.header, CutHeader)
+                    growing -= set(row.header.segment_ids)
+                case MessageType.INSERT:
+                    assert getattr(row.header, "segment_id", 0) in growing
+                case _:
+                    pass
+
+
+def _check_no_transaction_spans_an_exclusive_message(visible: list[Message | TransactionMessage]) -> None:
+    fences: dict[str, int] = {}
+    for message in visible:
+        if message.type in EXCLUSIVE and isinstance(message, Message):
+            fences[message.vchannel] = message.time_tick
+        elif isinstance(message, TransactionMessage):
+            assert all(fences.get(vchannel, 0) < message.txn_id for vchannel in message.vchannels)
+
+
+@pytest.mark.anyio
+async def test_commit_whose_begin_is_before_the_checkpoint_is_corrupt() -> None:
+    async with LiveChannel.open() as channel:
+        txn_id = await channel.begin()
+        position, tick = channel.memory.next_position, channel.ticks.last
+        await channel.append(begin(), commit())
+        await channel.commit(txn_id)
+        with pytest.raises(Corrupt, match="begins before"):
+            await recover(channel.memory, position=position, tick=tick)
+
+
+@pytest.mark.anyio
+async def test_checkpoint_before_the_earliest_entry_is_refused() -> None:
+    async with LiveChannel.open() as channel:
+        await channel.create_collection("a")
+        for _ in range(3):
+            await channel.cut()
+        await channel.memory.truncate(3)
+        with pytest.raises(Truncated):
+            await recover(channel.memory, position=1)
+
+
+@pytest.mark.anyio
+async def test_messages_of_an_unknown_collection_are_counted_and_skipped() -> None:
+    async with LiveChannel.open() as channel:
+        info = await channel.create_collection("a")
+        first = channel.memory.next_position
+        await channel.append(insert(info))
+        await channel.append(delete(info))
+        await channel.drop_collection(info)
+        recovered = await recover(channel.memory, position=first)
+    assert recovered.shard_state.skipped == 4  # the segment, the rows, the delete, the drop
+    assert recovered.shard_state.segments == {}

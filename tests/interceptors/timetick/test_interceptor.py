@@ -1,0 +1,189 @@
+import asyncio
+
+import pytest
+
+from interceptors.timetick.ack_manager import AckManager
+from tests.interceptors.timetick.tick_channel import TickChannel
+from tests.wal.manual_log import A, B, insert, settle
+from wal.errors import Indeterminate, InvalidArgument, StorageFailed
+from wal.timetick import CLOCK_LEAP_MS_MAX, add_ms
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_append_is_published_with_its_tick_before_its_caller_hears_of_it() -> None:
+    channel = TickChannel()
+    append = await channel.start(insert(A, B))
+    assert not append.done()
+    assert channel.published() == []
+    channel.log.write()
+    result = await append
+    assert result.time_tick > channel.first_tick
+    assert channel.published() == [result.time_tick]
+    assert channel.tail.confirmed_tick == result.time_tick
+    assert channel.mvcc.of(B) == (B, result.time_tick, True)
+    assert channel.promised == [], "an entry carries its own tick"
+
+
+async def test_tick_order_is_position_order_and_publication_order() -> None:
+    channel = TickChannel()
+    appends = [await channel.start(insert()) for _ in range(10)]
+    channel.log.write()
+    results = await asyncio.gather(*appends)
+    assert [result.first_message_id.position for result in results] == list(range(1, 11))
+    assert channel.published() == sorted(result.time_tick for result in results)
+
+
+async def test_last_confirmed_is_the_own_position_while_no_transaction_is_open() -> None:
+    channel = TickChannel()
+    for _ in range(3):
+        append = await channel.start(insert())
+        channel.log.write()
+        result = await append
+        assert result.last_confirmed == result.first_message_id
+
+
+async def test_last_confirmed_is_the_begin_of_the_oldest_open_transaction() -> None:
+    channel = TickChannel(oldest_open_begin=lambda: 7)
+    append = await channel.start(insert())
+    channel.log.write()
+    assert (await append).last_confirmed.position == 7
+
+
+async def test_refused_append_gives_its_tick_back_and_readers_never_hear_of_it() -> None:
+    channel = TickChannel()
+    channel.log.refusal = StorageFailed("read-only")
+    with pytest.raises(StorageFailed):
+        await channel.append(insert())
+    channel.log.refusal = None
+    append = await channel.start(insert())
+    channel.log.write()
+    result = await append
+    assert channel.published() == [result.time_tick]
+    assert channel.acks.pending == 0
+
+
+async def test_failed_write_stops_every_later_tick() -> None:
+    channel = TickChannel()
+    good = await channel.start(insert())
+    bad = await channel.start(insert())
+    sync = asyncio.ensure_future(channel.sync_operator.sync())
+    await settle()
+    channel.log.write(1)
+    channel.log.break_down()
+    good_tick = (await good).time_tick
+    for broken in (bad, sync):
+        with pytest.raises(Indeterminate):
+            await broken
+    assert channel.published() == [good_tick]
+    assert channel.tail.confirmed_tick == good_tick < channel.acks.indeterminate_tick
+    assert channel.promised == []
+
+
+async def test_entry_written_but_not_synced_is_acknowledged_and_not_published() -> None:
+    channel = TickChannel(durability="os")
+    append = await channel.start(insert())
+    channel.log.write()
+    result = await append
+    assert channel.published() == []
+    assert not channel.acks.confirmed(result.time_tick).done()
+    consistent = asyncio.ensure_future(channel.sync_operator.consistent_tick())
+    await settle()
+    assert not consistent.done(), "a tick above an acknowledged append waits until that is synced"
+    channel.log.sync()
+    assert await consistent > result.time_tick
+    assert channel.published() == [result.time_tick]
+
+
+async def test_messages_may_be_used_again_once_the_append_returned_though_not_published_yet() -> None:
+    channel = TickChannel(durability="os")
+    group = insert()
+    append = await channel.start(group)
+    channel.log.write()
+    tick = (await append).time_tick
+    group.messages[0].with_time_tick(tick + 100)
+    channel.log.sync()
+    await settle()
+    assert channel.published() == [tick]
+
+
+async def test_background_sync_that_fails_after_the_acknowledgement_stops_later_ticks() -> None:
+    channel = TickChannel(durability="os")
+    append = await channel.start(insert())
+    channel.log.write()
+    await append
+    channel.log.written[0].durable.set_exception(Indeterminate("sync failed"))
+    await settle()
+    with pytest.raises(Indeterminate):
+        await channel.sync_operator.sync()
+
+
+@pytest.mark.parametrize("outcome", ["durable", "failed"])
+async def test_append_cancelled_in_the_queue_is_decided_by_the_log_alone(outcome: str) -> None:
+    channel = TickChannel(durability="os")  # here `written` may be cancelled without touching `durable`
+    append = await channel.start(insert())
+    append.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await append
+    assert channel.acks.pending == 1
+    durable = channel.log.queue[0].durable
+    if outcome == "durable":
+        durable.set_result(None)
+        await settle()
+        assert len(channel.published()) == 1
+    else:
+        durable.set_exception(Indeterminate("gone"))
+        await settle()
+        assert channel.published() == []
+        assert channel.acks.indeterminate_tick
+
+
+async def test_write_nobody_can_know_the_end_of_counts_as_indeterminate() -> None:
+    channel = TickChannel()
+    append = await channel.start(insert())
+    channel.log.queue[0].durable.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await append
+    assert channel.acks.indeterminate_tick
+
+
+async def test_barrier_below_the_confirmed_tick_costs_nothing() -> None:
+    channel = TickChannel()
+    append = await channel.start(insert(barrier_tick=channel.first_tick))
+    channel.log.write()
+    assert (await append).time_tick > channel.first_tick
+    assert channel.promised == []
+
+
+async def test_barrier_ahead_of_an_idle_log_is_reached_at_once() -> None:
+    channel = TickChannel()
+    barrier = add_ms(channel.first_tick, 1000)
+    append = await channel.start(insert(barrier_tick=barrier))
+    channel.log.write()
+    assert (await append).time_tick > barrier
+    assert channel.tail.confirmed_tick > barrier
+
+
+async def test_barrier_holds_an_append_back_until_everything_up_to_it_is_confirmed() -> None:
+    channel = TickChannel()
+    before = await channel.start(insert(A))
+    barrier = channel.ticks.last
+    held = await channel.start(insert(B, barrier_tick=barrier))
+    assert len(channel.log.queue) == 1
+    channel.log.write()
+    await before
+    await settle()
+    channel.log.write()
+    assert (await held).time_tick > barrier
+
+
+async def test_barrier_from_an_unbelievable_clock_is_refused_and_the_clock_stays() -> None:
+    channel = TickChannel()
+    with pytest.raises(InvalidArgument, match="ahead of this node"):
+        await channel.append(insert(barrier_tick=add_ms(channel.first_tick, CLOCK_LEAP_MS_MAX + 1)))
+    assert channel.ticks.last == channel.first_tick
+
+
+async def test_ack_manager_of_a_term_without_a_first_tick_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        AckManager(TickChannel().ticks, confirmed_tick=0, release=lambda _details: None)

@@ -1,0 +1,56 @@
+from interceptors.timetick.mvcc import MvccManager
+from tests.wal.manual_log import A, B, begin, commit, insert
+from wal.append import AppendGroup
+from wal.headers import DropCollectionHeader
+from wal.message import LogEntry, MutableMessage, into_entry
+from wal.message_type import MessageType
+
+
+def entry(group: AppendGroup, tick: int) -> LogEntry:
+    group.stamp_time_tick(tick, None)
+    return into_entry(group.messages, wal_name="memory", first_position=tick, crc32c=0, size_bytes=1)
+
+
+def test_unchanged_vchannel_is_complete_at_the_first_tick() -> None:
+    assert MvccManager(10).of(A) == (A, 10, True)
+
+
+def test_change_is_confirmed_with_its_tick() -> None:
+    mvcc = MvccManager(10)
+    mvcc.update(entry(insert(A, B), 12))
+    mvcc.update(entry(insert(B), 14))
+    assert mvcc.all_vchannels() == [(A, 12, False), (B, 14, False)]
+    mvcc.confirm(13)
+    assert mvcc.all_vchannels() == [(A, 12, True), (B, 14, False)]
+
+
+def test_entries_out_of_order_do_not_move_a_vchannel_back() -> None:
+    mvcc = MvccManager(10)
+    mvcc.update(entry(insert(A), 14))
+    mvcc.update(entry(insert(A), 12))
+    assert mvcc.of(A).time_tick == 14
+
+
+def test_transaction_changes_its_vchannels_at_its_commit_only() -> None:
+    mvcc = MvccManager(10)
+    mvcc.update(entry(begin(), 12))
+    mvcc.update(entry(insert(A, txn_id=12), 13))
+    assert mvcc.all_vchannels() == []
+    mvcc.update(entry(commit(A, B, txn_id=12), 15))
+    assert mvcc.all_vchannels() == [(A, 15, False), (B, 15, False)]
+
+
+def test_dropped_vchannel_is_forgotten() -> None:
+    mvcc = MvccManager(10)
+    mvcc.update(entry(insert(A), 12))
+    drop = MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=A)
+    mvcc.update(entry(AppendGroup([drop]), 13))
+    assert mvcc.all_vchannels() == []
+
+
+def test_confirmed_tick_never_goes_back() -> None:
+    mvcc = MvccManager(10)
+    mvcc.update(entry(insert(A), 12))
+    mvcc.confirm(12)
+    mvcc.confirm(11)
+    assert mvcc.of(A).confirmed

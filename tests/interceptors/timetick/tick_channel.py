@@ -1,0 +1,59 @@
+"""The tick parts of one channel, put together on a log that a test steers."""
+
+import asyncio
+from collections.abc import Callable
+
+from interceptors.chain import build
+from interceptors.redo import RedoInterceptor, RedoLimits
+from interceptors.timetick.ack_manager import AckManager
+from interceptors.timetick.interceptor import TimeTickInterceptor
+from interceptors.timetick.mvcc import MvccManager
+from interceptors.timetick.release import ReaderRelease
+from interceptors.timetick.sync_operator import TimeTickSyncOperator
+from tests.wal.manual_log import ManualLog, StillClock, allocator, settle
+from wal.adaptor import log_end
+from wal.append import AppendGroup, AppendResult
+from wal.live_tail import LiveTail
+
+
+class TickChannel:
+    def __init__(
+        self, *, durability: str = "fsync", oldest_open_begin: Callable[[], int | None] = lambda: None
+    ) -> None:
+        self.clock = StillClock()
+        self.ticks = allocator(self.clock)
+        self.first_tick = self.ticks.allocate()
+        self.log = ManualLog(durability=durability)
+        self.tail = LiveTail()
+        self.tail.start(next_position=1, confirmed_tick=self.first_tick)
+        self.promised: list[int] = []
+        self.mvcc = MvccManager(self.first_tick)
+        release = ReaderRelease(self.tail, self.mvcc, self._promise)
+        self.acks = AckManager(self.ticks, confirmed_tick=self.first_tick, release=release)
+        self.sync_operator = TimeTickSyncOperator(self.acks, source_id="node-1")
+        self.timetick = TimeTickInterceptor(
+            wal_name="memory", ticks=self.ticks, acks=self.acks, mvcc=self.mvcc, oldest_open_begin=oldest_open_begin
+        )
+        redo = RedoInterceptor(RedoLimits(wait_s_max=5))
+        self.append = build([redo, self.timetick], log_end(self.log))
+
+    async def start(self, group: AppendGroup) -> "asyncio.Task[AppendResult]":
+        """Begin an append and run it as far as it gets."""
+
+        async def run() -> AppendResult:
+            return await self.append(group)
+
+        task = asyncio.ensure_future(run())
+        await settle()
+        return task
+
+    def published(self) -> list[int]:
+        """Ticks of the entries readers can have."""
+        reader = self.tail.open_reader(1)
+        assert reader is not None
+        read = reader.poll(bytes_max=1 << 30)
+        return [] if read is None else [entry.time_tick for entry in read.entries]
+
+    def _promise(self, tick: int) -> None:
+        assert tick > self.tail.confirmed_tick, "the promise comes before readers hear of it"
+        self.promised.append(tick)

@@ -1,0 +1,216 @@
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from interceptors.txn.session import SessionState, TxnLimits
+from tests.interceptors.live_channel import (
+    Limits,
+    LiveChannel,
+    commit,
+    insert,
+    settle_tasks,
+)
+from wal.append import AppendGroup
+from wal.errors import (
+    AlreadyExists,
+    InvalidTransactionState,
+    TransactionExpired,
+)
+from wal.message import TransactionMessage
+from wal.message_type import MessageType
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(txn=TxnLimits(size_bytes_max=1000, sessions_max=3, age_s_max=60))
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[LiveChannel]:
+    async with LiveChannel.open(limits=LIMITS) as opened:
+        yield opened
+
+
+async def transactions(channel: LiveChannel) -> list[TransactionMessage]:
+    return [message for message in await channel.visible() if isinstance(message, TransactionMessage)]
+
+
+# --- expiry -----------------------------------------------------------------------------------------------------------
+
+
+async def test_expired_transaction_is_refused_and_its_rollback_logged(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    txn_id = await channel.begin(10)
+    await channel.append(insert(info, txn_id=txn_id))
+    channel.now_ms += 11
+    for attempt in (insert(info, txn_id=txn_id), commit(txn_id)):
+        with pytest.raises(TransactionExpired):
+            await channel.append(attempt)
+    assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
+    assert channel.txn.oldest_open_begin() is None
+
+
+async def test_timer_expires_what_no_client_asks_for(channel: LiveChannel) -> None:
+    await channel.begin(10)
+    await channel.begin(30)
+    channel.now_ms += 20
+    assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
+    channel.now_ms += 20
+    assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
+    assert channel.txn.live == 0
+
+
+async def test_client_may_roll_back_what_expired_and_the_worker_does_not_repeat_it(channel: LiveChannel) -> None:
+    txn_id = await channel.begin(10)
+    channel.now_ms += 11
+    channel.txn.expire_until(channel.ticks.allocate())
+    await channel.rollback(txn_id)
+    assert await channel.rollbacks.roll_back_due(channel.append_group) == 0
+    assert (await channel.types()).count(MessageType.ROLLBACK_TXN) == 1
+
+
+async def test_rollback_worker_writes_a_rollback_as_soon_as_a_session_is_doomed(channel: LiveChannel) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channel.rollbacks.run, channel.append_group)
+        await channel.begin(10)
+        await settle_tasks()
+        channel.now_ms += 11
+        channel.txn.expire_until(channel.ticks.allocate())
+        await settle_tasks()
+        tasks.cancel_scope.cancel()
+    assert channel.txn.live == 0
+
+
+# --- exclusive messages -----------------------------------------------------------------------------------------------
+
+
+async def test_exclusive_message_ends_the_transactions_of_its_vchannels_only(channel: LiveChannel) -> None:
+    one, two = await channel.create_collection("a"), await channel.create_collection("b")
+    hit, spared = await channel.begin(), await channel.begin()
+    await channel.append(insert(one, txn_id=hit))
+    await channel.append(insert(two, txn_id=spared))
+    await channel.create_partition(one, "eu")
+    with pytest.raises(TransactionExpired, match="schema change"):
+        await channel.commit(hit)
+    await channel.commit(spared)
+    assert [txn.txn_id for txn in await transactions(channel)] == [spared]
+
+
+async def test_first_body_behind_an_exclusive_message_ends_the_transaction(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    txn_id = await channel.begin()
+    await channel.create_partition(info, "eu")
+    with pytest.raises(TransactionExpired, match="schema change"):
+        await channel.append(insert(info, txn_id=txn_id))
+
+
+async def test_transaction_begun_after_an_exclusive_message_is_free(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    older = await channel.begin()
+    await channel.create_partition(info, "eu")
+    younger = await channel.begin()
+    await channel.append(insert(info, txn_id=younger))
+    await channel.commit(younger)
+    await channel.rollback(older)
+
+
+async def test_exclusive_message_that_is_refused_ends_no_transaction(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    await channel.create_partition(info, "eu")
+    txn_id = await channel.begin()
+    await channel.append(insert(info, txn_id=txn_id))
+    with pytest.raises(AlreadyExists):
+        await channel.create_partition(info, "eu")
+    await channel.commit(txn_id)
+
+
+async def test_commit_behind_an_exclusive_message_still_on_its_way_is_refused(channel: LiveChannel) -> None:
+    """The exclusive message counts from its place in the log, not from its durability."""
+    info = await channel.create_collection("a")
+    txn_id = await channel.begin()
+    await channel.append(insert(info, txn_id=txn_id))
+    channel.log.hold()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channel.create_partition, info, "eu")
+        await settle_tasks()
+        group = AppendGroup([commit(txn_id)])  # past the lock, which would hold it back
+        group.stamp_time_tick(channel.ticks.allocate(), None)
+        with pytest.raises(TransactionExpired, match="schema change"):
+            channel.txn.request_commit(group, txn_id)
+        channel.log.release()
+
+
+# --- where readers resume ---------------------------------------------------------------------------------------------
+
+
+async def test_oldest_open_begin_follows_the_oldest_transaction(channel: LiveChannel) -> None:
+    first, second = await channel.begin(), await channel.begin()
+    assert channel.txn.oldest_open_begin() == 1
+    await channel.commit(second)
+    assert channel.txn.oldest_open_begin() == 1
+    await channel.commit(first)
+    assert channel.txn.oldest_open_begin() is None
+
+
+async def test_begin_counts_as_open_from_its_place_in_the_log(channel: LiveChannel) -> None:
+    channel.log.hold()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channel.begin)
+        await settle_tasks()
+        assert channel.txn.oldest_open_begin() == 1
+        channel.log.release()
+
+
+async def test_scope_of_a_commit_has_the_vchannels_of_its_bodies(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a", shards=3)
+    txn_id = await channel.begin()
+    await channel.append(insert(info, shard=2, txn_id=txn_id), insert(info, shard=0, txn_id=txn_id))
+    scope = channel.txn.scope_of(AppendGroup([commit(txn_id)]))
+    assert set(scope) == {"", info.vchannels[0], info.vchannels[2]}
+
+
+# --- after a restart --------------------------------------------------------------------------------------------------
+
+
+async def test_open_transaction_survives_a_restart_and_commits(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    txn_id = await channel.begin()
+    await channel.append(insert(info, 2, txn_id=txn_id))
+    async with LiveChannel.open(channel.memory) as reopened:
+        assert reopened.txn.oldest_open_begin() == channel.txn.oldest_open_begin()
+        await reopened.append(insert(info, 3, txn_id=txn_id))
+        await reopened.commit(txn_id)
+        (txn,) = await transactions(reopened)
+    assert [getattr(body.header, "first_offset", None) for body in txn.bodies] == [0, 2]
+
+
+async def test_transaction_overtaken_before_a_restart_stays_dead_after_it(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    txn_id = await channel.begin()
+    await channel.append(insert(info, 2, txn_id=txn_id))
+    await channel.create_partition(info, "eu")
+    async with LiveChannel.open(channel.memory) as reopened:
+        with pytest.raises(TransactionExpired):
+            await reopened.commit(txn_id)
+        assert await reopened.rollbacks.roll_back_due(reopened.append_group) == 1
+
+
+async def test_restart_counts_as_idle_time(channel: LiveChannel) -> None:
+    await channel.begin(10)
+    async with LiveChannel.open(channel.memory) as reopened:
+        reopened.now_ms += 11
+        assert await reopened.rollbacks.roll_back_due(reopened.append_group) == 1
+
+
+async def test_state_of_a_commit_in_the_logs_hands_is_left_to_the_log(channel: LiveChannel) -> None:
+    txn_id = await channel.begin(10)
+    channel.log.hold()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channel.commit, txn_id)
+        await settle_tasks()
+        channel.now_ms += 1000
+        assert channel.txn.expire_until(channel.ticks.allocate()) == 0
+        with pytest.raises(InvalidTransactionState, match=SessionState.COMMITTING.name):
+            await channel.rollback(txn_id)
+        channel.log.release()
+    assert len(await transactions(channel)) == 1

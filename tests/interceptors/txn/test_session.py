@@ -1,0 +1,133 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interceptors.change import Change
+from interceptors.txn.session import (
+    CLIENT_EVENTS,
+    TRANSITIONS,
+    Doom,
+    Session,
+    SessionEvent,
+    SessionState,
+    TxnLimits,
+)
+from wal.errors import InvalidTransactionState, TransactionExpired, TransactionTooLarge
+from wal.headers import DeleteHeader
+from wal.message_type import MessageType
+from wal.timetick import add_ms, compose_tick
+
+T0 = compose_tick(1_000)
+BODY = Change(MessageType.DELETE, "p0_1v0", DeleteHeader(1, 1), 36)
+
+
+def session(keepalive_ms: int = 10, **limits: float) -> Session:
+    return Session(T0, keepalive_ms, TxnLimits(**limits))  # type: ignore[arg-type]
+
+
+def test_idle_session_is_due_at_exactly_its_keepalive() -> None:
+    idle = session(keepalive_ms=10)
+    assert idle.due(add_ms(T0, 10) - 1) is None
+    assert idle.due(add_ms(T0, 10)) is Doom.EXPIRED
+
+
+def test_only_a_body_that_succeeded_extends_the_keepalive() -> None:
+    extended = session(keepalive_ms=10)
+    for tick, expected in [(0, Doom.EXPIRED), (add_ms(T0, 5), None)]:
+        extended.add_bodies([BODY])
+        extended.bodies_ended(tick)
+        assert extended.due(add_ms(T0, 10)) is expected
+
+
+def test_session_with_a_body_on_its_way_is_not_idle() -> None:
+    busy = session(keepalive_ms=10)
+    busy.add_bodies([BODY])
+    assert busy.due(add_ms(T0, 1000)) is None
+
+
+def test_age_ends_a_session_even_with_a_body_on_its_way() -> None:
+    busy = session(age_s_max=1)
+    busy.add_bodies([BODY])
+    assert busy.due(add_ms(T0, 1000)) is Doom.TOO_OLD
+
+
+@pytest.mark.parametrize(
+    "doom, error",
+    [
+        (Doom.EXPIRED, TransactionExpired),
+        (Doom.OVERTAKEN, TransactionExpired),
+        (Doom.COMMIT_FAILED, TransactionExpired),
+        (Doom.TOO_LARGE, TransactionTooLarge),
+        (Doom.TOO_OLD, TransactionTooLarge),
+    ],
+)
+def test_doomed_session_stays_so_and_says_why(doom: Doom, error: type[Exception]) -> None:
+    doomed = session()
+    doomed.set_doom(doom)
+    for _ in range(2):
+        with pytest.raises(error, match=doom.value):
+            doomed.add_bodies([BODY])
+        with pytest.raises(error, match=doom.value):
+            doomed.request_commit(by="a commit")
+    assert doomed.bodies == []
+    assert doomed.in_flight == 0
+
+
+def test_commit_waits_for_bodies_on_their_way_and_takes_no_more() -> None:
+    busy = session()
+    busy.add_bodies([BODY])
+    assert not busy.request_commit(by="a commit")
+    with pytest.raises(InvalidTransactionState):
+        busy.add_bodies([BODY])
+    assert busy.bodies_ended(T0 + 1)
+    assert busy.request_commit(by="a commit")
+
+
+def test_second_commit_is_refused_and_changes_nothing() -> None:
+    busy = session()
+    busy.add_bodies([BODY])
+    first = object()
+    busy.request_commit(by=first)
+    with pytest.raises(InvalidTransactionState):
+        busy.request_commit(by=object())
+    assert busy.committing is first
+
+
+def test_commit_done_out_of_place_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        session().apply(SessionEvent.COMMIT_DONE)
+
+
+@pytest.mark.parametrize("state", SessionState)
+@pytest.mark.parametrize("event", SessionEvent)
+def test_event_outside_the_table_raises_and_changes_nothing(state: SessionState, event: SessionEvent) -> None:
+    at = session()
+    at.state = state
+    if (state, event) in TRANSITIONS:
+        at.apply(event)
+        assert at.state is TRANSITIONS[state, event]
+        return
+    with pytest.raises(InvalidTransactionState if event in CLIENT_EVENTS else AssertionError):
+        at.apply(event)
+    assert at.state is state
+
+
+def test_ended_session_leads_nowhere() -> None:
+    assert not {state for state, _ in TRANSITIONS} & {SessionState.COMMITTED, SessionState.ROLLED_BACK}
+
+
+@given(st.lists(st.booleans(), max_size=20))
+def test_size_is_that_of_the_bodies_kept(succeeds: list[bool]) -> None:
+    counted = session()
+    for succeeded in succeeds:
+        counted.add_bodies([BODY, BODY])
+        if not succeeded:
+            counted.drop_bodies([BODY, BODY])
+        counted.bodies_ended(T0 if succeeded else 0)
+    assert counted.size_bytes == 100 * len(counted.bodies) == 200 * sum(succeeds)
+
+
+def test_bodies_overflow_by_size_and_by_count() -> None:
+    assert not session(size_bytes_max=200, bodies_max=2).overflows([BODY, BODY])
+    assert session(size_bytes_max=199).overflows([BODY, BODY])
+    assert session(bodies_max=1).overflows([BODY, BODY])

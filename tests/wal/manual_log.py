@@ -1,0 +1,125 @@
+"""A log whose writes end when and how a test says; positions and tickets as any log gives them."""
+
+import asyncio
+
+from wal.append import AppendGroup, AppendTicket
+from wal.errors import Indeterminate
+from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, TimeTickHeader
+from wal.message import LogEntry, MutableMessage
+from wal.message_type import MessageType
+from wal.timetick import TickAllocator
+
+A, B = "p0_1v0", "p0_1v1"
+
+
+class ManualLog:
+    """Appends are queued; `write` acknowledges the oldest ones, `sync` makes them durable, `break_down` fails the rest.
+
+    Not `held`, it does both at once. `admission` keeps appends out of the queue until it is done.
+    """
+
+    name = "p0"
+    wal_name = "memory"
+
+    def __init__(self, *, durability: str = "fsync") -> None:
+        self._fsync = durability == "fsync"
+        self.held = True
+        self.queue: list[AppendTicket] = []
+        self.written: list[AppendTicket] = []
+        self.next_position = 1
+        self.first_position = 1
+        self.last_tick = 0
+        self.refusal: Exception | None = None
+        self.admission: asyncio.Future[None] | None = None
+
+    @property
+    def durable_position(self) -> int:
+        return 0
+
+    async def admit(self, size_bytes: int) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if self.admission is not None:
+            await asyncio.shield(self.admission)
+
+    def append(self, group: AppendGroup) -> AppendTicket:
+        if self.refusal is not None:
+            raise self.refusal
+        assert group.time_tick > self.last_tick, "position order is tick order"
+        self.last_tick = group.time_tick
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        durable = written if self._fsync else asyncio.get_running_loop().create_future()
+        ticket = AppendTicket(self.next_position, 0, group.size_bytes, written, durable)
+        self.next_position += len(group.messages)
+        self.queue.append(ticket)
+        if not self.held:
+            self.write()
+            self.sync()
+        return ticket
+
+    def write(self, count: int | None = None) -> None:
+        count = len(self.queue) if count is None else count
+        for _ in range(count):
+            ticket = self.queue.pop(0)
+            ticket.written.set_result(None)
+            self.written.append(ticket)
+
+    def sync(self) -> None:
+        for ticket in self.written:
+            if not ticket.durable.done():
+                ticket.durable.set_result(None)
+
+    def break_down(self) -> None:
+        error = Indeterminate("the disk is gone")
+        for ticket in self.queue:
+            ticket.written.set_exception(error)
+            ticket.written.exception()
+        self.queue.clear()
+        self.refusal = error
+
+    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
+        raise NotImplementedError
+
+    async def wait_beyond(self, position: int) -> None:
+        raise NotImplementedError
+
+    async def truncate(self, position: int) -> None:
+        raise NotImplementedError
+
+
+class StillClock:
+    """Milliseconds that move only when a test says."""
+
+    def __init__(self, now_ms: int = 1_000) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def allocator(clock: StillClock | None = None) -> TickAllocator:
+    return TickAllocator(clock or StillClock())
+
+
+def insert(*vchannels: str, txn_id: int = 0, barrier_tick: int = 0) -> AppendGroup:
+    header = InsertHeader(1, 1, 1, 1)
+    messages = [MutableMessage(MessageType.INSERT, header, vchannel=v, txn_id=txn_id) for v in vchannels or (A,)]
+    return AppendGroup(messages, barrier_tick=barrier_tick)
+
+
+def begin() -> AppendGroup:
+    return AppendGroup([MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(1000))])
+
+
+def commit(*vchannels: str, txn_id: int = 5) -> AppendGroup:
+    return AppendGroup([MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader(vchannels=vchannels), txn_id=txn_id)])
+
+
+def time_tick() -> AppendGroup:
+    return AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader())])
+
+
+async def settle() -> None:
+    """Let every task run until it waits for something that only the test can bring about."""
+    for _ in range(10):
+        await asyncio.sleep(0)

@@ -1,0 +1,108 @@
+"""A WAL with the real redo, lock and time tick interceptors on a log that a test steers."""
+
+import asyncio
+from collections.abc import Sequence
+
+from interceptors.chain import Chain
+from interceptors.lock import LockInterceptor
+from interceptors.redo import Redo, RedoInterceptor, RedoLimits
+from interceptors.timetick.ack_manager import AckManager
+from interceptors.timetick.interceptor import TimeTickInterceptor
+from interceptors.timetick.mvcc import MvccManager
+from interceptors.timetick.release import ReaderRelease
+from tests.wal.manual_log import ManualLog, allocator
+from wal.adaptor import Wal, WalLimits
+from wal.append import Append, AppendGroup, AppendObserver, AppendResult
+from wal.live_tail import LiveTail
+from wal.log import Log
+from wal.message import LogEntry
+
+
+class Store:
+    """The part of a log store that opening a WAL needs."""
+
+    node_id = "node-1"
+    term = 7
+
+    def __init__(self, log: ManualLog) -> None:
+        self.log = log
+
+    async def open_log(self, name: str) -> ManualLog:
+        return self.log
+
+
+class Gatekeeper:
+    """Stands for the innermost interceptors: sends appends back until `until` is done, when there is one."""
+
+    name = "gatekeeper"
+
+    def __init__(self) -> None:
+        self.until: asyncio.Future[None] | None = None
+        self.refusal: Exception | None = None
+        self.closed: list[str] = []
+        self.hangs = False
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        if self.refusal is not None:
+            raise self.refusal
+        if self.until is not None and not self.until.done():
+            raise Redo(self.until, waiting_for="the gate")
+        return await append(group)
+
+    async def ready(self) -> None: ...
+
+    async def graceful_close(self) -> None:
+        self.closed.append("graceful")
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        self.closed.append("close")
+
+
+class SteeredWal:
+    def __init__(self, *, observer: AppendObserver | None = None, limits: WalLimits | None = None) -> None:
+        self.log = ManualLog()
+        self.ticks = allocator()
+        self.tail = LiveTail()
+        self.gatekeeper = Gatekeeper()
+        self.failed: list[Sequence[str]] = []
+        self._observer = observer
+        self._limits = limits
+
+    async def open(self) -> "SteeredWal":
+        self.log.held = False
+        self.wal: Wal[str, str] = await Wal.open(
+            Store(self.log),  # type: ignore[arg-type]  # opening needs only this much of a store
+            "p0",
+            ticks=self.ticks,
+            recover=self._recover,
+            build_chain=self._build,
+            read=lambda policy: f"reader of {policy}",
+            observer=self._observer,
+            limits=self._limits,
+        )
+        self.log.held = True
+        return self
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left of any append: no task, no pending tick, no held lock."""
+        locks_free = all(lock.idle for lock in self.lock._locks.values())
+        return not self.wal.in_flight and not self.acks.pending and locks_free
+
+    async def _recover(self, log: Log, first_tick: LogEntry) -> int:
+        return first_tick.time_tick
+
+    def _build(self, recovered: int, log: Log, first_tick: LogEntry, end: Append) -> Chain:
+        self.first_tick = first_tick
+        self.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=recovered)
+        mvcc = MvccManager(recovered)
+        release = ReaderRelease(self.tail, mvcc, lambda _tick: None)
+        self.acks = AckManager(self.ticks, confirmed_tick=recovered, release=release)
+        self.lock = LockInterceptor(fail_transactions=lambda vchannels, _tick: self.failed.append(vchannels))
+        timetick = TimeTickInterceptor(
+            wal_name=log.wal_name, ticks=self.ticks, acks=self.acks, mvcc=mvcc, oldest_open_begin=lambda: None
+        )
+        redo = RedoInterceptor(RedoLimits(wait_s_max=5))
+        return Chain.of([redo, self.lock, timetick, self.gatekeeper], end)
