@@ -5,13 +5,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from wal.message import MutableMessage
 from wal.message_id import MessageId
 from wal.message_type import EXCLUSIVE
 
 
-@dataclass(frozen=True, slots=True)
-class AppendTicket:
+class AppendTicket(msgspec.Struct, frozen=True):
     """A group that has its place in the log.
 
     `written` is done when the store's durability mode says the append is acknowledged, `durable` when it is synced; with

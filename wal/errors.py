@@ -64,6 +64,12 @@ class Indeterminate(StreamingNodeError):
     retryable = "indeterminate"
 
 
+class DeadlineExceeded(Indeterminate, TimeoutError):
+    """The caller's deadline passed before the outcome was known: the call may still take effect, or not."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
 class StorageFull(StreamingNodeError):
     """The disk has less free space than the node needs to stay safe; the append did nothing."""
 
@@ -221,6 +227,17 @@ class PackageCollision(StreamingNodeError):
             f"package {package!r} is not only ours here: {other} — use a virtual environment of its own, "
             "then reinstall streamingnode there"
         )
+
+
+class PackageMissing(StreamingNodeError):
+    """Something optional that was asked for needs a package that is not installed; nothing was started."""
+
+    code = "PACKAGE_MISSING"
+    exit_code = 3
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
+        super().__init__(f"package {package} is not installed — run: pip install 'streamingnode[{extra}]'")
 
 
 # --- Spark and its tables ----------------------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ class MessageType(IntEnum):
     TXN = 999
     """An assembled transaction: made by readers, never in a log."""
 
+    def __str__(self) -> str:
+        return self.name
+
 
 MESSAGE_VERSION = 2
 """Version of every message this release writes; (type, version) names the header's layout."""

@@ -1,0 +1,81 @@
+"""A durable, ordered log of rows inside your Python process that becomes consistent tables in Spark.
+
+    async with sn.open_node("data") as node:
+        await node.insert("orders", [{"id": 1, "item": "tea", "amount": 3.5}])
+
+Names are imported when they are first used: importing this package costs a few milliseconds, Arrow comes with the first
+node.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scanner.deliver_policy import DeliverPolicy
+    from streamingnode import config, sync
+    from streamingnode.collection import Collection
+    from streamingnode.config import NodeConfig, load_config
+    from streamingnode.node import Node
+    from streamingnode.opening import open_node
+    from streamingnode.read import CollectionReader
+    from streamingnode.read_message import ReadMessage
+    from streamingnode.results import WriteResult
+    from streamingnode.services import FlushResult
+    from streamingnode.transaction import Transaction
+    from wal import errors
+    from wal.errors import StreamingNodeError
+    from wal.message_id import MessageId
+    from wal.message_type import MessageType
+
+__all__ = [
+    "Collection",
+    "CollectionReader",
+    "DeliverPolicy",
+    "FlushResult",
+    "MessageId",
+    "MessageType",
+    "Node",
+    "NodeConfig",
+    "ReadMessage",
+    "StreamingNodeError",
+    "Transaction",
+    "WriteResult",
+    "config",
+    "errors",
+    "load_config",
+    "open_node",
+    "sync",
+]
+
+_PLACES = {
+    "Collection": "streamingnode.collection",
+    "CollectionReader": "streamingnode.read",
+    "DeliverPolicy": "scanner.deliver_policy",
+    "FlushResult": "streamingnode.services",
+    "MessageId": "wal.message_id",
+    "MessageType": "wal.message_type",
+    "Node": "streamingnode.node",
+    "NodeConfig": "streamingnode.config",
+    "ReadMessage": "streamingnode.read_message",
+    "StreamingNodeError": "wal.errors",
+    "Transaction": "streamingnode.transaction",
+    "WriteResult": "streamingnode.results",
+    "load_config": "streamingnode.config",
+    "open_node": "streamingnode.opening",
+}
+_MODULES = {"config": "streamingnode.config", "errors": "wal.errors", "sync": "streamingnode.sync"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        found: object = import_module(_MODULES[name])
+    elif name in _PLACES:
+        found = getattr(import_module(_PLACES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,19 @@
+"""Names for Arrow's classes that are generic to a type checker and plain at run time."""
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    AnyArray = pa.Array[Any]
+    AnyChunkedArray = pa.ChunkedArray[Any]
+    AnyField = pa.Field[Any]
+else:
+    AnyArray = pa.Array
+    AnyChunkedArray = pa.ChunkedArray
+    AnyField = pa.Field
+
+
+def child_fields(kind: pa.DataType) -> list[AnyField]:
+    """Return the fields directly inside a list or struct type; none for any other."""
+    return [kind.field(i) for i in range(kind.num_fields)]

@@ -1,0 +1,80 @@
+"""How far each collection of a node is, as its cuts tell it. No I/O of its own beyond what `CutLog` reads.
+
+In: the cuts in a node directory. Out: a `CollectionSummary` for each collection that lives at the newest cut. A reader of
+what came after that cut can bring a summary up to date with `counted`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flusher.manifest import CollectionEntry
+from spark_sink.columns import decode_schema
+from spark_sink.cuts import Cut, CutLog, lives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionSummary:
+    """One collection: what it is and how many rows were ever inserted.
+
+    `next_offsets` has the next row offset of each shard, so their sum counts inserted rows; `last_tick` is that of the
+    newest row or delete, 0 when there is none or its cut is no longer kept.
+    """
+
+    id: int
+    name: str
+    primary_key: str
+    columns: Mapping[str, str]
+    partitions: tuple[str, ...]
+    next_offsets: Mapping[str, int]
+    last_tick: int
+
+    @property
+    def inserted(self) -> int:
+        """Rows inserted since the collection was created."""
+        return sum(self.next_offsets.values())
+
+    def counted(self, rows: Mapping[str, int], tick: int) -> "CollectionSummary":
+        """Return the summary after `rows` more were inserted on each shard, at ticks up to `tick`."""
+        offsets = {name: offset + rows.get(name, 0) for name, offset in self.next_offsets.items()}
+        return replace(self, next_offsets=offsets, last_tick=max(self.last_tick, tick))
+
+
+def summaries_at_newest(cuts: CutLog) -> dict[int, CollectionSummary]:
+    """Return the living collections of the newest cut by id; none when no cut was made."""
+    if not cuts.numbers:
+        return {}
+    newest = cuts.read(cuts.newest)
+    offsets = {vchannel.name: vchannel.next_offset for vchannel in newest.manifest.vchannels}
+    entries = {entry.collection_id: entry for entry in newest.manifest.collections if lives(entry, newest.tick)}
+    ticks = _last_ticks(cuts, set(entries))
+    return {number: _summary(entry, offsets, ticks.get(number, 0)) for number, entry in entries.items()}
+
+
+def _summary(entry: CollectionEntry, offsets: Mapping[str, int], last_tick: int) -> CollectionSummary:
+    return CollectionSummary(
+        id=entry.collection_id,
+        name=entry.name,
+        primary_key=entry.primary_key,
+        columns={field.name: str(field.type) for field in decode_schema(entry.schema)},
+        partitions=tuple(partition.name for partition in entry.partitions if not partition.dropped_tick),
+        next_offsets={name: offsets.get(name, 0) for name in entry.vchannels},
+        last_tick=last_tick,
+    )
+
+
+def _last_ticks(cuts: CutLog, wanted: set[int]) -> dict[int, int]:
+    """Return the newest tick of each wanted collection, looking backwards only until all are found."""
+    found: dict[int, int] = {}
+    for number in reversed(cuts.numbers):
+        for collection_id, tick in _ticks(cuts.read(number)).items():
+            found.setdefault(collection_id, tick)
+        if wanted <= found.keys():
+            break
+    return found
+
+
+def _ticks(cut: Cut) -> dict[int, int]:
+    ticks: dict[int, int] = {}
+    for file in (*cut.manifest.segments, *cut.manifest.deletes):
+        ticks[file.collection_id] = max(ticks.get(file.collection_id, 0), file.tick_max)
+    return ticks

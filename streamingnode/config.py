@@ -1,0 +1,238 @@
+"""The settings of a node: one frozen object, put together from the parts' own limits and checked once.
+
+In: defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of `open_node` or command-line flags. Out: a
+`NodeConfig`; `origins()` says where each value came from. A setting is named by its dotted path, as in
+`flush.schedule.interval_s`, by the last part of it where only one setting ends so, or by an alias. An unknown name is an
+error with a suggestion.
+"""
+
+import difflib
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import NamedTuple, get_type_hints
+
+import msgspec
+
+from flusher.flush_options import FlushOptions
+from interceptors.redo import RedoLimits
+from interceptors.shard.seal_policy import SegmentLimits
+from interceptors.timetick.inspector import INTERVAL_S
+from interceptors.txn.session import TxnLimits
+from scanner.scanner import ScanLimits
+from streamingnode.coalescer import CoalescerLimits
+from wal.adaptor import WalLimits
+from wal.errors import InvalidArgument
+from wal.live_tail import AGE_S, CAPACITY_BYTES
+from wal.memory_store import MemoryOptions
+from wal.rocks.options import RocksOptions
+
+ENVIRONMENT_PREFIX = "STREAMINGNODE_"
+CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
+"""Names the TOML file when no argument does."""
+
+DEFAULT_ORIGIN = "default"
+
+ALIASES = {
+    "durability": "log.durability",
+    "cut_interval_s": "flush.schedule.interval_s",
+    "cut_bytes_max": "flush.schedule.bytes_max",
+    "retention_s": "flush.retention.min_age_s",
+}
+"""Short names for what people set most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailOptions:
+    """How much of the newest log stays in memory for readers: up to `capacity_bytes`, and `age_s` seconds."""
+
+    capacity_bytes: int = CAPACITY_BYTES
+    age_s: float = AGE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickOptions:
+    """How often an idle log gets a new tick, in seconds."""
+
+    interval_s: float = INTERVAL_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Every setting of a node; each section belongs to the part of that name, which documents it."""
+
+    log: RocksOptions = field(default_factory=RocksOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    wal: WalLimits = field(default_factory=WalLimits)
+    redo: RedoLimits = field(default_factory=RedoLimits)
+    txn: TxnLimits = field(default_factory=TxnLimits)
+    segments: SegmentLimits = field(default_factory=SegmentLimits)
+    scan: ScanLimits = field(default_factory=ScanLimits)
+    flush: FlushOptions = field(default_factory=FlushOptions)
+    coalescer: CoalescerLimits = field(default_factory=CoalescerLimits)
+    tail: TailOptions = field(default_factory=TailOptions)
+    ticks: TickOptions = field(default_factory=TickOptions)
+    set_by: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where each setting that is not a default came from, by its dotted path."""
+
+    def origins(self) -> "tuple[Setting, ...]":
+        """Return every setting with its value and where that comes from, by name."""
+        return tuple(
+            Setting(key, value, self.set_by.get(key, DEFAULT_ORIGIN)) for key, value in sorted(_flatten_options(self))
+        )
+
+
+class Setting(NamedTuple):
+    """One setting; `origin` is `default`, `file <path>`, `environment <variable>` or `argument <name>`."""
+
+    key: str
+    value: object
+    origin: str
+
+
+def load_config(
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    arguments: Mapping[str, object] | None = None,
+) -> NodeConfig:
+    """Return the settings from all places, later ones winning; reads `file`, so it blocks.
+
+    Raises:
+        InvalidArgument: an unknown name, a value of the wrong type or out of range, or a file that is not TOML.
+    """
+    environment = environment or {}
+    if file is None and environment.get(CONFIG_FILE_VARIABLE):
+        file = Path(environment[CONFIG_FILE_VARIABLE])
+    found: dict[str, _Given] = {}
+    if file is not None:
+        found.update(_from_tables(_read_toml(file), f"file {file}"))
+    found.update(_from_environment(environment))
+    for name, value in (arguments or {}).items():
+        found.update(_from_tables({name: value}, f"argument {name}"))
+    config = _build(NodeConfig, {key: given.value for key, given in found.items()})
+    assert isinstance(config, NodeConfig)
+    return _with_origins(config, {key: given.origin for key, given in found.items()})
+
+
+class _Given(NamedTuple):
+    value: object
+    origin: str
+
+
+def _known_settings() -> dict[str, object]:
+    """Return the type of every setting by dotted path."""
+    return dict(_flatten_types(NodeConfig))
+
+
+def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, object]]:
+    hints = get_type_hints(options)
+    for each in fields(options):
+        kind = hints[each.name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            yield from _flatten_types(kind, f"{prefix}{each.name}.")
+        elif each.name != "set_by":
+            yield f"{prefix}{each.name}", kind
+
+
+def _flatten_options(options: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for each in fields(options):  # type: ignore[arg-type]  # only called on dataclasses
+        value = getattr(options, each.name)
+        if is_dataclass(value):
+            yield from _flatten_options(value, f"{prefix}{each.name}.")
+        elif each.name != "set_by":
+            yield f"{prefix}{each.name}", value
+
+
+def _read_toml(file: Path) -> Mapping[str, object]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidArgument(
+            f"config file {file} cannot be read: {error.strerror} — name another, or leave it out"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"config file {file} is not TOML: {error}") from error
+
+
+def _from_tables(tables: Mapping[str, object], origin: str) -> Iterator[tuple[str, _Given]]:
+    """Yield settings from nested tables, or from whole sections given as options objects."""
+    known = _known_settings()
+    for name, value in _flatten_tables(tables):
+        key = _resolve(name, known, origin)
+        yield key, _Given(_convert(key, value, known[key], origin, is_text=isinstance(value, str)), origin)
+
+
+def _flatten_tables(tables: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _flatten_tables(value, f"{prefix}{name}.")
+        elif is_dataclass(value) and not isinstance(value, type):
+            yield from _flatten_options(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, _Given]]:
+    known = _known_settings()
+    variables = {_variable(name): key for name, key in [*((key, key) for key in known), *ALIASES.items()]}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_FILE_VARIABLE:
+            continue
+        if variable not in variables:
+            raise _unknown(variable, variables, "environment")
+        key, origin = variables[variable], f"environment {variable}"
+        yield key, _Given(_convert(key, text, known[key], origin, is_text=True), origin)
+
+
+def _variable(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.upper().replace(".", "_")
+
+
+def _resolve(name: str, known: Mapping[str, object], origin: str) -> str:
+    if name in known:
+        return name
+    if name in ALIASES:
+        return ALIASES[name]
+    endings = [key for key in known if key.rpartition(".")[2] == name]
+    if len(endings) == 1:
+        return endings[0]
+    if endings:
+        raise InvalidArgument(f"{origin}: {name!r} could be {' or '.join(endings)} — write it out")
+    raise _unknown(name, known, origin)
+
+
+def _unknown(name: str, known: Mapping[str, object], origin: str) -> InvalidArgument:
+    endings = Counter(key.rpartition(".")[2] for key in known)
+    candidates = [*known, *ALIASES, *(ending for ending, count in endings.items() if count == 1)]
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
+    return InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
+
+
+def _convert(key: str, value: object, kind: object, origin: str, *, is_text: bool) -> object:
+    try:
+        return msgspec.convert(value, kind, strict=not is_text)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{origin}: {key} = {value!r} does not fit: {error}") from error
+
+
+def _build(options: type, values: Mapping[str, object], prefix: str = "") -> object:
+    hints, arguments = get_type_hints(options), {}
+    for each in fields(options):
+        kind, key = hints[each.name], f"{prefix}{each.name}"
+        if is_dataclass(kind) and isinstance(kind, type):
+            arguments[each.name] = _build(kind, values, f"{key}.")
+        elif key in values:
+            arguments[each.name] = values[key]
+    try:
+        return options(**arguments)
+    except ValueError as error:
+        raise InvalidArgument(f"section {prefix.rstrip('.')!r} of the settings: {error}") from error
+
+
+def _with_origins(config: NodeConfig, set_by: Mapping[str, str]) -> NodeConfig:
+    sections = {each.name: getattr(config, each.name) for each in fields(config) if each.name != "set_by"}
+    return NodeConfig(**sections, set_by=dict(set_by))

@@ -1,0 +1,35 @@
+"""Names of collections, partitions and named readers: one pattern, so that a name is safe in paths, URLs and tables.
+
+In: a name somebody typed. Out: the same name, or `InvalidName` with what to do. Inside a node ids become paths and names
+never do; the directory of a Spark table does carry the checked name. No I/O.
+"""
+
+import re
+
+from wal.errors import InvalidName
+
+DEFAULT_PARTITION = "_default"
+"""Every collection has it; rows go there when no partition is named."""
+
+NAME_CHARACTERS_MAX = 128
+_PATTERN = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if a new thing of this `kind` ("collection", "partition", "reader") may carry it.
+
+    Raises:
+        InvalidName: it is outside `^[a-z0-9][a-z0-9._-]{0,127}$`, contains `..`, or is reserved (starts with `_`).
+    """
+    if not isinstance(name, str):
+        raise InvalidName(f"a {kind} name is text, not {type(name).__name__} — pass a str")
+    if name.startswith("_"):
+        raise InvalidName(
+            f"{kind} name {name[:64]!r} is reserved: names that start with '_' are the node's — rename it"
+        )
+    if not _PATTERN.fullmatch(name) or ".." in name:
+        raise InvalidName(
+            f"{kind} name {name[:64]!r} is not allowed — use 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '.', '_' and '-', "
+            "starting with a letter or digit, without '..'"
+        )
+    return name

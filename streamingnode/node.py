@@ -1,0 +1,370 @@
+"""The embedded node: everything a program does with collections, rows, transactions, readers and cuts.
+
+In: calls of many tasks on one event loop. Out: append groups to the log, readers over it. Every write returns when it is
+durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent inserts go together, in
+`coalescer`, the rest by itself, in `direct_write`. The parts behind this come as `NodeServices`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+
+from interceptors.shard.catalog import CollectionInfo
+from scanner.deliver_policy import DeliverPolicy
+from streamingnode import ddl
+from streamingnode.coalescer import Coalescer
+from streamingnode.collection import Collection, collection_of
+from streamingnode.config import NodeConfig
+from streamingnode.deadline import within
+from streamingnode.direct_write import (
+    Progress,
+    checked_keys,
+    checked_rows,
+    checked_upsert_rows,
+    delete_batches,
+    insert_batches,
+    upsert_batches,
+)
+from streamingnode.read import CollectionReader, ReadOptions
+from streamingnode.results import Durability, WriteResult, result_of
+from streamingnode.rows import Keys, Rows
+from streamingnode.services import FlushResult, NodeServices
+from streamingnode.transaction import Transaction
+from streamingnode.txn_messages import begin_group, commit_group, rollback_group
+from streamingnode.write_target import WriteTarget, WriteTargets, pchannel_of
+from wal.append import AppendGroup, AppendResult
+from wal.errors import AlreadyExists, InvalidArgument, OnShutdown, StreamingNodeError
+from wal.message_type import MessageType
+
+T = TypeVar("T")
+Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
+
+ALL = DeliverPolicy.all()
+
+
+class Node:
+    """An open node; made by `open_node`, used on its event loop by any number of tasks.
+
+    Every call takes `timeout=` in seconds: past it, a write that may already be in the log raises `DeadlineExceeded` (a
+    `TimeoutError`), one that is not raises `Overloaded`. Cancelling a call follows the same line: before the log has the
+    write it never happened, after that its outcome is decided without the caller. After the node closed, every call raises
+    `OnShutdown`.
+    """
+
+    def __init__(self, services: NodeServices, config: NodeConfig, spawn: Spawn) -> None:
+        self._services = services
+        self._config = config
+        self._targets = WriteTargets(services.appends)
+        self._group_bytes_max = config.wal.group_bytes_max
+        self._coalescer = Coalescer(
+            spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
+        )
+        self._coalesced_rows_max = config.coalescer.insert_rows_max
+        self._closed: StreamingNodeError | None = None
+
+    # --- what it is -----------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str | None:
+        """The node's directory; None for one in memory."""
+        return self._services.path
+
+    @property
+    def node_id(self) -> str:
+        """Identity of the node's data, made when it was first opened."""
+        return self._services.node_id
+
+    @property
+    def durability(self) -> Durability:
+        """What an acknowledged write means: `fsync`, or `os` when the node was opened so."""
+        return self._services.durability
+
+    @property
+    def config(self) -> NodeConfig:
+        """The settings the node runs with."""
+        return self._config
+
+    # --- rows -----------------------------------------------------------------------------------------------------------
+
+    async def insert(
+        self,
+        collection: str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        txn_id: int = 0,
+        timeout: float | None = None,
+    ) -> WriteResult:
+        """Add rows (dicts, a `RecordBatch` or a `Table`) and return when they are durable; a key may exist already.
+
+        All rows of a call appear at one tick, unless they exceed one append group (4 MiB): then groups follow each other,
+        and the result has each. With `txn_id` they are bodies of an open transaction and appear at its commit.
+
+        Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`, `TooLarge`, `StorageFull`,
+        `Indeterminate`; nothing of a refused call is in the log.
+        """
+        target = self._target(collection)
+        partition_id = target.partition_id(partition)
+        if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._coalesced_rows_max and not txn_id:
+            return await self._coalescer.insert(target, partition_id, rows, timeout=timeout)
+        progress = Progress()
+
+        async def write() -> WriteResult:
+            batches = await checked_rows(target, rows)
+            return await insert_batches(
+                target, partition_id, batches, bytes_max=self._group_bytes_max, progress=progress, txn_id=txn_id
+            )
+
+        return await within(timeout, write, "the insert", begun=lambda: progress.begun)
+
+    async def upsert(
+        self,
+        collection: str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        txn_id: int = 0,
+        timeout: float | None = None,
+    ) -> WriteResult:
+        """Add rows that replace all earlier ones of the same keys, in one transaction; raises as `insert` does.
+
+        Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
+        """
+        target = self._target(collection)
+        partition_id = target.partition_id(partition)
+        progress = Progress()
+
+        async def write() -> WriteResult:
+            batches = await checked_upsert_rows(target, rows)
+            return await upsert_batches(
+                target, partition_id, batches, bytes_max=self._group_bytes_max, progress=progress, txn_id=txn_id
+            )
+
+        return await within(timeout, write, "the upsert", begun=lambda: progress.begun)
+
+    async def delete(
+        self, collection: str, keys: Keys, *, txn_id: int = 0, timeout: float | None = None
+    ) -> WriteResult:
+        """Delete every row that has one of these keys, in all partitions; a key without rows is no error.
+
+        Keys are values, an Arrow array, or Arrow data with one column named as the primary key. Raises as `insert` does.
+        """
+        target = self._target(collection)
+        progress = Progress()
+
+        async def write() -> WriteResult:
+            batches = await checked_keys(target, keys)
+            return await delete_batches(
+                target, batches, bytes_max=self._group_bytes_max, progress=progress, txn_id=txn_id
+            )
+
+        return await within(timeout, write, "the delete", begun=lambda: progress.begun)
+
+    # --- transactions ---------------------------------------------------------------------------------------------------
+
+    def transaction(self, *, keepalive_s: float | None = None) -> Transaction:
+        """Return a transaction over any collections of one log: `async with node.transaction() as txn`.
+
+        `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
+        """
+        self._check_open()
+        return Transaction(self._target, group_bytes_max=self._group_bytes_max, keepalive_ms=_keepalive_ms(keepalive_s))
+
+    async def begin_transaction(
+        self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
+    ) -> int:
+        """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with `txn_id=`.
+
+        It ends with `commit_transaction` or `rollback_transaction`, or by itself when it is idle for `keepalive_s`.
+        """
+        name = pchannel or next(iter(self._services.appends))
+        if name not in self._services.appends:
+            raise InvalidArgument(f"there is no log {name!r} — one of {', '.join(self._services.appends)}")
+        return (await self._append(name, begin_group(_keepalive_ms(keepalive_s)), "the begin", timeout)).txn_id
+
+    async def commit_transaction(
+        self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
+    ) -> WriteResult:
+        """Make a transaction's rows appear at one tick. Raises `TransactionExpired` or `InvalidTransactionState`."""
+        name = pchannel or next(iter(self._services.appends))
+        return result_of(await self._append(name, commit_group(txn_id), "the commit", timeout))
+
+    async def rollback_transaction(
+        self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
+        name = pchannel or next(iter(self._services.appends))
+        group = rollback_group(txn_id, reason="rolled back by its caller")
+        await self._append(name, group, "the rollback", timeout)
+
+    # --- reading --------------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        collection: str,
+        policy: DeliverPolicy = ALL,
+        *,
+        until: int | None = None,
+        name: str | None = None,
+        types: Iterable[MessageType] | None = None,
+        include_ticks: bool = False,
+    ) -> CollectionReader:
+        """Return a reader: `async with node.read("orders", DeliverPolicy.latest()) as messages`.
+
+        It delivers every message of the collection after where `policy` starts, ticks strictly ascending, and ends after
+        everything at or below the tick `until`, or never. A reader with a `name` keeps its place with `ack` over restarts,
+        holds retention, and takes `policy` only the first time. `types` leaves out other messages and bodies;
+        `include_ticks` adds a message for each tick that passes without one. Opening the block raises `Truncated` when the
+        policy starts below what is kept, and `ReaderBusy` while the name is in use.
+        """
+        info = self._info(collection)
+        chosen = None if types is None else frozenset(types)
+        options = ReadOptions(policy=policy, until=until, name=name, types=chosen, include_ticks=include_ticks)
+        return CollectionReader(self._services, info, options)
+
+    async def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
+        """Return the collection's rows as of a tick, everything acknowledged so far for None."""
+        info = self._info(collection)
+        return await within(timeout, lambda: self._services.snapshot(info, as_of), "the snapshot")
+
+    async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
+        """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes."""
+        self._check_open()
+        if isinstance(collections, str):
+            raise InvalidArgument(f"collections={collections!r} — pass a list of names")
+        pchannels = list(self._services.appends)
+        if collections is not None:
+            pchannels = sorted({pchannel_of(self._info(name).vchannels[0]) for name in collections})
+        return await within(timeout, lambda: self._services.consistent_tick(pchannels), "the tick")
+
+    # --- collections ----------------------------------------------------------------------------------------------------
+
+    async def create_collection(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        primary_key: str,
+        shards: int = 1,
+        partitions: Sequence[str] = (),
+        if_not_exists: bool = False,
+        timeout: float | None = None,
+    ) -> Collection:
+        """Make a collection and return it, when that is durable.
+
+        Raises `AlreadyExists` for a name in use, unless `if_not_exists` and schema, primary key and shards are the same;
+        `InvalidName`; `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
+        """
+        self._check_open()
+        definition = ddl.check_definition(name, schema, primary_key=primary_key, shards=shards, partitions=partitions)
+        existing = self._find(name)
+        if existing is not None:
+            return collection_of(ddl.same_definition(existing, definition, if_not_exists=if_not_exists))
+        pchannel = next(iter(self._services.appends))
+        group = ddl.create_collection_group(definition, pchannel, lambda: self._services.allocate_id(pchannel))
+        try:
+            await self._append(pchannel, group, "the collection", timeout)
+        except AlreadyExists:  # somebody made it meanwhile
+            existing = self._info(name)
+            ddl.same_definition(existing, definition, if_not_exists=if_not_exists)
+        return collection_of(self._info(name))
+
+    async def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
+        """Drop a collection with all its rows; ends open transactions on it. Raises `CollectionNotFound`."""
+        self._check_open()
+        info = self._find(name)
+        if info is None and if_exists:
+            return
+        info = self._info(name)
+        group = ddl.drop_collection_group(info)
+        await self._append(pchannel_of(info.vchannels[0]), group, "the drop", timeout)
+
+    async def create_partition(
+        self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
+    ) -> None:
+        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidName`."""
+        info = self._info(collection)
+        if if_not_exists and ddl.has_partition(info, partition):
+            return
+        pchannel = pchannel_of(info.vchannels[0])
+        group = ddl.create_partition_group(info, partition, lambda: self._services.allocate_id(pchannel))
+        await self._append(pchannel, group, "the partition", timeout)
+
+    async def drop_partition(
+        self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
+    ) -> None:
+        """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot be dropped."""
+        info = self._info(collection)
+        if if_exists and not ddl.has_partition(info, partition):
+            return
+        group = ddl.drop_partition_group(info, partition)
+        await self._append(pchannel_of(info.vchannels[0]), group, "the drop", timeout)
+
+    def collections(self) -> tuple[Collection, ...]:
+        """Return the collections that exist now, oldest first."""
+        self._check_open()
+        return tuple(collection_of(info) for info in self._services.catalog.collections())
+
+    def collection(self, name: str) -> Collection:
+        """Return one collection. Raises `CollectionNotFound`."""
+        return collection_of(self._info(name))
+
+    # --- cuts and the end -----------------------------------------------------------------------------------------------
+
+    async def flush(self, *, timeout: float | None = None) -> FlushResult:
+        """Make a cut and return it once its files are durable: everything acknowledged before the call is in files.
+
+        Without new rows the newest cut is returned. It ends no transaction.
+        """
+        self._check_open()
+        return await within(timeout, self._services.flush, "the flush")
+
+    def fail(self, error: BaseException) -> None:
+        """Refuse calls from now on, because background work of the node failed."""
+        self._closed = OnShutdown(f"the node closed because its background work failed: {error!r}")
+        self._closed.__cause__ = error
+
+    async def aclose(self) -> None:
+        """Refuse new calls and return when every insert that was begun has ended; `open_node` then closes the parts."""
+        self._closed = self._closed or OnShutdown("the node is closed — open it again")
+        await self._coalescer.drain()
+
+    # --- the rest -------------------------------------------------------------------------------------------------------
+
+    async def _append(self, pchannel: str, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
+        self._check_open()
+        append = self._services.appends[pchannel]
+
+        def call() -> Awaitable[AppendResult]:
+            return append(group)
+
+        return await within(timeout, call, what, begun=lambda: group.ticket is not None)
+
+    async def _insert_alone(
+        self, target: WriteTarget, partition_id: int, batches: Sequence[pa.RecordBatch]
+    ) -> WriteResult:
+        return await insert_batches(target, partition_id, batches, bytes_max=self._group_bytes_max)
+
+    def _target(self, collection: str) -> WriteTarget:
+        return self._targets.target(self._info(collection))
+
+    def _info(self, collection: str) -> CollectionInfo:
+        self._check_open()
+        return self._services.catalog.collection_by_name(collection)
+
+    def _find(self, collection: str) -> CollectionInfo | None:
+        return next((info for info in self._services.catalog.collections() if info.name == collection), None)
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+
+def _keepalive_ms(keepalive_s: float | None) -> int:
+    if keepalive_s is None:
+        return 0
+    if not keepalive_s >= 0.001:
+        raise InvalidArgument(f"keepalive_s={keepalive_s!r} — pass at least 0.001 seconds, or None for the default")
+    return int(keepalive_s * 1000)

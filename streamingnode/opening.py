@@ -1,0 +1,100 @@
+"""Opens an embedded node: `async with open_node("data") as node`.
+
+In: a directory, or None for a node in memory, and settings. Out: a `Node`, closed in order when the block ends. Errors come
+out of the block as they are, never in an `ExceptionGroup`. When background work fails, the block is cancelled and raises
+what failed, because a node without its flusher only looks alive. The parts are put together in `composition`.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+
+import anyio
+from anyio import to_thread
+
+from streamingnode.config import NodeConfig, load_config
+from streamingnode.node import Node
+from streamingnode.services import NodeServices
+from streamingnode.supervisor import Supervisor
+from wal.errors import InvalidArgument
+
+Compose = Callable[[Path | None, NodeConfig, Supervisor], AbstractAsyncContextManager[NodeServices]]
+"""Open the parts of a node; leaving the context closes them in reverse order. Work that lasts goes to the supervisor."""
+
+
+def open_node(
+    path: str | os.PathLike[str] | None,
+    *,
+    config: NodeConfig | None = None,
+    config_file: str | os.PathLike[str] | None = None,
+    **settings: object,
+) -> "OpenNode":
+    """Return a context manager that opens the node in directory `path`, made if it is new; None keeps all in memory.
+
+    Settings are those of `streamingnode.config`, for example `open_node("data", durability="os", cut_interval_s=60)`; they
+    win over the environment and `config_file`. A ready-made `config` takes the place of all three.
+
+    Entering raises `AlreadyOwned` (with the pid) while another process has the directory, `UnsupportedFormat` for one of a
+    newer release, `Corrupt` for damage, `StorageFailed` or `StorageFull` when the disk does not serve, and
+    `InvalidArgument` for settings. Leaving lets what was begun finish, then closes; what is acknowledged stays.
+    """
+    if config is not None and (settings or config_file is not None):
+        raise InvalidArgument("config= is all settings at once — leave out the others, or pass them without config=")
+
+    def settle() -> NodeConfig:
+        file = None if config_file is None else Path(config_file)
+        return config or load_config(file=file, environment=os.environ, arguments=settings)
+
+    from streamingnode.composition import compose
+
+    return OpenNode(None if path is None else Path(path), settle, compose)
+
+
+class OpenNode:
+    """The context of one open node; use it once, in one task."""
+
+    def __init__(self, path: Path | None, settle: Callable[[], NodeConfig], compose: Compose) -> None:
+        self._path = path
+        self._settle = settle
+        self._compose = compose
+        self._scope: anyio.CancelScope | None = None
+        self._supervisor = Supervisor(self._fail)
+        self._parts = AsyncExitStack()
+        self._node: Node | None = None
+
+    async def __aenter__(self) -> Node:
+        """Open the node; a failure on the way closes what was open already."""
+        config = await to_thread.run_sync(self._settle)
+        try:
+            self._parts.push_async_callback(self._supervisor.stop)
+            services = await self._parts.enter_async_context(self._compose(self._path, config, self._supervisor))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._parts.aclose()
+            raise
+        self._node = Node(services, config, self._supervisor.spawn)
+        self._scope = anyio.CancelScope().__enter__()
+        if self._supervisor.failure is not None:  # it failed while the rest was opening
+            self._fail(self._supervisor.failure)
+        return self._node
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the node. Raises the failure of background work, unless the block raised something of its own."""
+        assert self._node is not None and self._scope is not None, "entered before it is left"  # noqa: PT018
+        swallowed = self._scope.__exit__(kind, error, traceback)
+        failure = self._supervisor.failure
+        with anyio.CancelScope(shield=True):
+            await self._node.aclose()
+            await self._parts.aclose()
+        if failure is not None and (kind is None or swallowed):
+            raise failure
+
+    def _fail(self, failure: BaseException) -> None:
+        if self._node is not None:
+            self._node.fail(failure)
+        if self._scope is not None:
+            self._scope.cancel()

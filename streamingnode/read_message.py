@@ -1,0 +1,159 @@
+"""Messages as a reader of one collection sees them: all parts of one tick together, rows as Arrow.
+
+In: messages of one tick from a scanner. Out: one `ReadMessage`, or None when nothing of it is the reader's. No I/O.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from wal.headers import DeleteHeader, InsertHeader
+from wal.message import AnyMessage, Message, TransactionMessage
+from wal.message_id import MessageId
+from wal.message_type import DDL, DML, MessageType
+
+DELIVERED_TYPES = DML | DDL
+"""What a reader gets unless it asks for certain types; the rest is the node's own bookkeeping."""
+
+SchemaOf = Callable[[int], pa.Schema]
+"""The schema of a schema version of the collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSchemas:
+    """How payloads of one collection decode."""
+
+    rows: SchemaOf
+    keys: pa.Schema
+
+
+class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What happened to one collection at one tick.
+
+    `type` is `INSERT`, `DELETE`, `TXN`, a DDL type, or `TIME_TICK` when ticks were asked for. A transaction has its
+    `bodies`, in order and only those of this collection; `num_rows` is then their sum. Everything at or below
+    `last_confirmed` and this tick can be skipped when reading is resumed.
+    """
+
+    type: MessageType
+    message_id: MessageId
+    last_confirmed: MessageId
+    time_tick: int
+    vchannels: tuple[str, ...]
+    num_rows: int
+    bodies: "tuple[ReadMessage, ...]" = ()
+    parts: tuple[Message, ...] = ()
+    schemas: PayloadSchemas | None = None
+
+    @property
+    def row_offsets(self) -> Mapping[str, tuple[int, int]]:
+        """The first row offset and the number of rows inserted on each vchannel; empty for a transaction: ask its bodies."""
+        return {
+            part.vchannel: (part.header.first_offset, part.header.rows)
+            for part in self.parts
+            if isinstance(part.header, InsertHeader)
+        }
+
+    def to_arrow(self) -> pa.Table | None:
+        """Return the rows of an insert, the keys of a delete in a column named as the primary key, or else None.
+
+        The data is not copied.
+        """
+        if self.type not in DML or self.schemas is None:
+            return None
+        batches = [_decode(part, self.schemas) for part in self.parts]
+        return pa.Table.from_batches(batches, schema=batches[0].schema)
+
+
+def merge_tick(
+    messages: Sequence[AnyMessage], vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
+) -> ReadMessage | None:
+    """Return the messages of one tick as one message, None if none of them is of the collection and of the types."""
+    last = messages[-1]
+    if isinstance(last, TransactionMessage):
+        bodies = _bodies(last.bodies, vchannels, types, schemas)
+        return _merged_transaction(last, bodies) if bodies else None
+    parts = [message for message in messages if isinstance(message, Message) and message.type in types]
+    return _merged(parts, schemas) if parts else None
+
+
+def tick_message(time_tick: int, resume_from: MessageId) -> ReadMessage:
+    """Return the message that says that everything up to a tick was delivered."""
+    return ReadMessage(
+        type=MessageType.TIME_TICK,
+        message_id=resume_from,
+        last_confirmed=resume_from,
+        time_tick=time_tick,
+        vchannels=(),
+        num_rows=0,
+    )
+
+
+def _bodies(
+    bodies: Iterable[Message], vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
+) -> tuple[ReadMessage, ...]:
+    """Join the parts that one insert or delete left on several shards: these follow each other, shards ascending."""
+    joined: list[list[Message]] = []
+    for body in bodies:
+        if body.vchannel not in vchannels or body.type not in types:
+            continue
+        if joined and _continues(joined[-1][-1], body):
+            joined[-1].append(body)
+        else:
+            joined.append([body])
+    return tuple(_merged(parts, schemas) for parts in joined)
+
+
+def _continues(before: Message, body: Message) -> bool:
+    return (
+        before.type is body.type
+        and before.position + 1 == body.position
+        and _shard(before.vchannel) < _shard(body.vchannel)
+        and _partition(before) == _partition(body)
+    )
+
+
+def _shard(vchannel: str) -> int:
+    return int(vchannel.rpartition("v")[2])
+
+
+def _partition(message: Message) -> int:
+    return message.header.partition_id if isinstance(message.header, InsertHeader) else 0
+
+
+def _merged(parts: Sequence[Message], schemas: PayloadSchemas) -> ReadMessage:
+    last = parts[-1]
+    return ReadMessage(
+        type=last.type,
+        message_id=last.message_id,
+        last_confirmed=last.last_confirmed,
+        time_tick=last.time_tick,
+        vchannels=tuple(part.vchannel for part in parts),
+        num_rows=sum(_rows(part) for part in parts),
+        parts=tuple(parts),
+        schemas=schemas,
+    )
+
+
+def _merged_transaction(transaction: TransactionMessage, bodies: tuple[ReadMessage, ...]) -> ReadMessage:
+    return ReadMessage(
+        type=MessageType.TXN,
+        message_id=transaction.message_id,
+        last_confirmed=transaction.last_confirmed,
+        time_tick=transaction.time_tick,
+        vchannels=tuple(sorted({vchannel for body in bodies for vchannel in body.vchannels})),
+        num_rows=sum(body.num_rows for body in bodies),
+        bodies=bodies,
+    )
+
+
+def _rows(part: Message) -> int:
+    return part.header.rows if isinstance(part.header, (InsertHeader, DeleteHeader)) else 0
+
+
+def _decode(part: Message, schemas: PayloadSchemas) -> pa.RecordBatch:
+    header = part.header
+    schema = schemas.rows(header.schema_version) if isinstance(header, InsertHeader) else schemas.keys
+    return pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema)

@@ -1,0 +1,66 @@
+"""What callers get back for a write. No I/O."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from wal.append import AppendResult
+from wal.message_id import MessageId
+
+Durability = Literal["fsync", "os"]
+"""What an acknowledgement means: synced to the disk, or handed to the operating system."""
+
+RowOffsets = Mapping[str, tuple[int, int]]
+
+
+class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an insert, upsert, delete or transaction that is in the log.
+
+    Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows
+    inserted there; `message_ids` are the log positions of its messages, ascending; `txn_id` is 0 outside a transaction.
+
+    A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
+    each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of
+    no rows did nothing: its tick is 0.
+    """
+
+    time_tick: int
+    row_offsets: RowOffsets
+    message_ids: tuple[MessageId, ...]
+    txn_id: int = 0
+    groups: tuple["WriteResult", ...] = ()
+
+
+NOTHING = WriteResult(time_tick=0, row_offsets={}, message_ids=())
+"""The result of a write without rows."""
+
+
+def result_of(appended: AppendResult) -> WriteResult:
+    """Return the result of a write that is one append group."""
+    return WriteResult(
+        time_tick=appended.time_tick,
+        row_offsets=dict(appended.row_offsets),
+        message_ids=appended.message_ids,
+        txn_id=appended.txn_id,
+    )
+
+
+def combined(results: Sequence[WriteResult]) -> WriteResult:
+    """Return the result of a write that took these groups, in order."""
+    if len(results) == 1:
+        return results[0]
+    if not results:
+        return NOTHING
+    row_offsets: dict[str, tuple[int, int]] = {}
+    for result in results:
+        for vchannel, (first, count) in result.row_offsets.items():
+            known_first, known_count = row_offsets.get(vchannel, (first, 0))
+            row_offsets[vchannel] = known_first, known_count + count
+    return WriteResult(
+        time_tick=results[-1].time_tick,
+        row_offsets=row_offsets,
+        message_ids=tuple(message_id for result in results for message_id in result.message_ids),
+        txn_id=results[-1].txn_id,
+        groups=tuple(results),
+    )

@@ -1,0 +1,89 @@
+"""What a node is made of, as the client side sees it: the composition root fills this in, `Node` uses it.
+
+Nothing here does anything. Every field belongs to one running node and is used on its event loop only.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+
+from interceptors.shard.catalog import CollectionInfo
+from scanner.deliver_policy import DeliverPolicy
+from scanner.named_reader import NamedReaders, ReaderPosition
+from scanner.scanner import Scanner
+from streamingnode.results import Durability
+from wal.append import Append
+from wal.message_type import MessageType
+
+
+class CatalogReader(Protocol):
+    """What exists now; every call answers at once."""
+
+    def collections(self) -> Sequence[CollectionInfo]:
+        """Return the live collections by id."""
+
+    def collection_by_name(self, name: str) -> CollectionInfo:
+        """Return the live collection of this name, one object until it changes. Raises `CollectionNotFound`."""
+
+
+class OpenScanner(Protocol):
+    """Open a scanner on one pchannel; `None` means all."""
+
+    def __call__(
+        self,
+        pchannel: str,
+        policy: DeliverPolicy,
+        *,
+        vchannels: frozenset[str],
+        types: frozenset[MessageType],
+        after_tick: int,
+    ) -> Scanner:
+        """Return the scanner; it finds its place when it is first used. Raises `Overloaded` or `OnShutdown`."""
+
+
+class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment that a cut sealed; `path` is relative to the node directory."""
+
+    segment_id: int
+    collection_id: int
+    partition_id: int
+    rows: int
+    bytes: int
+    path: str
+
+
+class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before it."""
+
+    number: int
+    tick: int
+    segments: tuple[FlushedSegment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeServices:
+    """The parts of one running node.
+
+    `wal_name` is the kind of log, as message ids name it. `appends` has the WAL of each pchannel. `allocate_id` returns an
+    id that no collection or partition of a pchannel ever had. `find_position` says where a deliver policy starts, for a new
+    named reader. `flush` makes a cut and returns it, or the newest one when there is nothing to cut. `snapshot` returns a
+    collection's current rows, or those as of a tick. `consistent_tick` returns, for pchannels, a tick that no append
+    acknowledged before the call is above.
+    """
+
+    path: str | None
+    node_id: str
+    wal_name: str
+    durability: Durability
+    catalog: CatalogReader
+    appends: Mapping[str, Append]
+    allocate_id: Callable[[str], int]
+    open_scanner: OpenScanner
+    named_readers: NamedReaders
+    find_position: Callable[[str, DeliverPolicy], Awaitable[ReaderPosition]]
+    flush: Callable[[], Awaitable[FlushResult]]
+    snapshot: Callable[[CollectionInfo, int | None], Awaitable[pa.Table]]
+    consistent_tick: Callable[[Sequence[str]], Awaitable[int]]

@@ -1,0 +1,292 @@
+"""The node without `async`, for notebooks and scripts: the same names, the same arguments, calls that block.
+
+In: calls of any thread. Out: the same calls on an event loop in a thread of its own, which lives as long as the node is
+open. Iterating fetches messages many at a time, because each hop between threads costs 50 us.
+
+    with sn.sync.open_node("data") as node:
+        node.insert("orders", [{"id": 1, "item": "tea"}])
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from scanner.deliver_policy import DeliverPolicy
+from streamingnode import opening as asynchronous
+from streamingnode.collection import Collection
+from streamingnode.config import NodeConfig
+from streamingnode.node import ALL, Node
+from streamingnode.read import CollectionReader
+from streamingnode.read_message import ReadMessage
+from streamingnode.results import Durability, WriteResult
+from streamingnode.rows import Keys, Rows
+from streamingnode.services import FlushResult
+from streamingnode.transaction import Transaction
+from wal.message_type import MessageType
+
+
+@contextmanager
+def open_node(
+    path: str | os.PathLike[str] | None,
+    *,
+    config: NodeConfig | None = None,
+    config_file: str | os.PathLike[str] | None = None,
+    **settings: object,
+) -> Iterator["SyncNode"]:
+    """Open a node for a `with` block; see `streamingnode.open_node`."""
+    opening = asynchronous.open_node(path, config=config, config_file=config_file, **settings)
+    with open_blocking(opening) as node:
+        yield node
+
+
+@contextmanager
+def open_blocking(opening: AbstractAsyncContextManager[Node, bool | None]) -> Iterator["SyncNode"]:
+    """Run an asynchronous node on an event loop in another thread, for a `with` block."""
+    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(opening) as node:
+        yield SyncNode(node, portal)
+
+
+class SyncNode:
+    """An open node; see `streamingnode.node.Node`. Any thread may call it."""
+
+    def __init__(self, node: Node, portal: BlockingPortal) -> None:
+        self._node = node
+        self._portal = portal
+
+    @property
+    def path(self) -> str | None:
+        """See `Node.path`."""
+        return self._node.path
+
+    @property
+    def node_id(self) -> str:
+        """See `Node.node_id`."""
+        return self._node.node_id
+
+    @property
+    def durability(self) -> Durability:
+        """See `Node.durability`."""
+        return self._node.durability
+
+    @property
+    def config(self) -> NodeConfig:
+        """See `Node.config`."""
+        return self._node.config
+
+    def insert(
+        self,
+        collection: str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        txn_id: int = 0,
+        timeout: float | None = None,
+    ) -> WriteResult:
+        """See `Node.insert`."""
+        insert = partial(self._node.insert, partition=partition, txn_id=txn_id, timeout=timeout)
+        return self._portal.call(insert, collection, rows)
+
+    def upsert(
+        self,
+        collection: str,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        txn_id: int = 0,
+        timeout: float | None = None,
+    ) -> WriteResult:
+        """See `Node.upsert`."""
+        upsert = partial(self._node.upsert, partition=partition, txn_id=txn_id, timeout=timeout)
+        return self._portal.call(upsert, collection, rows)
+
+    def delete(self, collection: str, keys: Keys, *, txn_id: int = 0, timeout: float | None = None) -> WriteResult:
+        """See `Node.delete`."""
+        return self._portal.call(partial(self._node.delete, txn_id=txn_id, timeout=timeout), collection, keys)
+
+    def transaction(self, *, keepalive_s: float | None = None) -> "SyncTransaction":
+        """See `Node.transaction`; use it with `with`."""
+
+        async def make() -> Transaction:
+            return self._node.transaction(keepalive_s=keepalive_s)
+
+        return SyncTransaction(self._portal.call(make), self._portal)
+
+    def begin_transaction(
+        self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
+    ) -> int:
+        """See `Node.begin_transaction`."""
+        begin = self._node.begin_transaction
+        return self._portal.call(partial(begin, keepalive_s=keepalive_s, pchannel=pchannel, timeout=timeout))
+
+    def commit_transaction(
+        self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
+    ) -> WriteResult:
+        """See `Node.commit_transaction`."""
+        return self._portal.call(partial(self._node.commit_transaction, pchannel=pchannel, timeout=timeout), txn_id)
+
+    def rollback_transaction(self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None) -> None:
+        """See `Node.rollback_transaction`."""
+        self._portal.call(partial(self._node.rollback_transaction, pchannel=pchannel, timeout=timeout), txn_id)
+
+    def read(
+        self,
+        collection: str,
+        policy: DeliverPolicy = ALL,
+        *,
+        until: int | None = None,
+        name: str | None = None,
+        types: Iterable[MessageType] | None = None,
+        include_ticks: bool = False,
+    ) -> "SyncReader":
+        """See `Node.read`; use it with `with`, and iterate."""
+
+        async def make() -> CollectionReader:
+            return self._node.read(collection, policy, until=until, name=name, types=types, include_ticks=include_ticks)
+
+        return SyncReader(self._portal.call(make), self._portal)
+
+    def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
+        """See `Node.snapshot`."""
+        return self._portal.call(partial(self._node.snapshot, as_of=as_of, timeout=timeout), collection)
+
+    def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
+        """See `Node.consistent_tick`."""
+        return self._portal.call(partial(self._node.consistent_tick, timeout=timeout), collections)
+
+    def create_collection(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        primary_key: str,
+        shards: int = 1,
+        partitions: Sequence[str] = (),
+        if_not_exists: bool = False,
+        timeout: float | None = None,
+    ) -> Collection:
+        """See `Node.create_collection`."""
+        create = partial(
+            self._node.create_collection,
+            primary_key=primary_key,
+            shards=shards,
+            partitions=partitions,
+            if_not_exists=if_not_exists,
+            timeout=timeout,
+        )
+        return self._portal.call(create, name, schema)
+
+    def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
+        """See `Node.drop_collection`."""
+        self._portal.call(partial(self._node.drop_collection, if_exists=if_exists, timeout=timeout), name)
+
+    def create_partition(
+        self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
+    ) -> None:
+        """See `Node.create_partition`."""
+        create = partial(self._node.create_partition, if_not_exists=if_not_exists, timeout=timeout)
+        self._portal.call(create, collection, partition)
+
+    def drop_partition(
+        self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
+    ) -> None:
+        """See `Node.drop_partition`."""
+        self._portal.call(
+            partial(self._node.drop_partition, if_exists=if_exists, timeout=timeout), collection, partition
+        )
+
+    def collections(self) -> tuple[Collection, ...]:
+        """See `Node.collections`."""
+        return self._portal.call(self._node.collections)
+
+    def collection(self, name: str) -> Collection:
+        """See `Node.collection`."""
+        return self._portal.call(self._node.collection, name)
+
+    def flush(self, *, timeout: float | None = None) -> FlushResult:
+        """See `Node.flush`."""
+        return self._portal.call(partial(self._node.flush, timeout=timeout))
+
+
+class SyncTransaction:
+    """A transaction for a `with` block; see `streamingnode.transaction.Transaction`."""
+
+    def __init__(self, transaction: Transaction, portal: BlockingPortal) -> None:
+        self._transaction = transaction
+        self._portal = portal
+
+    @property
+    def result(self) -> WriteResult | None:
+        """See `Transaction.result`."""
+        return self._transaction.result
+
+    def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
+        """See `Transaction.insert`."""
+        self._portal.call(partial(self._transaction.insert, partition=partition), collection, rows)
+
+    def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
+        """See `Transaction.upsert`."""
+        self._portal.call(partial(self._transaction.upsert, partition=partition), collection, rows)
+
+    def delete(self, collection: str, keys: Keys) -> None:
+        """See `Transaction.delete`."""
+        self._portal.call(self._transaction.delete, collection, keys)
+
+    def commit(self) -> WriteResult:
+        """See `Transaction.commit`."""
+        return self._portal.call(self._transaction.commit)
+
+    def rollback(self) -> None:
+        """See `Transaction.rollback`."""
+        self._portal.call(self._transaction.rollback)
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._transaction.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._portal.call(self._transaction.__aexit__, kind, error, traceback)
+
+
+class SyncReader:
+    """A reader for a `with` block; see `streamingnode.read.CollectionReader`. One thread iterates at a time."""
+
+    def __init__(self, reader: CollectionReader, portal: BlockingPortal) -> None:
+        self._reader = reader
+        self._portal = portal
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        opening: AbstractContextManager[CollectionReader, bool | None] = self._portal.wrap_async_context_manager(
+            self._reader
+        )
+        self._open.enter_context(opening)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, traceback)
+
+    def __iter__(self) -> Iterator[ReadMessage]:
+        while messages := self._portal.call(self._reader.next_messages):
+            yield from messages
+
+    def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:
+        """See `CollectionReader.batches`."""
+        batches = self._reader.batches(max_rows=max_rows, max_wait_s=max_wait_s)
+        end: list[ReadMessage] = []
+        next_batch: Callable[[], list[ReadMessage]] = partial(self._portal.call, partial(anext, batches, end))
+        while batch := next_batch():
+            yield batch
+
+    def ack(self, message: ReadMessage) -> None:
+        """See `CollectionReader.ack`."""
+        self._portal.call(self._reader.ack, message)

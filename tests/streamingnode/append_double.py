@@ -1,0 +1,122 @@
+"""A log that is only its append: it numbers what it is given, can be held, and can be made to fail."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from interceptors.shard.catalog import CollectionInfo, PartitionInfo
+from streamingnode.schema import encode_schema
+from streamingnode.write_target import WriteTarget, WriteTargets
+from wal.append import AppendGroup, AppendResult
+from wal.headers import InsertHeader
+from wal.message import MutableMessage
+from wal.message_id import MemoryMessageId
+from wal.message_type import MessageType
+
+PCHANNEL = "p0"
+COLLECTION_ID = 7
+DEFAULT_PARTITION_ID, EU_PARTITION_ID = 8, 9
+
+
+class AppendDouble:
+    """Ticks and positions from 1; row offsets for each vchannel. `hold` makes appends wait until `let_go`."""
+
+    def __init__(self) -> None:
+        self.groups: list[AppendGroup] = []
+        self.error: Exception | None = None
+        self.refuse: Callable[[AppendGroup], Exception | None] = lambda _: None
+        self.in_flight = 0
+        self._next_position = 1
+        self._tick = 0
+        self._offsets: dict[str, int] = defaultdict(int)
+        self._arrived = asyncio.Event()
+        self._gate = asyncio.Event()
+        self._gate.set()
+
+    async def append(self, group: AppendGroup) -> AppendResult:
+        error = self.error or self.refuse(group)
+        if error is not None:
+            raise error
+        self.in_flight += 1
+        self._arrived.set()
+        try:
+            await self._gate.wait()
+        finally:
+            self.in_flight -= 1
+        return self._take(group)
+
+    def hold(self) -> None:
+        self._gate.clear()
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+    async def arrival(self) -> None:
+        """Return once an append was ever begun."""
+        await self._arrived.wait()
+
+    @property
+    def messages(self) -> list[MutableMessage]:
+        return [message for group in self.groups for message in group.messages]
+
+    def rows(self, schema: pa.Schema, *, vchannel: str | None = None) -> list[dict[str, object]]:
+        """Return the inserted rows, in log order."""
+        return [
+            row
+            for message in self.messages
+            if message.type is MessageType.INSERT and vchannel in (None, message.vchannel)
+            for row in decoded(message, schema)
+        ]
+
+    def _take(self, group: AppendGroup) -> AppendResult:
+        self.groups.append(group)
+        self._tick += 1
+        first, self._next_position = self._next_position, self._next_position + len(group.messages)
+        offsets: dict[str, tuple[int, int]] = {}
+        for message in group.messages:
+            if isinstance(message.header, InsertHeader):
+                known, count = offsets.get(message.vchannel, (self._offsets[message.vchannel], 0))
+                offsets[message.vchannel] = known, count + message.header.rows
+                self._offsets[message.vchannel] += message.header.rows
+        head = group.messages[0]
+        txn_id = head.txn_id or (self._tick if head.type is MessageType.BEGIN_TXN else 0)
+        first_id = MemoryMessageId(first)
+        return AppendResult(first_id, len(group.messages), self._tick, first_id, txn_id, offsets)
+
+
+def schema_of(**columns: pa.DataType) -> pa.Schema:
+    """Return a schema of nullable columns."""
+    return pa.schema(list(columns.items()))
+
+
+def decoded(message: MutableMessage, schema: pa.Schema) -> list[dict[str, object]]:
+    """Return the rows or keys a message carries."""
+    return pa.ipc.read_record_batch(pa.py_buffer(message.payload), schema).to_pylist()
+
+
+def collection_info(
+    schema: pa.Schema, *, primary_key: str = "id", shards: int = 1, name: str = "orders", pchannel: str = PCHANNEL
+) -> CollectionInfo:
+    """Return a collection as the catalog would have it, with the partitions `_default` and `eu`."""
+    return CollectionInfo(
+        id=COLLECTION_ID,
+        name=name,
+        schema=encode_schema(schema),
+        schema_version=1,
+        primary_key=primary_key,
+        vchannels=tuple(f"{pchannel}_{COLLECTION_ID}v{shard}" for shard in range(shards)),
+        partitions=(PartitionInfo(DEFAULT_PARTITION_ID, "_default", 1), PartitionInfo(EU_PARTITION_ID, "eu", 1)),
+        created_tick=1,
+    )
+
+
+def write_target(log: AppendDouble, schema: pa.Schema, *, primary_key: str = "id", shards: int = 1) -> WriteTarget:
+    """Return the target of such a collection on `log`."""
+    info = collection_info(schema, primary_key=primary_key, shards=shards)
+    return WriteTargets({PCHANNEL: log.append}).target(info)
+
+
+def types_of(group: AppendGroup) -> Sequence[str]:
+    return [message.type.name for message in group.messages]

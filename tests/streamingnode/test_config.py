@@ -1,0 +1,102 @@
+"""Settings come from four places in one order, and a wrong one says what would be right."""
+
+from pathlib import Path
+
+import pytest
+
+from flusher.flush_options import FlushOptions
+from streamingnode.config import ALIASES, NodeConfig, load_config
+from wal.errors import InvalidArgument
+
+
+def origin(config: NodeConfig, key: str) -> tuple[object, str]:
+    return next((setting.value, setting.origin) for setting in config.origins() if setting.key == key)
+
+
+def test_without_anything_every_setting_is_the_default() -> None:
+    config = load_config()
+    assert config == NodeConfig()
+    assert {setting.origin for setting in config.origins()} == {"default"}
+
+
+def test_argument_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[flush]\nthreads = 3\nrow_group_bytes = 1000\nbuffered_bytes_max = 5000\n")
+    environment = {"STREAMINGNODE_FLUSH_THREADS": "4", "STREAMINGNODE_FLUSH_ROW_GROUP_BYTES": "2000", "HOME": "x"}
+    config = load_config(file=file, environment=environment, arguments={"threads": 5})
+    assert origin(config, "flush.threads") == (5, "argument threads")
+    assert origin(config, "flush.row_group_bytes") == (2000, "environment STREAMINGNODE_FLUSH_ROW_GROUP_BYTES")
+    assert origin(config, "flush.buffered_bytes_max") == (5000, f"file {file}")
+    assert origin(config, "flush.retry_max_s") == (FlushOptions().retry_max_s, "default")
+    assert config.flush.threads == 5
+
+
+def test_environment_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('durability = "os"\n')
+    assert load_config(environment={"STREAMINGNODE_CONFIG": str(file)}).log.durability == "os"
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_alias_stands_for_a_setting_that_exists(alias: str) -> None:
+    assert ALIASES[alias] in {setting.key for setting in NodeConfig().origins()}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"cut_interval_s": 60},
+        {"flush": {"schedule": {"interval_s": 60.0}}},
+        {"flush.schedule.interval_s": "60"},
+        {"flush.schedule": {"interval_s": 60}},
+    ],
+    ids=str,
+)
+def test_one_setting_has_several_spellings(arguments: dict[str, object]) -> None:
+    assert load_config(arguments=arguments).flush.schedule.interval_s == 60.0
+
+
+def test_whole_section_can_be_given_as_its_options() -> None:
+    assert load_config(arguments={"flush": FlushOptions(threads=7)}).flush.threads == 7
+
+
+def test_nothing_can_be_said_in_text() -> None:
+    config = load_config(environment={"STREAMINGNODE_CUT_INTERVAL_S": "null"})
+    assert config.flush.schedule.interval_s is None
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"cut_intervall_s": 1}, "did you mean 'cut_interval_s'"),
+        ({"flush": {"thread": 1}}, "did you mean 'flush.threads'"),
+        ({"qqqqqq": 1}, "config show"),
+        ({"interval_s": 1}, "write it out"),
+        ({"threads": "many"}, "does not fit"),
+        ({"threads": 1.5}, "does not fit"),
+        ({"durability": "never"}, "does not fit"),
+        ({"segments": {"bytes_max": -1}}, "segment limits"),
+    ],
+    ids=str,
+)
+def test_wrong_setting_says_what_would_be_right(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        load_config(arguments=arguments)
+
+
+def test_wrong_environment_variable_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(InvalidArgument, match="STREAMINGNODE_FLUSH_THREADS"):
+        load_config(environment={"STREAMINGNODE_FLUSH_THREAD": "1"})
+
+
+@pytest.mark.parametrize("content", ["[flush", "\xff"])
+def test_file_that_is_not_toml_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(content, "latin-1")
+    with pytest.raises(InvalidArgument, match="not TOML"):
+        load_config(file=file)
+
+
+def test_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        load_config(file=tmp_path / "none.toml")

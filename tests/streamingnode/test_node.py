@@ -1,0 +1,267 @@
+"""The node's calls, over a whole node in memory."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from streamingnode.node import Node
+from streamingnode.results import NOTHING
+from tests.streamingnode.append_double import schema_of
+from wal.errors import (
+    AlreadyExists,
+    CollectionNotFound,
+    InvalidArgument,
+    InvalidName,
+    InvalidTransactionState,
+    OnShutdown,
+    PartitionNotFound,
+    SchemaMismatch,
+    StreamingNodeError,
+    TransactionExpired,
+)
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = schema_of(id=pa.int64(), item=pa.string())
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with sn.open_node(None) as opened:
+        await opened.create_collection("orders", SCHEMA, primary_key="id", shards=2, partitions=["eu"])
+        yield opened
+
+
+async def rows_of(node: Node, collection: str = "orders") -> list[dict[str, Any]]:
+    table = await node.snapshot(collection)
+    return sorted(table.to_pylist(), key=lambda row: str(row))  # noqa: PLW0108
+
+
+async def test_insert_returns_tick_offsets_and_ids(node: Node) -> None:
+    result = await node.insert("orders", [{"id": n, "item": "tea"} for n in range(4)])
+    assert sum(count for _, count in result.row_offsets.values()) == 4
+    assert result.time_tick <= await node.consistent_tick()
+    assert len(result.message_ids) == len(result.row_offsets)
+    assert (result.txn_id, result.groups) == (0, ())
+
+
+@pytest.mark.parametrize("form", ["dicts", "many dicts", "batch", "table"])
+async def test_rows_of_any_form_arrive(node: Node, form: str) -> None:
+    rows = [{"id": n, "item": f"item {n}"} for n in range(3 if form == "dicts" else 100)]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    forms: dict[str, Any] = {"dicts": rows, "many dicts": rows, "batch": table.to_batches()[0], "table": table}
+    await node.insert("orders", forms[form])
+    assert await rows_of(node) == sorted(rows, key=str)
+
+
+async def test_upsert_replaces_and_insert_of_a_known_key_adds(node: Node) -> None:
+    await node.insert("orders", [{"id": 1, "item": "a"}, {"id": 2, "item": "b"}])
+    await node.insert("orders", [{"id": 1, "item": "again"}])
+    assert len(await rows_of(node)) == 3
+    await node.upsert("orders", [{"id": 1, "item": "first"}, {"id": 1, "item": "last"}])
+    assert await rows_of(node) == [{"id": 1, "item": "last"}, {"id": 2, "item": "b"}]
+
+
+async def test_delete_removes_from_every_partition_and_ignores_unknown_keys(node: Node) -> None:
+    await node.insert("orders", [{"id": 1, "item": "a"}])
+    await node.insert("orders", [{"id": 1, "item": "b"}], partition="eu")
+    result = await node.delete("orders", [1, 99])
+    assert result.row_offsets == {}
+    assert await rows_of(node) == []
+
+
+@pytest.mark.parametrize("rows", [[], SCHEMA.empty_table()], ids=["list", "table"])
+async def test_write_without_rows_does_nothing(node: Node, rows: Any) -> None:
+    assert await node.insert("orders", rows) == NOTHING
+    assert await node.upsert("orders", rows) == NOTHING
+    assert await node.delete("orders", []) == NOTHING
+
+
+async def test_insert_over_one_group_is_split_and_says_so(node: Node) -> None:
+    table = pa.table({"id": list(range(6000)), "item": ["x" * 1000] * 6000}, schema=SCHEMA)
+    result = await node.insert("orders", table)
+    assert len(result.groups) > 1
+    assert [group.time_tick for group in result.groups] == sorted({group.time_tick for group in result.groups})
+    assert result.time_tick == result.groups[-1].time_tick
+    assert sum(count for _, count in result.row_offsets.values()) == 6000
+    assert (await node.snapshot("orders")).num_rows == 6000
+
+
+async def test_bad_row_among_many_changes_nothing(node: Node) -> None:
+    rows: list[dict[str, object]] = [{"id": n, "item": "x" * 1000} for n in range(6000)]
+    rows[5999] = {"id": 5999, "item": 1}
+    with pytest.raises(SchemaMismatch) as caught:
+        await node.insert("orders", rows)
+    assert (caught.value.column, caught.value.row) == ("item", 5999)
+    assert await rows_of(node) == []
+
+
+async def test_transaction_over_collections_appears_at_one_tick(node: Node) -> None:
+    await node.create_collection("stock", SCHEMA, primary_key="id")
+    async with node.transaction() as txn:
+        await txn.insert("orders", [{"id": 1, "item": "a"}])
+        await txn.upsert("stock", [{"id": 1, "item": "b"}])
+    assert txn.result is not None
+    for name in ("orders", "stock"):
+        async with node.read(name, types=[sn.MessageType.INSERT], until=await node.consistent_tick()) as messages:
+            assert [message.time_tick async for message in messages] == [txn.result.time_tick]
+
+
+async def test_transaction_by_id_appears_at_its_commit(node: Node) -> None:
+    txn_id = await node.begin_transaction(keepalive_s=60)
+    await node.insert("orders", [{"id": 1, "item": "a"}], txn_id=txn_id)
+    await node.upsert("orders", [{"id": 2, "item": "b"}], txn_id=txn_id)
+    await node.delete("orders", [1], txn_id=txn_id)
+    assert await rows_of(node) == []
+    result = await node.commit_transaction(txn_id)
+    assert result.txn_id == txn_id
+    assert await rows_of(node) == [{"id": 2, "item": "b"}]
+
+
+async def test_transaction_by_id_rolled_back_never_appears(node: Node) -> None:
+    txn_id = await node.begin_transaction()
+    await node.insert("orders", [{"id": 1, "item": "a"}], txn_id=txn_id)
+    await node.rollback_transaction(txn_id)
+    with pytest.raises((TransactionExpired, InvalidTransactionState)):
+        await node.commit_transaction(txn_id)
+    assert await rows_of(node) == []
+
+
+@pytest.mark.parametrize("keepalive_s", [0, -1, 0.0001])
+async def test_keepalive_of_nothing_is_refused(node: Node, keepalive_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="keepalive_s"):
+        node.transaction(keepalive_s=keepalive_s)
+
+
+async def test_unknown_collection_and_partition_are_named(node: Node) -> None:
+    for write in (node.insert, node.upsert):
+        with pytest.raises(CollectionNotFound, match="nowhere"):
+            await write("nowhere", [{"id": 1}])
+        with pytest.raises(PartitionNotFound, match="'us'"):
+            await write("orders", [{"id": 1, "item": "a"}], partition="us")
+    with pytest.raises(CollectionNotFound, match="nowhere"):
+        await node.delete("nowhere", [1])
+    with pytest.raises(CollectionNotFound, match="nowhere"):
+        node.read("nowhere")
+
+
+async def test_existing_collection_is_taken_only_with_the_same_definition(node: Node) -> None:
+    with pytest.raises(AlreadyExists, match="if_not_exists"):
+        await node.create_collection("orders", SCHEMA, primary_key="id", shards=2)
+    found = await node.create_collection("orders", SCHEMA, primary_key="id", shards=2, if_not_exists=True)
+    assert found == node.collection("orders")
+    with pytest.raises(AlreadyExists, match="another schema"):
+        await node.create_collection("orders", schema_of(id=pa.int64()), primary_key="id", shards=2, if_not_exists=True)
+    with pytest.raises(AlreadyExists, match="2 shards"):
+        await node.create_collection("orders", SCHEMA, primary_key="id", shards=3, if_not_exists=True)
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        ({"name": "Orders"}, InvalidName),
+        ({"name": "_orders"}, InvalidName),
+        ({"partitions": ["../x"]}, InvalidName),
+        ({"partitions": ["a", "a"]}, InvalidArgument),
+        ({"partitions": "eu"}, InvalidArgument),
+        ({"shards": 0}, InvalidArgument),
+        ({"shards": True}, InvalidArgument),
+        ({"shards": 100_000}, InvalidArgument),
+        ({"primary_key": "key"}, InvalidArgument),
+        ({"schema": schema_of(id=pa.uint8())}, SchemaMismatch),
+        ({"schema": schema_of(id=pa.int64(), _tick=pa.int64())}, SchemaMismatch),
+    ],
+    ids=str,
+)
+async def test_collection_that_cannot_be_is_refused(
+    node: Node, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    definition: dict[str, Any] = {"name": "new", "schema": SCHEMA, "primary_key": "id", **arguments}
+    with pytest.raises(error):
+        await node.create_collection(**definition)
+    assert [each.name for each in node.collections()] == ["orders"]
+
+
+async def test_partitions_come_and_go(node: Node) -> None:
+    await node.create_partition("orders", "us")
+    await node.create_partition("orders", "us", if_not_exists=True)
+    with pytest.raises(AlreadyExists, match="'us'"):
+        await node.create_partition("orders", "us")
+    await node.insert("orders", [{"id": 1, "item": "a"}], partition="us")
+    await node.insert("orders", [{"id": 2, "item": "b"}])
+    await node.drop_partition("orders", "us")
+    await node.drop_partition("orders", "us", if_exists=True)
+    assert await rows_of(node) == [{"id": 2, "item": "b"}]
+    assert node.collection("orders").partitions == ("_default", "eu")
+    with pytest.raises(PartitionNotFound):
+        await node.insert("orders", [{"id": 1, "item": "a"}], partition="us")
+    with pytest.raises(InvalidArgument, match="cannot be dropped"):
+        await node.drop_partition("orders", "_default")
+
+
+async def test_collection_made_again_is_another_one(node: Node) -> None:
+    await node.insert("orders", [{"id": 1, "item": "a"}])
+    before = node.collection("orders")
+    await node.drop_collection("orders")
+    await node.drop_collection("orders", if_exists=True)
+    with pytest.raises(CollectionNotFound):
+        await node.drop_collection("orders")
+    with pytest.raises(CollectionNotFound):
+        await node.insert("orders", [{"id": 1, "item": "a"}])
+    after = await node.create_collection("orders", schema_of(id=pa.string()), primary_key="id")
+    assert after.id != before.id
+    await node.insert("orders", [{"id": "one"}])
+    assert await rows_of(node) == [{"id": "one"}]
+
+
+async def test_flush_without_new_rows_makes_no_cut(node: Node) -> None:
+    await node.insert("orders", [{"id": 1, "item": "a"}])
+    first = await node.flush()
+    assert sum(segment.rows for segment in first.segments) == 1
+    again = await node.flush()
+    assert (again.number, again.tick) == (first.number, first.tick)
+
+
+async def test_timeout_that_is_no_time_is_refused(node: Node) -> None:
+    with pytest.raises(InvalidArgument, match="timeout"):
+        await node.insert("orders", [{"id": 1, "item": "a"}], timeout=0)
+    with pytest.raises(InvalidArgument, match="list of names"):
+        await node.consistent_tick("orders")
+
+
+async def test_generous_timeout_changes_nothing(node: Node) -> None:
+    await node.insert("orders", [{"id": 1, "item": "a"}], timeout=60)
+    await node.upsert("orders", [{"id": 1, "item": "b"}], timeout=60)
+    assert await rows_of(node) == [{"id": 1, "item": "b"}]
+
+
+async def test_every_call_after_the_end_is_refused() -> None:
+    async with sn.open_node(None) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+    calls: list[Any] = [
+        lambda: node.insert("orders", [{"id": 1, "item": "a"}]),
+        lambda: node.upsert("orders", [{"id": 1, "item": "a"}]),
+        lambda: node.delete("orders", [1]),
+        node.flush,
+        lambda: node.snapshot("orders"),
+        node.consistent_tick,
+        lambda: node.create_collection("more", SCHEMA, primary_key="id"),
+        lambda: node.drop_collection("orders"),
+        node.begin_transaction,
+    ]
+    for call in calls:
+        with pytest.raises(OnShutdown):
+            await call()
+    for refused in (node.collections, node.transaction, lambda: node.read("orders")):
+        with pytest.raises(OnShutdown):
+            refused()
+
+
+async def test_every_error_has_a_code_and_a_next_step(node: Node) -> None:
+    with pytest.raises(StreamingNodeError) as caught:
+        await node.insert("nowhere", [{"id": 1}])
+    assert caught.value.code == "COLLECTION_NOT_FOUND"
+    assert "—" in str(caught.value)

@@ -1,0 +1,167 @@
+"""A node's block ends in order, and every error comes out of it as it is."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import anyio
+import pytest
+
+import streamingnode as sn
+from streamingnode.config import NodeConfig
+from streamingnode.opening import OpenNode
+from streamingnode.services import NodeServices
+from streamingnode.supervisor import Supervisor
+from wal.errors import Corrupt, InvalidArgument, OnShutdown
+
+pytestmark = pytest.mark.anyio
+
+
+class Parts:
+    """Parts that are not there: only how they are opened and closed counts."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.open_error: Exception | None = None
+        self.supervisor: Supervisor | None = None
+
+    @asynccontextmanager
+    async def compose(
+        self, path: Path | None, config: NodeConfig, supervisor: Supervisor
+    ) -> AsyncIterator[NodeServices]:
+        self.supervisor = supervisor
+        self.events.append("open")
+        if self.open_error is not None:
+            raise self.open_error
+        try:
+            yield cast("NodeServices", _NoServices())
+        finally:
+            await anyio.lowlevel.checkpoint()
+            self.events.append("closed")
+
+    def node(self) -> OpenNode:
+        return OpenNode(None, NodeConfig, self.compose)
+
+    def work(self, error: Exception) -> None:
+        async def fail() -> None:
+            raise error
+
+        assert self.supervisor is not None
+        self.supervisor.spawn(fail())
+
+
+class _NoServices:
+    def __init__(self) -> None:
+        self.appends: dict[str, object] = {}
+
+
+async def test_exception_in_the_block_comes_out_unchanged_after_closing() -> None:
+    parts, error = Parts(), RuntimeError("mine")
+    with pytest.raises(RuntimeError) as caught:
+        async with parts.node():
+            raise error
+    assert caught.value is error
+    assert parts.events == ["open", "closed"]
+
+
+async def test_failure_while_opening_comes_out_unchanged() -> None:
+    parts = Parts()
+    parts.open_error = Corrupt("torn")
+    with pytest.raises(Corrupt) as caught:
+        async with parts.node():
+            pytest.fail("not reached")
+    assert caught.value is parts.open_error
+
+
+async def test_failed_background_work_ends_the_block_with_its_error() -> None:
+    parts, error = Parts(), Corrupt("segment")
+    with pytest.raises(Corrupt) as caught:
+        async with parts.node():
+            parts.work(error)
+            await anyio.sleep_forever()
+    assert caught.value is error
+    assert parts.events == ["open", "closed"]
+
+
+async def test_failed_background_work_is_raised_even_when_the_block_did_not_wait() -> None:
+    parts = Parts()
+    with pytest.raises(Corrupt):
+        async with parts.node():
+            parts.work(Corrupt("segment"))
+            with anyio.CancelScope(shield=True):
+                for _ in range(3):
+                    await anyio.lowlevel.checkpoint()
+
+
+async def test_error_of_the_block_wins_over_failed_background_work() -> None:
+    parts = Parts()
+    with pytest.raises(KeyError):
+        async with parts.node():
+            parts.work(Corrupt("segment"))
+            try:
+                await anyio.sleep_forever()
+            finally:
+                raise KeyError
+
+
+async def test_calls_after_failed_background_work_name_it() -> None:
+    parts = Parts()
+    with pytest.raises(Corrupt):
+        async with parts.node() as node:
+            parts.work(Corrupt("segment 7"))
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with pytest.raises(OnShutdown, match="segment 7"):
+                    node.collections()
+
+
+async def test_cancelled_block_still_closes_everything() -> None:
+    parts = Parts()
+    with anyio.CancelScope() as scope:
+        async with parts.node():
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert parts.events == ["open", "closed"]
+
+
+async def test_tasks_of_the_node_end_with_it() -> None:
+    parts = Parts()
+    async with parts.node():
+        assert parts.supervisor is not None
+        task = parts.supervisor.spawn(anyio.sleep_forever())
+    assert task.cancelled()
+
+
+async def test_wrong_setting_is_refused_before_anything_opens() -> None:
+    with pytest.raises(InvalidArgument, match="did you mean 'durability'"):
+        async with sn.open_node(None, durabilty="os"):
+            pytest.fail("not reached")
+
+
+def test_ready_made_config_does_not_mix_with_settings() -> None:
+    with pytest.raises(InvalidArgument, match="config="):
+        sn.open_node(None, config=NodeConfig(), durability="os")
+
+
+def test_importing_prints_nothing_and_loads_no_arrow_and_no_database() -> None:
+    program = (
+        "import sys, streamingnode\n"
+        "heavy = {'pyarrow', 'numpy', 'rocksdict', 'anyio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "import streamingnode.opening\n"
+        "assert callable(streamingnode.open_node)\n"
+        "assert set(streamingnode.__all__) <= set(dir(streamingnode))\n"
+        "for name in streamingnode.__all__: getattr(streamingnode, name)\n"
+    )
+    found = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, check=True, timeout=60)
+    assert (found.stdout, found.stderr) == (b"", b"")
+
+
+def test_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = sn.nothing_like_it

@@ -1,0 +1,82 @@
+"""The node without `async` does the same things under the same names."""
+
+import inspect
+
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from streamingnode.node import Node
+from streamingnode.read import CollectionReader
+from streamingnode.sync import SyncNode, SyncReader, SyncTransaction
+from streamingnode.transaction import Transaction
+from tests.streamingnode.append_double import schema_of
+from wal.errors import CollectionNotFound, OnShutdown, SchemaMismatch
+
+SCHEMA = schema_of(id=pa.int64(), item=pa.string())
+ONLY_ASYNC = {"fail", "aclose", "state", "buffered_bytes", "next_messages", "close"}
+
+
+@pytest.mark.parametrize(
+    "blocking, original",
+    [(SyncNode, Node), (SyncTransaction, Transaction), (SyncReader, CollectionReader)],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_public_name_is_there_with_the_same_arguments(blocking: type, original: type) -> None:
+    public = {name for name in vars(original) if not name.startswith("_")} - ONLY_ASYNC
+    assert public == {name for name in vars(blocking) if not name.startswith("_")}
+    for name in public:
+        theirs = getattr(original, name)
+        if callable(theirs):
+            ours = inspect.signature(getattr(blocking, name))
+            assert list(ours.parameters) == list(inspect.signature(theirs).parameters), name
+            for key, parameter in inspect.signature(theirs).parameters.items():
+                assert parameter.default == ours.parameters[key].default, (name, key)
+                assert parameter.kind == ours.parameters[key].kind, (name, key)
+
+
+def test_script_writes_and_reads_back() -> None:
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id", shards=2)
+        result = node.insert("orders", [{"id": 1, "item": "a"}])
+        with node.transaction() as txn:
+            txn.insert("orders", [{"id": 2, "item": "b"}])
+            txn.upsert("orders", [{"id": 1, "item": "c"}])
+            txn.delete("orders", [3])
+        assert txn.result is not None
+        assert txn.result.time_tick > result.time_tick
+        with node.read("orders", until=node.consistent_tick()) as messages:
+            assert [message.type.name for message in messages] == ["CREATE_COLLECTION", "INSERT", "TXN"]
+        with node.read("orders", until=node.consistent_tick(), name="billing") as messages:
+            (batch,) = messages.batches(max_rows=100, max_wait_s=1)
+            messages.ack(batch[-1])
+        with node.read("orders", until=node.consistent_tick(), name="billing") as messages:
+            assert list(messages) == []
+        assert sorted(row["item"] for row in node.snapshot("orders").to_pylist()) == ["b", "c"]
+        assert node.flush().number == 1
+        txn_id = node.begin_transaction()
+        node.delete("orders", [1], txn_id=txn_id)
+        node.rollback_transaction(txn_id)
+        node.create_partition("orders", "eu")
+        node.drop_partition("orders", "eu")
+        node.drop_collection("orders")
+        assert node.collections() == ()
+        assert (node.path, node.durability) == (None, "fsync")
+
+
+def test_errors_come_out_unchanged() -> None:
+    error = RuntimeError("mine")
+    with pytest.raises(RuntimeError) as caught, sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        with pytest.raises(SchemaMismatch):
+            node.insert("orders", [{"id": "x", "item": "a"}])
+        with pytest.raises(CollectionNotFound):
+            node.collection("nowhere")
+        with pytest.raises(KeyError), node.transaction() as txn:
+            txn.insert("orders", [{"id": 1, "item": "a"}])
+            raise KeyError
+        assert node.snapshot("orders").num_rows == 0
+        raise error
+    assert caught.value is error
+    with pytest.raises((OnShutdown, RuntimeError)):
+        node.flush()

@@ -1,0 +1,48 @@
+"""The programs of the README, as a user would run them: as written, each in a process of its own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+
+
+def python_blocks(document: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+
+
+def run(program: str, directory: Path) -> str:
+    """Run a program from a directory of its own and return what it printed; what it wrote to stderr must be nothing."""
+    script = directory / "program.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script.name],
+        cwd=directory,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(directory)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_first_program_runs_as_written_twice_in_a_row(tmp_path: Path) -> None:
+    first, *_ = python_blocks(README)
+    seen = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
+    assert seen == [["CREATE_COLLECTION", "0"], ["INSERT", "1"], ["TXN", "1"]]
+    seen_again = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
+    assert seen_again == [*seen, ["INSERT", "1"], ["TXN", "1"]]
+
+
+@pytest.mark.timeout(180)
+def test_the_ingest_program_runs_as_written_on_what_the_first_one_left(tmp_path: Path) -> None:
+    first, second, *_ = python_blocks(README)
+    run(first, tmp_path)
+    printed = run(second, tmp_path)
+    assert printed.count("tea") == 4

@@ -1,0 +1,24 @@
+"""Events for operators: structured here, delivered by the standard library's logging as the application configures it.
+
+Unconfigured, that means: warnings and errors on standard error, nothing else anywhere. An event is a short name and typed
+fields, never a sentence with values in it.
+"""
+
+import logging
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+
+def event_log(name: str) -> FilteringBoundLogger:
+    """Return the logger of a module; pass `__name__`."""
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"], drop_missing=True, repr_native_str=False),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+    return logger

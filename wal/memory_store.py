@@ -1,0 +1,182 @@
+"""The in-memory log store: the contract of `wal/log.py` without a disk, for throw-away nodes and tests.
+
+Entries are kept as the bytes a disk would keep, so that what comes back has been through the codec and shares nothing
+with the appender. "Synced" here means "appended": closing forgets everything.
+"""
+
+import asyncio
+import uuid
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from wal.append import AppendGroup, AppendTicket
+from wal.codec import decode_entry, encode_entry, entry_crc32c
+from wal.errors import OnShutdown, StorageFull, Truncated
+from wal.message import LogEntry
+from wal.message_id import MemoryMessageId
+from wal.synced_position import SyncedPosition
+
+WAL_NAME = MemoryMessageId.wal_name
+ENTRIES_PER_READ_MAX = 2048
+"""Decoding happens on the event loop here; this many entries take about 10 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """Limits of an in-memory store. `bytes_max` bounds the entries of all its logs together."""
+
+    bytes_max: int = 1 << 30
+
+
+def _new_node_id() -> str:
+    return uuid.uuid4().hex
+
+
+class MemoryLog:
+    """One log in memory; see `wal.log.Log` for the contract."""
+
+    wal_name = WAL_NAME
+
+    def __init__(self, store: "MemoryLogStore", name: str) -> None:
+        self.name = name
+        self.next_position = 1
+        self.last_tick = 0
+        self._store = store
+        self._last_positions: list[int] = []
+        self._entries: list[bytes] = []
+        self._first_position = 1
+        self._crc32c = 0
+        self._synced = SyncedPosition(0)
+
+    @property
+    def first_position(self) -> int:
+        """Position of the earliest message still kept."""
+        return self._first_position
+
+    @property
+    def durable_position(self) -> int:
+        """Position of the last message."""
+        return self._synced.value
+
+    async def admit(self, size_bytes: int) -> None:
+        """Return at once. Raises `StorageFull` when the store's bound leaves no room, `OnShutdown` when closed."""
+        self._store.check_room(size_bytes)
+
+    def append(self, group: AppendGroup) -> AppendTicket:
+        """Keep a stamped group; its futures are done already."""
+        self._store.check_open()
+        messages, first_position = group.messages, self.next_position
+        assert messages[0].time_tick > self.last_tick, "ticks ascend in append order"
+        data = encode_entry(messages, first_position=first_position, previous_crc32c=self._crc32c)
+        self.next_position += len(messages)
+        self.last_tick = messages[0].time_tick
+        self._crc32c = entry_crc32c(data)
+        self._last_positions.append(self.next_position - 1)
+        self._entries.append(data)
+        self._store.used_bytes += len(data)
+        self._synced.advance(self.next_position - 1)
+        done = self._store.done
+        return AppendTicket(first_position, self._crc32c, len(data), written=done, durable=done)
+
+    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
+        """Return consecutive entries from the one that holds `position`; as `wal.log.Log.read`."""
+        self._store.check_open()
+        if position < self._first_position:
+            raise Truncated(MemoryMessageId(position), MemoryMessageId(self._first_position))
+        entries: list[LogEntry] = []
+        size, previous = 0, None
+        at = bisect_left(self._last_positions, position)
+        for data in self._entries[at : at + ENTRIES_PER_READ_MAX]:
+            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous)
+            entries.append(entry)
+            previous = entry.crc32c
+            size += entry.size_bytes
+            if size >= bytes_max:
+                break
+        return entries
+
+    async def wait_beyond(self, position: int) -> None:
+        """Wait until a message after `position` is there. Raises `OnShutdown` on close."""
+        await self._synced.wait_beyond(position)
+
+    async def truncate(self, position: int) -> None:
+        """Give up everything before the entry that holds `position`; the last entry always stays."""
+        self._store.check_open()
+        count = min(bisect_left(self._last_positions, position), len(self._entries) - 1)
+        if count <= 0:
+            return
+        self._store.used_bytes -= sum(map(len, self._entries[:count]))
+        self._first_position = self._last_positions[count - 1] + 1
+        del self._entries[:count], self._last_positions[:count]
+
+    def end(self, error: Exception) -> None:
+        """End the waits of readers, and forget the entries."""
+        self._synced.end(error)
+        self._entries.clear()
+        self._last_positions.clear()
+
+
+class MemoryLogStore:
+    """A node's logs and state map in memory; see `wal.log.LogStore` for the contract. Its term is always 1."""
+
+    term = 1
+    promised_tick = 0
+
+    def __init__(self, options: MemoryOptions | None = None, *, make_node_id: Callable[[], str] = _new_node_id) -> None:
+        self.node_id = make_node_id()
+        self.used_bytes = 0
+        self.done = asyncio.get_running_loop().create_future()
+        self.done.set_result(None)
+        self._options = options or MemoryOptions()
+        self._logs: dict[str, MemoryLog] = {}
+        self._meta: dict[str, bytes] = {}
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise `OnShutdown` when the store is closed."""
+        if self._closed:
+            raise OnShutdown("the in-memory store is closed")
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raise `StorageFull` when `size_bytes` more would pass the bound, `OnShutdown` when closed."""
+        self.check_open()
+        free_bytes = self._options.bytes_max - self.used_bytes
+        if size_bytes > free_bytes:
+            raise StorageFull("memory", free_bytes, size_bytes)
+
+    def promise_tick(self, tick: int) -> None:
+        """Nothing outlives this term, so there is nothing to remember."""
+        self.check_open()
+
+    async def open_log(self, name: str) -> MemoryLog:
+        """Return the log of pchannel `name`, made if it is new."""
+        self.check_open()
+        return self._logs.setdefault(name, MemoryLog(self, name))
+
+    async def get_meta(self, key: str) -> bytes | None:
+        """Return the value of `key`, None if it has none."""
+        self.check_open()
+        return self._meta.get(key)
+
+    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, in key order."""
+        self.check_open()
+        return {key: value for key, value in sorted(self._meta.items()) if key.startswith(prefix)}
+
+    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes) all at once."""
+        self.check_open()
+        for key, value in changes.items():
+            if value is None:
+                self._meta.pop(key, None)
+            else:
+                self._meta[key] = value
+
+    async def close(self) -> None:
+        """Forget everything; idempotent."""
+        self._closed = True
+        for log in self._logs.values():
+            log.end(OnShutdown("the in-memory store is closed"))
+        self._logs.clear()
+        self._meta.clear()

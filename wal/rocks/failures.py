@@ -1,0 +1,34 @@
+"""What RocksDB's exceptions mean. They are bare `Exception`s with a text, and this is the only place that reads it.
+
+Tests hold the exact texts, so that a release which words them differently is noticed.
+"""
+
+from pathlib import Path
+
+from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StreamingNodeError
+
+_LOCK_HELD = ("While lock file", "lock hold by current process")
+_CORRUPT = ("Corruption:", "No such file or directory", "create_if_missing is false")
+_READ_ONLY = ("Read-only file system", "Permission denied")
+_FULL = ("No space left on device",)
+_CLOSED = ("DB instance already closed", "DB already closed")
+
+
+def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
+    """Return what a failed call on the database at `path` means for the caller, except a write: its outcome is open."""
+    text = str(error)
+    if _has(text, _LOCK_HELD):
+        return AlreadyOwned(str(path), None)
+    if _has(text, _CLOSED) or type(error).__name__ == "DbClosedError":
+        return OnShutdown(f"the database at {path} is closed")
+    if _has(text, _FULL):
+        return StorageFailed(f"the disk of {path} is full — free space and open again: {text}")
+    if _has(text, _READ_ONLY):
+        return StorageFailed(f"{path} cannot be written — make it writable for this user: {text}")
+    if _has(text, _CORRUPT):
+        return Corrupt(f"the database at {path} is damaged: {text}")
+    return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
+
+
+def _has(text: str, patterns: tuple[str, ...]) -> bool:
+    return any(pattern in text for pattern in patterns)

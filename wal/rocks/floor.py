@@ -1,0 +1,185 @@
+"""The floor file: how far the log had come, kept outside the database that might lose it.
+
+RocksDB opens a database whose log file was deleted or damaged without an error and with fewer records. The floor says what
+was acknowledged, so that a start notices. In: what each completed sync made durable, and ticks promised to readers. Out: at
+the next open, the least that must be there, and a tick below which no new one may be.
+
+Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the higher
+generation counts, and a promised tick in a sector of its own. The writer thread alone writes the slots, the event loop
+alone the promise, so there is no lock. Between two syncs only one slot is written; a power cut in the middle of it leaves
+the other one, synced, and loses at most one sync interval of the floor, never of the log.
+"""
+
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import crc32c
+import msgspec
+
+from wal.errors import Corrupt, UnsupportedFormat
+
+FLOOR_NAME = "floor"
+FLOOR_FORMAT = 1
+FLOOR_MAGIC = b"SNFL"
+SLOT_BYTES = 4096
+PROMISE_OFFSET = 2 * SLOT_BYTES
+FLOOR_BYTES = 3 * SLOT_BYTES
+
+_HEAD = struct.Struct("<I4sHH32sQQQQ")
+"""checksum, magic, format, log count, node id, generation, term, tick, version of the state map."""
+_POSITION = struct.Struct("<IQ")
+"""log id, last durable position."""
+_PROMISE = struct.Struct("<IQ")
+"""checksum, tick."""
+_CHECKSUM_BYTES = 4
+
+LOGS_MAX = (SLOT_BYTES - _HEAD.size) // _POSITION.size
+"""As many logs as one store can have."""
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """What was durable when it was written. `tick` is the highest one in the log or promised; positions are by log id."""
+
+    node_id: str
+    generation: int = 0
+    term: int = 0
+    tick: int = 0
+    meta_version: int = 0
+    positions: Mapping[int, int] = {}
+
+
+def encode_slot(floor: Floor) -> bytes:
+    """Return the used bytes of a slot."""
+    head = _HEAD.pack(
+        0,
+        FLOOR_MAGIC,
+        FLOOR_FORMAT,
+        len(floor.positions),
+        floor.node_id.encode(),
+        floor.generation,
+        floor.term,
+        floor.tick,
+        floor.meta_version,
+    )
+    body = head[_CHECKSUM_BYTES:] + b"".join(_POSITION.pack(*item) for item in floor.positions.items())
+    return crc32c.crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+
+
+def decode_slot(data: bytes) -> Floor | None:
+    """Return the floor in a slot, None when the slot was never written or its write was cut short.
+
+    Raises `UnsupportedFormat` for a whole slot of a newer release.
+    """
+    if len(data) < _HEAD.size:
+        return None
+    checksum, magic, version, count, node_id, generation, term, tick, meta_version = _HEAD.unpack_from(data)
+    end = _HEAD.size + count * _POSITION.size
+    if magic != FLOOR_MAGIC or end > len(data) or crc32c.crc32c(data[_CHECKSUM_BYTES:end]) != checksum:
+        return None
+    if version != FLOOR_FORMAT:
+        raise UnsupportedFormat(f"the floor file has format {version}, this release reads {FLOOR_FORMAT}")
+    return Floor(
+        node_id=node_id.rstrip(b"\0").decode(),
+        generation=generation,
+        term=term,
+        tick=tick,
+        meta_version=meta_version,
+        positions=dict(_POSITION.iter_unpack(data[_HEAD.size : end])),
+    )
+
+
+def encode_promise(tick: int) -> bytes:
+    """Return the bytes of a promised tick."""
+    return _PROMISE.pack(crc32c.crc32c(tick.to_bytes(8, "little")), tick)
+
+
+def decode_promise(data: bytes) -> int:
+    """Return the promised tick, 0 when there is none or its write was cut short."""
+    if len(data) < _PROMISE.size:
+        return 0
+    checksum, tick = _PROMISE.unpack_from(data)
+    return tick if crc32c.crc32c(int(tick).to_bytes(8, "little")) == checksum else 0
+
+
+def decode_floor(data: bytes) -> Floor:
+    """Return the newest floor in a whole file. Raises `Corrupt` when neither slot is valid."""
+    slots = [slot for at in (0, SLOT_BYTES) if (slot := decode_slot(data[at : at + SLOT_BYTES]))]
+    if not slots:
+        raise Corrupt("neither slot of the floor file is valid — restore the node directory from a backup")
+    newest = max(slots, key=lambda slot: slot.generation)
+    return msgspec.structs.replace(newest, tick=max(newest.tick, decode_promise(data[PROMISE_OFFSET:])))
+
+
+def create_floor(directory: Path, node_id: str) -> None:
+    """Make the floor file of a new node: whole or not at all. The caller syncs the directory."""
+    temporary = directory / f"{FLOOR_NAME}.tmp"
+    data = encode_slot(Floor(node_id=node_id)).ljust(FLOOR_BYTES, b"\0")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, data, 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.rename(directory / FLOOR_NAME)
+
+
+def read_floor(directory: Path) -> Floor | None:
+    """Return the floor of a node directory, None when there is no floor file."""
+    try:
+        return decode_floor((directory / FLOOR_NAME).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+class FloorFile:
+    """The open floor file of a running store. Nothing waits for the disk but `sync`; a power cut forgets what came after."""
+
+    __slots__ = ("_descriptor", "_dirty", "_floor", "_positions")
+
+    def __init__(self, directory: Path, floor: Floor) -> None:
+        self._descriptor = os.open(directory / FLOOR_NAME, os.O_RDWR | os.O_CLOEXEC)
+        self._positions = dict(floor.positions)
+        self._floor = msgspec.structs.replace(floor, generation=floor.generation + 1, positions=self._positions)
+        self._dirty = False
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was recorded since the last sync."""
+        return self._dirty
+
+    def record(self, positions: Mapping[int, int], *, tick: int = 0, term: int = 0, meta: int = 0) -> None:
+        """Raise the floor to what a completed sync made durable; survives a kill at once. Writer thread only."""
+        old = self._floor
+        self._positions.update(positions)
+        self._floor = Floor(
+            node_id=old.node_id,
+            generation=old.generation,
+            term=max(old.term, term),
+            tick=max(old.tick, tick),
+            meta_version=max(old.meta_version, meta),
+            positions=self._positions,
+        )
+        os.pwrite(self._descriptor, encode_slot(self._floor), self._slot_offset())
+        self._dirty = True
+
+    def promise(self, tick: int) -> None:
+        """Raise the promised tick; survives a kill at once. One page write, microseconds; event loop only."""
+        os.pwrite(self._descriptor, encode_promise(tick), PROMISE_OFFSET)
+
+    def sync(self) -> None:
+        """Make the floor survive a power cut, then turn to the other slot. Writer thread only."""
+        os.fsync(self._descriptor)
+        # Only now is this slot safe, so only now may the other one be overwritten.
+        self._floor = msgspec.structs.replace(self._floor, generation=self._floor.generation + 1)
+        self._dirty = False
+
+    def close(self) -> None:
+        """Let go of the file; idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _slot_offset(self) -> int:
+        return (self._floor.generation & 1) * SLOT_BYTES

@@ -1,0 +1,172 @@
+"""One log in RocksDB: where it begins and ends, and how to add to it, read it and shorten it.
+
+In: append groups, positions. Out: tickets, entries. The event loop keeps the ends of the log in memory; bytes go to the
+writer thread in one direction and come from reader threads in the other. See `wal.log.Log` for the contract.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import anyio
+
+from wal.append import AppendGroup, AppendTicket
+from wal.codec import decode_entry, encode_entry, entry_crc32c
+from wal.errors import Corrupt, Truncated
+from wal.message import LogEntry
+from wal.message_id import RocksMessageId
+from wal.rocks.engine import Engine
+from wal.rocks.group_commit import GroupCommit
+from wal.rocks.keys import decode_number, encode_number, entry_key, first_position_key
+from wal.rocks.range_read import first_entry, last_entry, read_range
+from wal.rocks.write import DroppedRange, EntryWrite, RecordWrite
+from wal.synced_position import SyncedPosition
+
+WAL_NAME = RocksMessageId.wal_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEnds:
+    """What is known of a log without reading it: its first entry kept and its last one."""
+
+    first_position: int
+    last_position: int
+    last_tick: int
+    last_crc32c: int
+
+
+NEW_LOG = LogEnds(first_position=1, last_position=0, last_tick=0, last_crc32c=0)
+
+
+def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
+    """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do not fit."""
+    recorded = engine.get(first_position_key(log_id))
+    first_position = 1 if recorded is None else decode_number(recorded)
+    first, last = first_entry(engine.entries, log_id), last_entry(engine.entries, log_id)
+    if first is None or last is None:
+        if first_position > 1:
+            raise Corrupt(f"log {name!r} begins at position {first_position} and has no entries")
+        return NEW_LOG
+    earliest = decode_entry(first[1], wal_name=WAL_NAME, previous_crc32c=None)
+    if earliest.first_position != first_position:
+        raise Corrupt(f"log {name!r}: positions {first_position} to {earliest.first_position - 1} are missing")
+    latest = decode_entry(last[1], wal_name=WAL_NAME, previous_crc32c=None)
+    return LogEnds(
+        first_position=first_position,
+        last_position=latest.last_position,
+        last_tick=latest.time_tick,
+        last_crc32c=latest.crc32c,
+    )
+
+
+class RocksLog:
+    """One log of a `RocksStore`, which makes it."""
+
+    wal_name = WAL_NAME
+
+    def __init__(self, engine: Engine, commit: GroupCommit, *, name: str, log_id: int, ends: LogEnds) -> None:
+        self.name = name
+        self.first_position = ends.first_position
+        self.next_position = ends.last_position + 1
+        self.last_tick = ends.last_tick
+        self._engine, self._commit = engine, commit
+        self._log_id = log_id
+        self._crc32c = ends.last_crc32c
+        self._synced = SyncedPosition(ends.last_position)
+        self._truncating = anyio.Lock()
+        self._make_outcome = asyncio.get_running_loop().create_future
+        self._one_outcome = commit.acknowledges_when_synced
+
+    @property
+    def durable_position(self) -> int:
+        """Position of the last synced message, 0 when there is none."""
+        return self._synced.value
+
+    async def admit(self, size_bytes: int) -> None:
+        """Wait for room in the queue; see `wal.log.Log.admit`."""
+        await self._commit.admit(size_bytes)
+
+    def append(self, group: AppendGroup) -> AppendTicket:
+        """Queue a stamped group; see `wal.log.Log.append`. A full disk stops nothing that was admitted."""
+        messages, first_position = group.messages, self.next_position
+        tick = messages[0].time_tick
+        assert tick > self.last_tick, "ticks ascend in append order"
+        data = encode_entry(messages, first_position=first_position, previous_crc32c=self._crc32c)
+        crc32c, position = entry_crc32c(data), first_position + len(messages) - 1
+        written = self._make_outcome()
+        durable = written if self._one_outcome else self._make_outcome()
+        key = entry_key(self._log_id, position)
+        self._commit.submit(EntryWrite(self._log_id, position, tick, key, data, written, durable, self._synced))
+        self.next_position, self.last_tick, self._crc32c = position + 1, tick, crc32c
+        return AppendTicket(first_position, crc32c, len(data), written, durable)
+
+    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
+        """Return checked, synced entries from the one that holds `position`; see `wal.log.Log.read`."""
+        self._commit.check_readable()
+        self._check_kept(position)
+        if position > self.durable_position:
+            return []
+        try:
+            return await self._engine.read(
+                read_range,
+                self._engine.entries,
+                self._log_id,
+                position=position,
+                first_position=self.first_position,
+                end_position=self.durable_position,
+                bytes_max=bytes_max,
+                wal_name=WAL_NAME,
+            )
+        except Corrupt as error:
+            self._check_kept(position)  # a truncation that overtook this read looks like a gap to it
+            raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
+
+    async def wait_beyond(self, position: int) -> None:
+        """Wait until a message after `position` is synced; see `wal.log.Log.wait_beyond`."""
+        await self._synced.wait_beyond(position)
+
+    async def truncate(self, position: int) -> None:
+        """Give up everything before the entry that holds `position`, and its space; the last entry always stays.
+
+        Cancelling may leave the space to a later truncation.
+        """
+        async with self._truncating:
+            self._commit.check_readable()
+            position = min(position, self.durable_position)
+            if position <= self.first_position:
+                return
+            kept = await self._engine.read(self._entry_start, position)
+            if kept > self.first_position:
+                await self._drop_before(kept)
+
+    def end(self, error: Exception) -> None:
+        """End the waits of readers."""
+        self._synced.end(error)
+
+    async def _drop_before(self, kept: int) -> None:
+        engine, done = self._engine, self._make_outcome()
+        begin, end = entry_key(self._log_id, self.first_position), entry_key(self._log_id, kept)
+        record = {first_position_key(self._log_id): encode_number(kept)}
+        # No local for the range: it names a column family, and who holds one holds the database open.
+        self._commit.submit(
+            RecordWrite(engine.meta_family, record, done, done, dropped=DroppedRange(engine.entry_family, begin, end))
+        )
+        self.first_position = kept  # from here on reads below are refused, so none meets the gap
+        await asyncio.shield(done)
+        await engine.compact(begin, end)
+
+    def _entry_start(self, position: int) -> int:
+        """Return the first position of the entry that holds `position`. Reader thread."""
+        entries = read_range(
+            self._engine.entries,
+            self._log_id,
+            position=position,
+            first_position=self.first_position,
+            end_position=self.durable_position,
+            bytes_max=1,
+            wal_name=WAL_NAME,
+        )
+        return entries[0].first_position
+
+    def _check_kept(self, position: int) -> None:
+        if position < self.first_position:
+            raise Truncated(RocksMessageId(position), RocksMessageId(self.first_position))

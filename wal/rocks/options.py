@@ -1,0 +1,84 @@
+"""What an operator may choose about a RocksDB log store, and what RocksDB is told.
+
+RocksDB's own settings are chosen with figures in `docs/adr/0004-log-layout-on-rocksdb.md`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rocksdict import DBCompressionType, DBRecoveryMode, Options
+
+Durability = Literal["fsync", "os"]
+
+META_FAMILY = "default"
+ENTRY_FAMILY = "entries"
+"""Entries have a column family of their own: their tables then never overlap those of the state map, and move down the
+levels without being rewritten."""
+
+MEMTABLE_BYTES = 64 << 20
+"""RocksDB's log is at most about two of these, which bounds what a start has to replay."""
+INFO_LOG_BYTES = 1 << 20
+INFO_LOG_FILES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncOptions:
+    """How the writer thread syncs: each batch when `interval_s` is None, else at least that often.
+
+    `free_bytes_min` is the low-water mark of the disk.
+    """
+
+    interval_s: float | None
+    free_bytes_min: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RocksOptions:
+    """Limits and durability of a RocksDB log store.
+
+    `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the operating system, which
+    loses up to `sync_interval_ms` of it in a power cut, never a hole). `queue_bytes_max` bounds appends that wait for
+    the disk. Appends are refused while the disk has less than `free_bytes_min` left: RocksDB needs about twice its log
+    to get up again after the disk was full.
+    """
+
+    durability: Durability = "fsync"
+    sync_interval_ms: int = 100
+    queue_bytes_max: int = 64 << 20
+    free_bytes_min: int = 256 << 20
+    memtable_bytes: int = MEMTABLE_BYTES
+
+    @property
+    def sync(self) -> SyncOptions:
+        """What the writer thread has to know of this."""
+        interval_s = None if self.durability == "fsync" else self.sync_interval_ms / 1000
+        return SyncOptions(interval_s=interval_s, free_bytes_min=self.free_bytes_min)
+
+
+def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False) -> Options:
+    """Return the settings of the database as a whole."""
+    database = family_options(options)
+    database.create_if_missing(create)
+    database.create_missing_column_families(create)
+    database.set_wal_recovery_mode(recovery)
+    database.set_paranoid_checks(True)
+    database.set_max_background_jobs(2)
+    database.set_max_total_wal_size(2 * options.memtable_bytes)
+    database.set_stats_dump_period_sec(0)
+    database.set_stats_persist_period_sec(0)
+    database.set_max_log_file_size(INFO_LOG_BYTES)
+    database.set_keep_log_file_num(INFO_LOG_FILES)
+    return database
+
+
+def family_options(options: RocksOptions) -> Options:
+    """Return the settings of one column family. Raw mode always: RocksDB's own notes on keys do not survive a power cut."""
+    family = Options(raw_mode=True)
+    family.set_write_buffer_size(options.memtable_bytes)
+    family.set_compression_type(DBCompressionType.none())
+    return family
+
+
+def families(options: RocksOptions) -> dict[str, Options]:
+    """Return the column families beside the default one."""
+    return {ENTRY_FAMILY: family_options(options)}

@@ -1,0 +1,62 @@
+"""One owner of a node directory: a lock held by this process, with its pid where others can read it.
+
+Two locks are taken. The one on `node.lock` comes with the pid; the one on the directory itself cannot be unlinked and
+made anew behind the owner's back, which would let two writers both acknowledge.
+"""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from wal.errors import AlreadyOwned, StorageFailed
+
+LOCK_NAME = "node.lock"
+_PID_BYTES_MAX = 32
+
+
+class DirectoryLock:
+    """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`, `StorageFailed`."""
+
+    __slots__ = ("_descriptors",)
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptors: list[int] = []
+        try:
+            self._take(directory)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let go; idempotent. In a forked child this takes nothing from the parent but keeps its lock from outliving it."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _take(self, directory: Path) -> None:
+        lock = self._open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        self._lock(lock, directory, holder=lock)
+        self._lock(self._open(directory, os.O_RDONLY), directory, holder=lock)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _open(self, path: Path, flags: int) -> int:
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFailed(f"cannot open {path}: {error.strerror} — make it writable for this user") from error
+        self._descriptors.append(descriptor)
+        return descriptor
+
+    @staticmethod
+    def _lock(descriptor: int, directory: Path, *, holder: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AlreadyOwned(str(directory), _read_pid(holder)) from error
+
+
+def _read_pid(descriptor: int) -> int | None:
+    with contextlib.suppress(ValueError):
+        return int(os.pread(descriptor, _PID_BYTES_MAX, 0))
+    return None
