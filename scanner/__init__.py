@@ -1,1 +1,1 @@
-"""The read path: catch-up, tailing, ordering and transaction assembly."""
+"""Reading a log: deliver policies, catch-up and tailing, ordering, transaction assembly, filters, named readers."""

@@ -1,0 +1,97 @@
+"""Where a reader starts. Values only; `scanner.starting_point` finds the place in a log."""
+
+from dataclasses import dataclass
+
+from wal.errors import InvalidArgument
+from wal.message_id import MessageId
+from wal.timetick import TICK_MAX
+
+
+class DeliverPolicy:
+    """Where a reader starts; made by `all`, `latest`, `start_from` and `start_after`."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def all() -> "DeliverPolicy":
+        """Start with the earliest message still kept."""
+        return DeliverAll()
+
+    @staticmethod
+    def latest() -> "DeliverPolicy":
+        """Start with what is confirmed after the reader was opened."""
+        return DeliverLatest()
+
+    @staticmethod
+    def start_from(message_id: MessageId) -> "DeliverPolicy":
+        """Start with this message: it and everything with a higher tick is delivered.
+
+        Opening the reader raises `Truncated` when the message is no longer kept.
+        """
+        return StartFrom(_checked_id(message_id))
+
+    @staticmethod
+    def start_after(after: MessageId | int) -> "DeliverPolicy":
+        """Start after a message or a time tick: everything with a higher tick is delivered.
+
+        Opening the reader raises `Truncated` when something after it may no longer be kept.
+        """
+        if isinstance(after, MessageId):
+            return StartAfter(_checked_id(after))
+        if isinstance(after, bool) or not isinstance(after, int) or not 0 <= after <= TICK_MAX:
+            raise InvalidArgument(f"{after!r} is neither a message id nor a time tick — pass one a message carries")
+        return StartAfterTick(after)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverAll(DeliverPolicy):
+    """See `DeliverPolicy.all`."""
+
+    def __str__(self) -> str:
+        return "all"
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverLatest(DeliverPolicy):
+    """See `DeliverPolicy.latest`."""
+
+    def __str__(self) -> str:
+        return "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class StartFrom(DeliverPolicy):
+    """See `DeliverPolicy.start_from`."""
+
+    message_id: MessageId
+
+    def __str__(self) -> str:
+        return f"message {self.message_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartAfter(DeliverPolicy):
+    """See `DeliverPolicy.start_after`."""
+
+    message_id: MessageId
+
+    def __str__(self) -> str:
+        return f"after message {self.message_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartAfterTick(DeliverPolicy):
+    """See `DeliverPolicy.start_after`."""
+
+    tick: int
+
+    def __str__(self) -> str:
+        return f"after tick {self.tick}"
+
+
+def _checked_id(message_id: object) -> MessageId:
+    if not isinstance(message_id, MessageId):
+        raise InvalidArgument(f"{message_id!r} is no message id — pass the message_id of a message or of a result")
+    if message_id.position < 1:
+        raise InvalidArgument(f"{message_id} names no message: positions start at 1 — use DeliverPolicy.all()")
+    return message_id

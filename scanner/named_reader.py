@@ -1,0 +1,201 @@
+"""Named readers: a position in a log that survives restarts, and the lease that keeps truncation behind it.
+
+Acknowledged messages come in; a durable position (where to resume, above which tick) goes out, and with it the lowest
+position any reader still needs. A position only moves forward. The lease is what is durable, never what is being written:
+after a crash the reader resumes there.
+"""
+
+import asyncio
+import re
+from typing import Protocol
+
+import msgspec
+
+from scanner.deliver_policy import DeliverPolicy
+from wal.errors import Corrupt, InvalidArgument, InvalidName, OnShutdown, ReaderBusy
+from wal.log import LogStore
+from wal.message_id import MessageId, message_id_kind
+
+NAME_PATTERN = re.compile(r"[a-z0-9](?!.*\.\.)[a-z0-9._-]{0,127}")
+_PREFIX = "reader/"
+
+
+class ReaderPosition(msgspec.Struct, frozen=True, array_like=True):
+    """Where a named reader resumes: from `position` in log `pchannel`, above `tick`."""
+
+    pchannel: str
+    wal_name: str
+    position: int
+    tick: int
+
+    @property
+    def message_id(self) -> MessageId:
+        """The position as an id of its log."""
+        return message_id_kind(self.wal_name)(self.position)
+
+    @property
+    def policy(self) -> DeliverPolicy:
+        """The policy of a scanner that resumes here; it also needs `after_tick=tick`."""
+        return DeliverPolicy.start_from(self.message_id)
+
+
+class Acknowledgeable(Protocol):
+    """What a reader may acknowledge: any message as readers see it."""
+
+    @property
+    def time_tick(self) -> int:
+        """The message's tick."""
+
+    @property
+    def last_confirmed(self) -> MessageId:
+        """Where to resume so that nothing above the tick is missed."""
+
+
+class NamedReaders:
+    """The named readers of all collections of one node; lives on the event loop. `load` comes first."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._positions: dict[str, ReaderPosition] = {}
+        self._open: dict[str, NamedReader | None] = {}
+        # None while a reader is being opened or deleted
+
+    async def load(self) -> None:
+        """Read the positions that earlier runs left. Raises `Corrupt` for one that cannot be read."""
+        stored = await self._store.scan_meta(_PREFIX)
+        self._positions = {key: _decode_position(key, value) for key, value in stored.items()}
+
+    def lease(self, pchannel: str) -> int | None:
+        """Return the lowest position of a log that a named reader still needs; None without one."""
+        return min((at.position for at in self._positions.values() if at.pchannel == pchannel), default=None)
+
+    def list_readers(self, collection_id: int) -> dict[str, ReaderPosition]:
+        """Return the collection's named readers and their durable positions, by name."""
+        prefix = _key(collection_id, "")
+        return {key[len(prefix) :]: at for key, at in sorted(self._positions.items()) if key.startswith(prefix)}
+
+    async def open(self, collection_id: int, name: str, *, start: ReaderPosition) -> "NamedReader":
+        """Return the reader, at its stored position, or at `start` when it is new; durable when this returns.
+
+        Raises `ReaderBusy` while it is open elsewhere, `InvalidName` for a name outside the pattern.
+        """
+        if not NAME_PATTERN.fullmatch(name):
+            raise InvalidName(f"reader name {name!r} does not match {NAME_PATTERN.pattern}")
+        key = self._reserve(collection_id, name)
+        try:
+            if key not in self._positions:
+                await self.save(key, start)
+            reader = self._open[key] = NamedReader(self, key, self._positions[key])
+        finally:
+            if self._open[key] is None:
+                del self._open[key]
+        return reader
+
+    async def delete_reader(self, collection_id: int, name: str) -> bool:
+        """Forget a reader and its lease; returns whether there was one. Raises `ReaderBusy` while it is open."""
+        key = self._reserve(collection_id, name)
+        try:
+            if key not in self._positions:
+                return False
+            await self._store.put_meta({key: None})
+            del self._positions[key]
+            return True
+        finally:
+            del self._open[key]
+
+    async def forget_collection(self, collection_id: int) -> None:
+        """Forget the readers of a dropped collection, open ones too."""
+        prefix = _key(collection_id, "")
+        keys = [key for key in self._positions if key.startswith(prefix)]
+        for key in keys:
+            reader = self._open.get(key)
+            if reader is not None:
+                await reader.close()
+        await self._store.put_meta(dict.fromkeys(keys))
+        for key in keys:
+            self._positions.pop(key, None)
+
+    async def close(self) -> None:
+        """Close every reader; idempotent."""
+        for reader in list(self._open.values()):
+            if reader is not None:
+                await reader.close()
+
+    async def save(self, key: str, position: ReaderPosition) -> None:
+        """Make a reader's position durable, and move its lease there."""
+        await self._store.put_meta({key: msgspec.msgpack.encode(position)})
+        self._positions[key] = position
+
+    def release(self, key: str) -> None:
+        """Let a closed reader be opened again."""
+        self._open.pop(key, None)
+
+    def _reserve(self, collection_id: int, name: str) -> str:
+        key = _key(collection_id, name)
+        if key in self._open:
+            raise ReaderBusy(f"reader {name!r} is open or being deleted — close it, or use another name")
+        self._open[key] = None
+        return key
+
+
+class NamedReader:
+    """One open named reader; made by `NamedReaders.open`."""
+
+    def __init__(self, readers: NamedReaders, key: str, position: ReaderPosition) -> None:
+        self._readers = readers
+        self._key = key
+        self._wanted = position
+        self._writing: asyncio.Task[None] | None = None
+        self._closed = False
+        self.position = position
+        """The durable position; a scan starts here."""
+
+    async def ack(self, message: Acknowledgeable) -> None:
+        """Acknowledge a message and everything before it; returns when that is durable.
+
+        A message below the position changes nothing. Acks that come in during a write share the next one. Cancelling
+        leaves the outcome open. Raises `InvalidArgument` for a message of another kind of log, `OnShutdown` when closed.
+        """
+        last_confirmed = message.last_confirmed
+        if last_confirmed.wal_name != self.position.wal_name:
+            raise InvalidArgument(f"{last_confirmed} is no position in a {self.position.wal_name} log")
+        await self.advance(last_confirmed.position, message.time_tick)
+
+    async def advance(self, position: int, tick: int) -> None:
+        """Resume from `position` above `tick` from now on, as a batch's resume position and confirmed tick say."""
+        if self._closed:
+            raise OnShutdown("the named reader is closed")
+        if tick > self._wanted.tick:
+            self._wanted = msgspec.structs.replace(
+                self._wanted, position=max(position, self._wanted.position), tick=tick
+            )
+        while self.position.tick < tick:
+            writing = self._writing = self._writing or asyncio.get_running_loop().create_task(self._write())
+            await asyncio.wait((writing,))
+            writing.result()
+
+    async def close(self) -> None:
+        """Wait for the write in flight and let the name be opened again; idempotent."""
+        self._closed = True
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))
+        self._readers.release(self._key)
+
+    async def _write(self) -> None:
+        wanted = self._wanted
+        try:
+            await self._readers.save(self._key, wanted)
+            self.position = wanted
+        finally:
+            self._writing = None
+
+
+def _key(collection_id: int, name: str) -> str:
+    return f"{_PREFIX}{collection_id}/{name}"
+
+
+def _decode_position(key: str, value: bytes) -> ReaderPosition:
+    try:
+        return msgspec.msgpack.decode(value, type=ReaderPosition)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the position stored under {key} is no reader position: {error}") from error

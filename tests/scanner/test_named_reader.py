@@ -1,0 +1,232 @@
+"""A named reader goes on after what it acknowledged, and truncation waits for it."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from scanner.named_reader import NamedReaders, ReaderPosition
+from scanner.scanner import Scanner
+from tests.scanner.journal import Journal, read_until, seen
+from wal.errors import Corrupt, InvalidArgument, InvalidName, OnShutdown, ReaderBusy, StorageFailed
+from wal.live_tail import LiveTail
+from wal.memory_store import MemoryLogStore
+from wal.message_id import MessageId, RocksMessageId
+
+pytestmark = pytest.mark.anyio
+
+START = ReaderPosition("p0", "memory", 1, 0)
+
+
+class SlowStore(MemoryLogStore):
+    """A store whose writes of state wait to be let through, and fail when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[Mapping[str, bytes | None]] = []
+        self.gate = asyncio.Event()
+        self.failures: list[Exception] = []
+
+    def open_once(self) -> None:
+        """Let the write that waits through, and no other."""
+        self.gate.set()
+        self.gate.clear()
+
+    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        self.writes.append(changes)
+        await super().put_meta(changes)
+
+
+class Acked:
+    """A message to be acknowledged, as far as a reader looks at it."""
+
+    def __init__(self, position: int, tick: int, kind: type[MessageId] | None = None) -> None:
+        self.last_confirmed = kind(position) if kind else START.message_id.__class__(position)
+        self.time_tick = tick
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_reader_resumes_after_its_last_ack_across_a_restart() -> None:
+    store = MemoryLogStore()
+    journal = await Journal.create(tail=LiveTail(), store=store)
+    readers = NamedReaders(store)
+    await readers.load()
+    reader = await readers.open(1, "billing", start=START)
+    open_txn = journal.begin()
+    for payload in (b"a", b"b", b"c"):
+        journal.insert(payload)
+    scanner = Scanner(journal.log, journal.tail, reader.position.policy, after_tick=reader.position.tick)
+    messages = await read_until(scanner, journal.tick)
+    await reader.ack(messages[1])
+    journal.commit(open_txn)
+
+    again = NamedReaders(store)
+    await again.load()
+    reader = await again.open(1, "billing", start=START)
+    scanner = Scanner(journal.log, journal.tail, reader.position.policy, after_tick=reader.position.tick)
+    assert seen(await read_until(scanner, journal.tick)) == journal.visible[2:]
+
+
+async def test_a_new_reader_holds_its_lease_from_the_start() -> None:
+    store = MemoryLogStore()
+    readers = NamedReaders(store)
+    assert readers.lease("p0") is None
+    await readers.open(1, "slow", start=ReaderPosition("p0", "memory", 5, 50))
+    await readers.open(2, "fast", start=ReaderPosition("p0", "memory", 9, 90))
+    await readers.open(2, "elsewhere", start=ReaderPosition("p1", "memory", 2, 20))
+    assert readers.lease("p0") == 5
+    restarted = NamedReaders(store)
+    await restarted.load()
+    assert restarted.lease("p0") == 5
+
+
+async def test_a_position_never_moves_back() -> None:
+    readers = NamedReaders(MemoryLogStore())
+    reader = await readers.open(1, "billing", start=START)
+    await reader.ack(Acked(8, 80))
+    await reader.ack(Acked(3, 30))
+    assert (reader.position.position, reader.position.tick) == (8, 80)
+    await reader.advance(3, 90)
+    assert (reader.position.position, reader.position.tick) == (8, 90)
+
+
+async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> None:
+    store = SlowStore()
+    store.gate.set()
+    reader = await NamedReaders(store).open(1, "billing", start=START)
+    store.gate.clear()
+    first = asyncio.create_task(reader.ack(Acked(5, 5)))
+    await turns()
+    second = asyncio.create_task(reader.ack(Acked(9, 9)))
+    await turns()
+    store.failures = [StorageFailed("no")]
+    store.gate.set()
+    with pytest.raises(StorageFailed):
+        await first
+    with pytest.raises(StorageFailed):
+        await second
+    assert reader.position.tick == 0
+    store.gate.clear()
+    first = asyncio.create_task(reader.ack(Acked(10, 10)))
+    await turns()
+    second = asyncio.create_task(reader.ack(Acked(11, 11)))
+    await turns()
+    store.open_once()
+    await first
+    assert reader.position.tick == 10
+    assert not second.done()
+    store.gate.set()
+    await second
+
+
+async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() -> None:
+    store = SlowStore()
+    store.gate.set()
+    readers = NamedReaders(store)
+    reader = await readers.open(1, "billing", start=START)
+    store.gate.clear()
+    store.writes.clear()
+    acks = [asyncio.create_task(reader.ack(Acked(tick, tick))) for tick in range(1, 11)]
+    await turns()
+    assert not any(ack.done() for ack in acks)
+    assert readers.lease("p0") == 1, "the lease waits for the disk"
+    store.gate.set()
+    await asyncio.gather(*acks)
+    assert len(store.writes) <= 2
+    assert readers.lease("p0") == 10
+
+
+async def test_a_cancelled_ack_leaves_the_others_to_finish() -> None:
+    store = SlowStore()
+    store.gate.set()
+    reader = await NamedReaders(store).open(1, "billing", start=START)
+    store.gate.clear()
+    first, second = (asyncio.create_task(reader.ack(Acked(tick, tick))) for tick in (5, 6))
+    await turns()
+    first.cancel()
+    await turns()
+    store.gate.set()
+    await second
+    assert reader.position.tick == 6
+
+
+async def test_an_ack_that_could_not_be_written_fails_and_can_be_tried_again() -> None:
+    store = SlowStore()
+    store.gate.set()
+    reader = await NamedReaders(store).open(1, "billing", start=START)
+    store.failures = [StorageFailed("no")]
+    with pytest.raises(StorageFailed):
+        await reader.ack(Acked(5, 5))
+    assert reader.position.tick == 0
+    await reader.ack(Acked(5, 5))
+    assert reader.position.tick == 5
+
+
+async def test_an_ack_of_another_kind_of_log_is_refused() -> None:
+    reader = await NamedReaders(MemoryLogStore()).open(1, "billing", start=START)
+    with pytest.raises(InvalidArgument):
+        await reader.ack(Acked(5, 5, RocksMessageId))
+
+
+async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
+    readers = NamedReaders(MemoryLogStore())
+    reader = await readers.open(1, "billing", start=START)
+    await readers.open(2, "billing", start=START)
+    for attempt in (readers.open(1, "billing", start=START), readers.delete_reader(1, "billing")):
+        with pytest.raises(ReaderBusy):
+            await attempt
+    await reader.close()
+    with pytest.raises(OnShutdown):
+        await reader.ack(Acked(5, 5))
+    await readers.open(1, "billing", start=START)
+
+
+async def test_a_reader_that_could_not_be_made_leaves_its_name_free() -> None:
+    store = SlowStore()
+    store.gate.set()
+    store.failures = [StorageFailed("no")]
+    readers = NamedReaders(store)
+    with pytest.raises(StorageFailed):
+        await readers.open(1, "billing", start=START)
+    assert readers.lease("p0") is None
+    await readers.open(1, "billing", start=START)
+
+
+async def test_a_deleted_reader_is_forgotten_with_its_lease() -> None:
+    store = MemoryLogStore()
+    readers = NamedReaders(store)
+    await (await readers.open(1, "billing", start=START)).close()
+    assert await readers.delete_reader(1, "billing")
+    assert not await readers.delete_reader(1, "billing")
+    assert readers.lease("p0") is None
+    assert await store.scan_meta("reader/") == {}
+
+
+async def test_a_dropped_collection_takes_its_readers_along() -> None:
+    readers = NamedReaders(MemoryLogStore())
+    for collection_id in (1, 11):
+        await readers.open(collection_id, "billing", start=ReaderPosition("p0", "memory", collection_id, 0))
+    await readers.forget_collection(1)
+    assert readers.list_readers(1) == {}
+    assert list(readers.list_readers(11)) == ["billing"]
+    assert readers.lease("p0") == 11
+
+
+@pytest.mark.parametrize("name", ["", "Billing", "a/b", "a..b", "-a", "a" * 129, "a\n"])
+async def test_a_name_outside_the_pattern_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName):
+        await NamedReaders(MemoryLogStore()).open(1, name, start=START)
+
+
+async def test_a_damaged_position_is_corrupt() -> None:
+    store = MemoryLogStore()
+    await store.put_meta({"reader/1/billing": b"\xc1"})
+    with pytest.raises(Corrupt, match="reader/1/billing"):
+        await NamedReaders(store).load()

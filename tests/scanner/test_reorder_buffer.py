@@ -1,0 +1,70 @@
+"""Entries leave in the order of their ticks, when a tick says so."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scanner.reorder_buffer import ReorderBuffer
+from tests.scanner.journal import frozen, insert
+from wal.message import LogEntry
+
+
+def entry(tick: int) -> LogEntry:
+    return frozen([insert()], tick, tick)
+
+
+def ticks(entries: list[LogEntry]) -> list[int]:
+    return [each.time_tick for each in entries]
+
+
+def test_entries_in_random_order_leave_ascending_up_to_each_tick() -> None:
+    buffer = ReorderBuffer()
+    shuffled = list(range(1, 26))
+    random.Random(7).shuffle(shuffled)
+    assert all(buffer.push(entry(tick)) for tick in shuffled)
+    popped = [ticks(buffer.pop_until(tick)) for tick in (0, 1, 10, 25)]
+    assert popped == [[], [1], list(range(2, 11)), list(range(11, 26))]
+    assert (len(buffer), buffer.size_bytes) == (0, 0)
+
+
+def test_a_tick_at_or_below_the_last_one_is_ignored() -> None:
+    buffer = ReorderBuffer()
+    buffer.push(entry(5))
+    assert ticks(buffer.pop_until(5)) == [5]
+    buffer.push(entry(6))
+    assert buffer.pop_until(5) == []
+    assert buffer.pop_until(3) == []
+    assert buffer.last_tick == 5
+    assert ticks(buffer.pop_until(6)) == [6]
+
+
+def test_an_entry_at_or_below_the_last_tick_is_refused_and_counted() -> None:
+    buffer = ReorderBuffer()
+    buffer.pop_until(5)
+    assert not buffer.push(entry(5))
+    assert not buffer.push(entry(4))
+    assert buffer.push(entry(6))
+    assert buffer.late_count == 2
+
+
+def test_the_same_entry_again_is_refused_and_counted() -> None:
+    buffer = ReorderBuffer()
+    assert buffer.push(entry(5))
+    assert not buffer.push(entry(5))
+    assert buffer.repeated_count == 1
+    assert ticks(buffer.pop_until(9)) == [5]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 30))))
+def test_what_leaves_is_strictly_ascending_whatever_comes(steps: list[tuple[bool, int]]) -> None:
+    buffer = ReorderBuffer()
+    out: list[int] = []
+    pushed = 0
+    for is_tick, tick in steps:
+        if is_tick:
+            out += ticks(buffer.pop_until(tick))
+        else:
+            pushed += buffer.push(entry(tick))
+    assert out == sorted(set(out))
+    assert len(out) + len(buffer) == pushed
