@@ -1,6 +1,5 @@
 """Reads that outlast a passing fault of the storage, a bounded number of times."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -16,7 +15,9 @@ class Retry:
     tries_max: int = 8
     pause_first_s: float = 0.1
     pause_max_s: float = 5.0
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+Sleep = Callable[[float], Awaitable[None]]
 
 
 class PatientLog:
@@ -25,9 +26,10 @@ class PatientLog:
     `Corrupt` and `Truncated` are facts and come through at once.
     """
 
-    def __init__(self, log: Log, retry: Retry) -> None:
+    def __init__(self, log: Log, retry: Retry, sleep: Sleep) -> None:
         self._log = log
         self._retry = retry
+        self._sleep = sleep
         self.retries = 0
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
@@ -38,7 +40,7 @@ class PatientLog:
                 return await self._log.read(position, bytes_max=bytes_max)
             except (StorageFailed, OSError):
                 self.retries += 1
-                await self._retry.sleep(pause_s)
+                await self._sleep(pause_s)
                 pause_s = min(2 * pause_s, self._retry.pause_max_s)
         return await self._log.read(position, bytes_max=bytes_max)
 

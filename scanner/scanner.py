@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from scanner.closing import Closing
 from scanner.deliver_policy import DeliverAll, DeliverPolicy
 from scanner.filters import ScanFilter
-from scanner.patient_read import PatientLog, Retry
+from scanner.patient_read import PatientLog, Retry, Sleep
 from scanner.reorder_buffer import ReorderBuffer
 from scanner.starting_point import StartingPoint, find_start, log_end
 from scanner.switchable import Mode, SwitchableReader
@@ -79,6 +79,7 @@ class Scanner:
         after_tick: int = 0,
         name: str = "scanner",
         limits: ScanLimits | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.name = name
         self._log = log
@@ -86,7 +87,7 @@ class Scanner:
         self._policy = policy
         self._filter = ScanFilter(vchannels=vchannels, types=types, after_tick=after_tick)
         self._limits = limits or ScanLimits()
-        self._patient = PatientLog(log, self._limits.retry)
+        self._patient = PatientLog(log, self._limits.retry, sleep)
         self._end = log_end(log, tail)
         self._closing = Closing(name)
         self._opening: asyncio.Task[SwitchableReader] | None = None

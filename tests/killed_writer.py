@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import streamingnode as sn
 
-SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("pad", pa.string())])
+SCHEMA = pa.schema([("n", pa.int64()), ("pad", pa.string())])
 PAD = "x" * 300
 
 

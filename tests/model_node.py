@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TypeVar
 
+from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import open_node
 
@@ -22,7 +23,7 @@ class ModelNode:
 
     def __init__(self, root: Path, **settings: object) -> None:
         self._root = root
-        self._settings = settings
+        self._config = load_config(arguments=settings)
         self._runner = asyncio.Runner()
         self._generation = 0
         self._life: asyncio.Task[None] | None = None
@@ -74,7 +75,7 @@ class ModelNode:
         self.node = opened.result()
 
     async def _live(self, opened: "asyncio.Future[Node]") -> None:
-        async with open_node(self.path, **self._settings) as node:
+        async with open_node(self.path, config=self._config) as node:
             opened.set_result(node)
             await self._leave.wait()
 

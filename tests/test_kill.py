@@ -45,7 +45,8 @@ def numbers(lines: list[str], kind: str) -> set[int]:
 
 
 async def rows_of(node: sn.Node, name: str) -> Counter[int]:
-    return Counter((await node.snapshot(name))["n"].to_pylist())
+    numbers = (await node.snapshot(name))["n"].to_numpy()
+    return Counter(numbers.tolist())
 
 
 @pytest.mark.anyio

@@ -28,12 +28,13 @@ from hypothesis.stateful import (
 )
 
 from scanner.deliver_policy import DeliverPolicy
+from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
 from tests.model_node import ModelNode
 from wal.errors import InvalidTransactionState, TransactionExpired
 from wal.message_type import MessageType
 
-SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), ("value", pa.int64())])
+SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64())])
 COLLECTIONS = {"wide": 3, "narrow": 1}
 """Names and numbers of shards."""
 
@@ -82,7 +83,8 @@ class NodeModel(RuleBasedStateMachine):
         return {"cut_interval_s": None}
 
     @property
-    def node(self):  # type: ignore[no-untyped-def]  # the node changes with every reopen
+    def node(self) -> Node:
+        """The open node; another one after every reopen."""
         return self.under.node
 
     @initialize()
@@ -120,6 +122,7 @@ class NodeModel(RuleBasedStateMachine):
                 await txn.upsert("narrow", _dicts(upserted))
                 if gives_up:
                     raise _GivenUpError
+            assert txn.result is not None
             return txn.result.time_tick
 
         try:

@@ -10,7 +10,6 @@ entries are below it; then state is rebuilt, then the chain is built on it, then
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import anyio
 from wal.append import Append, AppendGroup, AppendObserver, AppendResult
 from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import ChannelFenced, Indeterminate, InvalidArgument, StreamingNodeError, TooLarge
+from wal.event_log import event_log
 from wal.headers import TimeTickHeader
 from wal.lifecycle import WalEvent, WalLifecycle, WalState, refusal
 from wal.log import Log, LogStore
@@ -32,7 +32,7 @@ from wal.timetick import TickAllocator
 GRACE_S = 3.0
 """How long closing lets interceptors end by themselves what waits in them."""
 
-_log = logging.getLogger(__name__)
+_log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class Wal(Generic[PolicyT, ReaderT]):
             if not outcome.done():
                 outcome.set_exception(error)
             elif not isinstance(error, StreamingNodeError):
-                _log.exception("an append that nobody waits for ended in a bug")
+                _log.exception("unattended_append_failed")
         finally:
             self._in_flight.pop(outcome, None)
 

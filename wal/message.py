@@ -166,9 +166,7 @@ def assemble_transaction(begin: Message, bodies: Iterable[Message], commit: Mess
 
 def _stamp_body(body: Message, assignment: BodyAssignment, commit: Message) -> Message:
     if body.type is MessageType.INSERT:
-        header = msgspec.structs.replace(
-            body.header, segment_id=assignment.segment_id, first_offset=assignment.offset
-        )
+        header = msgspec.structs.replace(body.header, segment_id=assignment.segment_id, first_offset=assignment.offset)
     else:
         header = msgspec.structs.replace(body.header, next_offset=assignment.offset)
     return msgspec.structs.replace(

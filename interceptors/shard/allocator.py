@@ -5,7 +5,6 @@ when it cannot be made within the bound, or with `OnShutdown`.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
@@ -21,6 +20,7 @@ from wal.errors import (
     StorageFailed,
     StreamingNodeError,
 )
+from wal.event_log import event_log
 
 ATTEMPTS_MAX = 16
 """With the pauses below about ten seconds: longer than a disk hiccup, shorter than the wait of those who asked."""
@@ -30,7 +30,7 @@ RETRY_S_MAX = 1.0
 FINAL = (OnShutdown, ChannelFenced, Indeterminate, StorageFailed)
 """Nothing this owner appends can succeed after one of these."""
 
-_log = logging.getLogger(__name__)
+_log = event_log(__name__)
 
 
 class SegmentAllocator:
@@ -86,13 +86,13 @@ class SegmentAllocator:
                 return
             except StreamingNodeError as error:
                 last_error = str(error)
-                _log.debug("%d segments have to wait: %s", len(keys), error)
+                _log.debug("segments_delayed", segments=len(keys), error=str(error))
                 await self._sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
             else:
                 self._end(keys, None)
                 return
-        _log.warning("%d segments could not be made in %d attempts: %s", len(keys), ATTEMPTS_MAX, last_error)
+        _log.warning("segments_not_made", segments=len(keys), attempts=ATTEMPTS_MAX, error=last_error)
         self._end(keys, _unavailable(last_error))
 
     async def _try(self, keys: Sequence[SegmentKey], append: Append) -> None:

@@ -5,7 +5,6 @@ refused by the shard interceptor and not tried again.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 import anyio
@@ -15,6 +14,7 @@ from interceptors.shard.manager import ShardManager
 from interceptors.shard.seal_policy import Seal, due_seals
 from wal.append import Append, AppendGroup
 from wal.errors import StreamingNodeError
+from wal.event_log import event_log
 from wal.headers import FlushHeader
 from wal.message import MutableMessage
 from wal.message_type import MessageType
@@ -22,7 +22,7 @@ from wal.message_type import MessageType
 SEAL_INTERVAL_S = 1.0
 """Policies count in minutes, except total growing bytes: a second of ingest is what may come on top of its high mark."""
 
-_log = logging.getLogger(__name__)
+_log = event_log(__name__)
 
 
 class SealWorker:
@@ -49,7 +49,7 @@ class SealWorker:
             try:
                 await self.seal_due(append)
             except FINAL as error:
-                _log.info("seals end: %s", error)
+                _log.info("seals_ended", reason=str(error))
                 return
 
     async def seal_due(self, append: Append) -> int:
@@ -65,7 +65,7 @@ class SealWorker:
         except FINAL:
             raise
         except StreamingNodeError as error:
-            _log.debug("%d segments are not sealed yet: %s", len(due), error)
+            _log.debug("seal_delayed", segments=len(due), error=str(error))
             return 0
         return len(due)
 

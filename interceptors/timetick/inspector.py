@@ -4,19 +4,19 @@ One sync at a time, and no request is lost: one that comes during a sync runs an
 """
 
 import asyncio
-import logging
 
 import anyio
 
 from interceptors.timetick.sync_operator import TimeTickSyncOperator
 from wal.append import Append
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StreamingNodeError
+from wal.event_log import event_log
 
 INTERVAL_S = 0.2
 """How long an idle log may keep its readers waiting."""
 
 _ENDED = (ChannelFenced, Indeterminate, OnShutdown)
-_log = logging.getLogger(__name__)
+_log = event_log(__name__)
 
 
 class TimeTickInspector:
@@ -47,10 +47,10 @@ class TimeTickInspector:
             try:
                 await self._sync(append)
             except _ENDED as error:
-                _log.info("idle ticks end: %s", error)
+                _log.info("idle_ticks_ended", reason=str(error))
                 return
             except StreamingNodeError as error:  # a full disk refuses ticks too; the next interval tries again
-                _log.warning("no tick was written: %s", error)
+                _log.warning("tick_not_written", error=str(error))
 
     async def _sync(self, append: Append) -> None:
         if self._persist_wanted:

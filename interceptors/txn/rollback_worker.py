@@ -4,7 +4,6 @@ Readers drop a transaction only when the log says so, and the log cannot be trun
 worker does not give up while the log takes appends.
 """
 
-import logging
 from collections.abc import Callable
 
 import anyio
@@ -13,6 +12,7 @@ from interceptors.txn.manager import TxnManager
 from interceptors.txn.session import Session, SessionState
 from wal.append import Append, AppendGroup
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StreamingNodeError
+from wal.event_log import event_log
 from wal.headers import RollbackTxnHeader
 from wal.message import MutableMessage
 from wal.message_type import MessageType
@@ -21,7 +21,7 @@ EXPIRY_INTERVAL_S = 0.2
 """How long after its keepalive an idle transaction may still hold things back; also the pause after a refused rollback."""
 
 _ENDED = (ChannelFenced, Indeterminate, OnShutdown, StorageFailed)
-_log = logging.getLogger(__name__)
+_log = event_log(__name__)
 
 
 class RollbackWorker:
@@ -42,7 +42,7 @@ class RollbackWorker:
             try:
                 await self.roll_back_due(append)
             except _ENDED as error:
-                _log.info("rollbacks end: %s", error)
+                _log.info("rollbacks_ended", reason=str(error))
                 return
 
     async def roll_back_due(self, append: Append) -> int:
@@ -67,6 +67,6 @@ class RollbackWorker:
         except _ENDED:
             raise
         except StreamingNodeError as error:
-            _log.debug("rollback of transaction %d has to wait: %s", session.txn_id, error)
+            _log.debug("rollback_delayed", txn_id=session.txn_id, error=str(error))
             return False
         return True

@@ -444,8 +444,8 @@ async def test_a_passing_storage_fault_is_retried_from_the_position_reached() ->
     for _ in range(20):
         journal.insert(b"row")
     log, pauses = FaultyLog(journal.log), Pauses()
-    limits = ScanLimits(batch_bytes=300, retry=Retry(sleep=pauses))
-    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=limits)
+    limits = ScanLimits(batch_bytes=300)
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=limits, sleep=pauses)
     messages = (await scanner.next_batch()).messages
     log.failures = [StorageFailed("reads fail"), OSError("reads fail")]
     messages += await read_until(scanner, 20)
@@ -457,7 +457,7 @@ async def test_a_lasting_storage_fault_reaches_the_caller_who_may_go_on_later() 
     journal = await Journal.create()
     journal.insert(b"row")
     log, pauses = FaultyLog(journal.log), Pauses()
-    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=ScanLimits(retry=Retry(tries_max=3, sleep=pauses)))
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=ScanLimits(retry=Retry(tries_max=3)), sleep=pauses)
     log.failures = [StorageFailed("reads fail")] * 3
     with pytest.raises(StorageFailed):
         await scanner.next_batch()

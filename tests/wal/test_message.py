@@ -3,7 +3,14 @@
 import pytest
 
 from wal.append import AppendGroup
-from wal.headers import BodyAssignment, BeginTxnHeader, CommitTxnHeader, DeleteHeader, DropCollectionHeader, InsertHeader
+from wal.headers import (
+    BeginTxnHeader,
+    BodyAssignment,
+    CommitTxnHeader,
+    DeleteHeader,
+    DropCollectionHeader,
+    InsertHeader,
+)
 from wal.message import Message, MutableMessage, assemble_transaction, into_entry
 from wal.message_id import MemoryMessageId
 from wal.message_type import MessageType

@@ -1,0 +1,242 @@
+"""The contract of `wal/log.py` as tests: every log store's test module subclasses `LogContract` and brings `store`."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+
+import anyio
+import pytest
+
+from wal.append import AppendGroup
+from wal.errors import OnShutdown, Truncated
+from wal.headers import InsertHeader
+from wal.log import Log, LogStore
+from wal.message import LogEntry, MutableMessage, into_entry
+from wal.message_type import MessageType
+
+SMALL = 1
+WHOLE_LOG = 1 << 40
+_ticks = count(1 << 40)
+
+
+def stamped_group(*payloads: bytes, tick: int = 0) -> AppendGroup:
+    """Return a group of one insert for each payload, stamped as the chain would."""
+    messages = [
+        MutableMessage(type=MessageType.INSERT, header=InsertHeader(1, 2, 3, 4), vchannel="p0_1v0", payload=payload)
+        for payload in payloads
+    ]
+    group = AppendGroup(messages)
+    group.stamp_time_tick(tick or next(_ticks), None)
+    group.stamp_wal_term(1)
+    return group
+
+
+async def append(log: Log, *payloads: bytes) -> int:
+    """Append one entry, wait until it is synced, and return its first position."""
+    ticket = log.append(stamped_group(*payloads))
+    await ticket.durable
+    return ticket.first_position
+
+
+async def fill(log: Log, entries: int, *, messages: int = 1, payload: bytes = b"row") -> None:
+    """Append `entries` entries of `messages` messages each, and wait until all are synced."""
+    for ticket in [log.append(stamped_group(*[payload] * messages)) for _ in range(entries)]:
+        await ticket.durable
+
+
+async def read_all(log: Log, *, position: int | None = None, bytes_max: int = 4096) -> list[LogEntry]:
+    """Read a log batch by batch to its end."""
+    entries: list[LogEntry] = []
+    position = log.first_position if position is None else position
+    while batch := await log.read(position, bytes_max=bytes_max):
+        entries += batch
+        position = batch[-1].last_position + 1
+    return entries
+
+
+def payloads_of(entries: Sequence[LogEntry]) -> list[list[bytes]]:
+    """Return the payloads of each entry."""
+    return [[bytes(message.payload) for message in entry.messages] for entry in entries]
+
+
+class LogContract:
+    """Tests of one store, which the subclass's `store` fixture opens."""
+
+    @pytest.fixture
+    async def log(self, store: LogStore) -> Log:
+        return await store.open_log("p0")
+
+    async def test_a_new_log_is_empty_and_starts_at_one(self, log: Log) -> None:
+        assert (log.first_position, log.next_position, log.durable_position, log.last_tick) == (1, 1, 0, 0)
+        assert await log.read(1, bytes_max=WHOLE_LOG) == []
+
+    async def test_positions_are_dense_and_an_entry_takes_one_for_each_message(self, log: Log) -> None:
+        firsts = [await append(log, *[b"x"] * messages) for messages in (1, 3, 1, 2)]
+        assert firsts == [1, 2, 5, 6]
+        assert (log.next_position, log.durable_position) == (8, 7)
+
+    async def test_an_entry_reads_back_as_it_was_appended(self, log: Log) -> None:
+        group = stamped_group(b"one", b"", b"three")
+        ticket = log.append(group)
+        await ticket.durable
+        [entry] = await log.read(1, bytes_max=WHOLE_LOG)
+        assert entry == into_entry(
+            group.messages,
+            wal_name=log.wal_name,
+            first_position=ticket.first_position,
+            crc32c=ticket.crc32c,
+            size_bytes=ticket.size_bytes,
+        )
+        assert log.last_tick == entry.time_tick
+
+    async def test_reading_inside_an_entry_returns_the_whole_entry(self, log: Log) -> None:
+        await fill(log, 3, messages=4)
+        for position in range(5, 9):
+            [entry, _] = await log.read(position, bytes_max=WHOLE_LOG)
+            assert (entry.first_position, entry.last_position) == (5, 8)
+
+    async def test_a_read_stops_after_the_entry_that_reaches_the_bound_and_returns_at_least_one(self, log: Log) -> None:
+        await fill(log, 5, payload=bytes(1000))
+        size = (await log.read(1, bytes_max=SMALL))[0].size_bytes
+        assert len(await log.read(1, bytes_max=SMALL)) == 1
+        assert len(await log.read(1, bytes_max=2 * size)) == 2
+        assert len(await log.read(1, bytes_max=2 * size + 1)) == 3
+
+    async def test_reading_in_batches_returns_every_entry_once(self, log: Log) -> None:
+        await fill(log, 50, messages=3, payload=bytes(100))
+        entries = await read_all(log, bytes_max=1500)
+        assert [entry.first_position for entry in entries] == list(range(1, 151, 3))
+
+    async def test_reading_past_the_end_is_empty(self, log: Log) -> None:
+        await fill(log, 2)
+        assert await log.read(3, bytes_max=WHOLE_LOG) == []
+        assert await log.read(1000, bytes_max=WHOLE_LOG) == []
+
+    async def test_entries_become_durable_in_append_order(self, log: Log) -> None:
+        done: list[int] = []
+        tickets = [log.append(stamped_group(bytes(10_000))) for _ in range(300)]
+        for ticket in tickets:
+            position = ticket.first_position
+            ticket.durable.add_done_callback(lambda _, position=position: done.append(position))  # type: ignore[misc]
+        await tickets[-1].durable
+        await asyncio.sleep(0)
+        assert done == list(range(1, 301))
+
+    async def test_a_waiter_wakes_only_beyond_its_position(self, log: Log) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            near, far = tasks.create_task(log.wait_beyond(0)), tasks.create_task(log.wait_beyond(1))
+            await append(log, b"1")
+            await near
+            assert not far.done()
+            await append(log, b"2")
+        await log.wait_beyond(1)
+
+    async def test_a_cancelled_waiter_leaves_the_others_waiting(self, log: Log) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            other = tasks.create_task(log.wait_beyond(0))
+            with anyio.move_on_after(0.001):
+                await log.wait_beyond(0)
+            assert not other.done()
+            await append(log, b"1")
+
+    async def test_an_append_nobody_waits_for_is_there_all_the_same(self, log: Log) -> None:
+        ticket = log.append(stamped_group(b"abandoned"))
+        ticket.written.cancel()
+        await append(log, b"next")
+        assert payloads_of(await read_all(log)) == [[b"abandoned"], [b"next"]]
+
+    async def test_truncating_keeps_the_entry_that_holds_the_position_whole(self, log: Log) -> None:
+        await fill(log, 10, messages=3)
+        await log.truncate(14)
+        assert log.first_position == 13
+        entries = await read_all(log)
+        assert (entries[0].first_position, entries[0].last_position, len(entries)) == (13, 15, 6)
+
+    async def test_reading_what_was_truncated_names_the_earliest_position(self, log: Log) -> None:
+        await fill(log, 10)
+        await log.truncate(5)
+        with pytest.raises(Truncated) as truncated:
+            await log.read(4, bytes_max=WHOLE_LOG)
+        assert str(truncated.value.earliest) == f"{log.wal_name}/5"
+        assert (await log.read(5, bytes_max=SMALL))[0].first_position == 5
+
+    async def test_truncating_again_or_further_back_changes_nothing(self, log: Log) -> None:
+        await fill(log, 10)
+        for position in (6, 6, 3, 0):
+            await log.truncate(position)
+            assert log.first_position == 6
+        assert len(await read_all(log)) == 5
+
+    async def test_truncating_everything_keeps_the_last_entry(self, log: Log) -> None:
+        await log.truncate(100)
+        await fill(log, 4, messages=2)
+        await log.truncate(100)
+        assert (log.first_position, log.next_position) == (7, 9)
+        assert len(await read_all(log)) == 1
+
+    async def test_appending_goes_on_after_truncation(self, log: Log) -> None:
+        await fill(log, 3)
+        await log.truncate(3)
+        assert await append(log, b"after") == 4
+        assert payloads_of(await read_all(log)) == [[b"row"], [b"after"]]
+
+    async def test_logs_do_not_see_each_other_whatever_their_names(self, store: LogStore) -> None:
+        names = ["p1", "p10", "p", "p1_v0"]
+        for name in names:
+            await fill(await store.open_log(name), 3, payload=name.encode())
+        await (await store.open_log("p1")).truncate(3)
+        for name, kept in zip(names, (1, 3, 3, 3), strict=True):
+            assert payloads_of(await read_all(await store.open_log(name))) == [[name.encode()]] * kept
+
+    async def test_a_log_is_opened_once(self, store: LogStore) -> None:
+        opened = await asyncio.gather(*[store.open_log("p0") for _ in range(3)])
+        assert len(set(map(id, opened))) == 1
+
+    async def test_admission_lets_appends_pass_when_there_is_room(self, log: Log) -> None:
+        await log.admit(1000)
+        await append(log, bytes(1000))
+
+    async def test_the_state_map_keeps_sets_and_forgets(self, store: LogStore) -> None:
+        assert await store.get_meta("a") is None
+        await store.put_meta({"a": b"1", "b": b""})
+        await store.put_meta({"a": None, "c": b"3"})
+        assert [await store.get_meta(key) for key in "abc"] == [None, b"", b"3"]
+
+    async def test_the_state_map_scans_a_prefix_in_key_order(self, store: LogStore) -> None:
+        await store.put_meta({"reader/2": b"2", "reader/10": b"10", "reader": b"", "s": b"", "reader/é": b"e"})
+        found = await store.scan_meta("reader/")
+        assert list(found.items()) == [("reader/10", b"10"), ("reader/2", b"2"), ("reader/é", b"e")]
+        assert list(await store.scan_meta("")) == ["reader", "reader/10", "reader/2", "reader/é", "s"]
+
+    async def test_a_closed_store_refuses_everything(self, store: LogStore, log: Log) -> None:
+        await fill(log, 1)
+        await store.close()
+        await store.close()
+        with pytest.raises(OnShutdown):
+            await log.admit(1)
+        with pytest.raises(OnShutdown):
+            log.append(stamped_group(b"late"))
+        with pytest.raises(OnShutdown):
+            await log.read(1, bytes_max=SMALL)
+        with pytest.raises(OnShutdown):
+            await log.wait_beyond(1)
+        with pytest.raises(OnShutdown):
+            await log.truncate(1)
+        with pytest.raises(OnShutdown):
+            await store.put_meta({"a": b""})
+        with pytest.raises(OnShutdown):
+            await store.get_meta("a")
+        with pytest.raises(OnShutdown):
+            store.promise_tick(1)
+
+    async def test_closing_ends_the_wait_of_readers(self, store: LogStore, log: Log) -> None:
+        waiter = asyncio.ensure_future(log.wait_beyond(0))
+        await asyncio.sleep(0)
+        await store.close()
+        with pytest.raises(OnShutdown):
+            await waiter
+
+    async def test_closing_writes_what_is_queued(self, store: LogStore, log: Log) -> None:
+        tickets = [log.append(stamped_group(b"row")) for _ in range(20)]
+        await store.close()
+        assert all(ticket.durable.done() and ticket.durable.exception() is None for ticket in tickets)

@@ -1,0 +1,249 @@
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_group
+from wal.errors import Indeterminate, OnShutdown, StorageFull
+from wal.rocks.floor import read_floor
+from wal.rocks.group_commit import TRANSITIONS, CommitEvent, CommitState
+from wal.rocks.options import RocksOptions
+from wal.rocks.store import RocksStore, open_rocks_store
+from wal.rocks.surroundings import Surroundings
+
+pytestmark = pytest.mark.anyio
+
+
+class Disk:
+    """Free space that a test decides."""
+
+    free_bytes = 1 << 40
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
+    store = await open_rocks_store(
+        tmp_path / "node",
+        options=RocksOptions(queue_bytes_max=10_000, free_bytes_min=1000),
+        surroundings=Surroundings(free_bytes=lambda _: disk.free_bytes),
+    )
+    yield store
+    await store.close()
+
+
+def fail_calls(store: RocksStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Let the next `write` or `sync` of the store's database fail, as a broken disk does."""
+
+    def broken(_engine: object, *_arguments: object) -> None:
+        raise OSError(5, f"{call} failed")
+
+    monkeypatch.setattr(type(store._engine), call, broken)
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    log = await store.open_log("p0")
+    await append(log, b"before")
+    fail_calls(store, monkeypatch, call)
+    tickets = [log.append(stamped_group(bytes(3000))) for _ in range(3)]
+    waiting = asyncio.ensure_future(log.admit(9_000))
+    for ticket in tickets:
+        with pytest.raises(Indeterminate):
+            await ticket.written
+    assert store.state is CommitState.POISONED
+    monkeypatch.undo()  # the disk works again, and that changes nothing
+    with pytest.raises(Indeterminate):
+        await waiting
+    with pytest.raises(Indeterminate):
+        await log.admit(1)
+    with pytest.raises(Indeterminate):
+        log.append(stamped_group(b"later"))
+    with pytest.raises(Indeterminate):
+        await store.put_meta({"k": b"v"})
+    with pytest.raises(Indeterminate):
+        store.promise_tick(1)
+
+
+async def test_reads_go_on_after_a_failed_write_and_show_only_what_was_synced(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await store.open_log("p0")
+    await append(log, b"before")
+    await store.put_meta({"k": b"v"})
+    fail_calls(store, monkeypatch, "sync")
+    with pytest.raises(Indeterminate):
+        await log.append(stamped_group(b"unknown")).written
+    assert payloads_of(await read_all(log)) == [[b"before"]]
+    assert log.durable_position == 1
+    assert await store.get_meta("k") == b"v"
+
+
+async def test_a_poisoned_store_closes_and_opens_again_with_everything_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        store = await open_rocks_store(tmp_path / "node")
+        log = await store.open_log("p0")
+        await append(log, b"acknowledged")
+        fail_calls(store, monkeypatch, "sync")
+        with pytest.raises(Indeterminate):
+            await log.append(stamped_group(b"unknown")).written
+        monkeypatch.undo()
+        await store.close()
+    store = await open_rocks_store(tmp_path / "node")
+    found = payloads_of(await read_all(await store.open_log("p0")))
+    assert found.count([b"acknowledged"]) == 3
+    await store.close()
+
+
+async def test_the_floor_does_not_rise_over_a_failed_sync(
+    store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await store.open_log("p0")
+    await append(log, b"before")
+    fail_calls(store, monkeypatch, "sync")
+    with pytest.raises(Indeterminate):
+        await log.append(stamped_group(b"unknown")).written
+    floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
+    assert floor is not None
+    assert floor.positions == {1: 1}
+
+
+@pytest.mark.filterwarnings("error")
+async def test_an_abandoned_append_that_fails_is_silent(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+    log = await store.open_log("p0")
+    fail_calls(store, monkeypatch, "sync")
+    log.append(stamped_group(b"abandoned"))
+    with pytest.raises(Indeterminate):
+        await log.append(stamped_group(b"kept")).written
+    gc.collect()
+    assert heard == []
+
+
+async def test_the_floor_is_raised_before_the_acknowledgement(store: RocksStore, tmp_path: Path) -> None:
+    log = await store.open_log("p0")
+    for position in range(1, 30):
+        group = stamped_group(b"x")
+        await log.append(group).written
+        floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
+        assert floor is not None
+        assert (floor.positions, floor.tick) == ({1: position}, group.time_tick)
+
+
+async def test_a_full_queue_holds_back_in_order_until_the_disk_took_it(store: RocksStore) -> None:
+    log = await store.open_log("p0")
+    tickets = [log.append(stamped_group(bytes(6000))) for _ in range(2)]
+    order: list[int] = []
+
+    async def admitted(number: int, size: int) -> None:
+        await log.admit(size)
+        order.append(number)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number, size in enumerate((6000, 10, 20_000)):
+            tasks.create_task(admitted(number, size))
+        await asyncio.sleep(0)
+        assert order == []
+    assert order == [0, 1, 2]
+    assert all(ticket.written.done() for ticket in tickets)
+
+
+async def test_a_cancelled_admission_gives_its_place_back(store: RocksStore) -> None:
+    log = await store.open_log("p0")
+    ticket = log.append(stamped_group(bytes(9000)))
+    first, second = asyncio.ensure_future(log.admit(9000)), asyncio.ensure_future(log.admit(10))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    await ticket.written
+    assert store.queued_bytes == 0
+
+
+async def test_closing_refuses_who_waits_for_room(store: RocksStore) -> None:
+    log = await store.open_log("p0")
+    log.append(stamped_group(bytes(9000)))
+    waiting = asyncio.ensure_future(log.admit(9000))
+    await asyncio.sleep(0)
+    await store.close()
+    with pytest.raises(OnShutdown):
+        await waiting
+
+
+async def test_a_low_disk_refuses_appends_and_lets_them_pass_again_by_itself(store: RocksStore, disk: Disk) -> None:
+    log = await store.open_log("p0")
+    disk.free_bytes = 999
+    with pytest.raises(StorageFull) as full:
+        with anyio.fail_after(20):
+            while True:
+                await log.admit(1)
+                await append(log, b"x")
+    assert (full.value.free_bytes, full.value.needed_bytes) == (999, 1000)
+    assert (await log.read(1, bytes_max=SMALL)) != []
+    log.append(stamped_group(b"admitted before"))
+    disk.free_bytes = 1000
+    with anyio.fail_after(20):
+        while True:
+            try:
+                await log.admit(1)
+                break
+            except StorageFull:
+                await anyio.sleep(0.01)
+    await append(log, b"again")
+
+
+async def test_with_os_durability_an_append_is_acknowledged_before_it_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = RocksOptions(durability="os", sync_interval_ms=1_000_000)
+    store = await open_rocks_store(tmp_path / "node", options=options)
+    log = await store.open_log("p0")
+    ticket = log.append(stamped_group(b"x"))
+    await ticket.written
+    assert not ticket.durable.done()
+    assert log.durable_position == 0
+    assert await log.read(1, bytes_max=SMALL) == []
+    await store.put_meta({"k": b"v"})  # is synced at once, and takes everything before it along
+    await ticket.durable
+    assert log.durable_position == 1
+    last = log.append(stamped_group(b"y"))
+    await last.written
+    await store.close()
+    assert last.durable.done()
+    assert last.durable.exception() is None
+
+
+async def test_with_os_durability_the_background_sync_comes_by_itself(tmp_path: Path) -> None:
+    store = await open_rocks_store(tmp_path / "node", options=RocksOptions(durability="os", sync_interval_ms=1))
+    log = await store.open_log("p0")
+    await fill(log, 10)
+    assert log.durable_position == 10
+    await store.close()
+
+
+@pytest.mark.parametrize("state", CommitState)
+def test_no_event_opens_a_store_again(state: CommitState) -> None:
+    for event in CommitEvent:
+        following = TRANSITIONS.get((state, event))
+        assert following is not CommitState.OPEN
+
+
+def test_every_event_is_decided_in_every_state_that_can_meet_it() -> None:
+    impossible = {
+        (CommitState.CLOSED, CommitEvent.CLOSE_ASKED),  # close() asks once
+        (CommitState.FORKED, CommitEvent.CLOSE_ASKED),  # so does a child
+        (CommitState.FORKED, CommitEvent.WRITE_FAILED),  # a child has no writer thread
+    }
+    every = {(state, event) for state in CommitState for event in CommitEvent}
+    assert every - set(TRANSITIONS) == impossible

@@ -1,0 +1,95 @@
+import asyncio
+
+import pytest
+
+from wal.admission import Admission
+from wal.errors import OnShutdown
+
+pytestmark = pytest.mark.anyio
+
+
+async def waiters(admission: Admission, *sizes: int) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.ensure_future(admission.wait(size)) for size in sizes]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def test_there_is_room_up_to_the_bound_and_not_beyond() -> None:
+    admission = Admission(100)
+    admission.take(60)
+    [fits, exceeds] = await waiters(admission, 40, 41)
+    assert (fits.done(), exceeds.done()) == (True, False)
+    admission.give_back(60)
+    await exceeds
+
+
+async def test_a_size_over_the_bound_passes_when_nothing_is_queued() -> None:
+    admission = Admission(100)
+    await admission.wait(1000)
+    admission.take(1000)
+    [waiting] = await waiters(admission, 1)
+    assert not waiting.done()
+    admission.give_back(1000)
+    await waiting
+
+
+async def test_a_small_size_does_not_overtake_a_large_one() -> None:
+    admission = Admission(100)
+    admission.take(90)
+    large, small = await waiters(admission, 50, 1)
+    assert (large.done(), small.done()) == (False, False)
+    admission.give_back(10)
+    await asyncio.sleep(0)
+    assert (large.done(), small.done()) == (False, False)
+    admission.give_back(80)
+    await asyncio.gather(large, small)
+
+
+async def test_those_let_in_at_once_fit_together() -> None:
+    admission = Admission(100)
+    admission.take(100)
+    tasks = await waiters(admission, 40, 40, 40)
+    admission.give_back(70)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks] == [True, False, False]
+    admission.refuse(OnShutdown("end"))
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_nobody_waits_for_ever_behind_one_that_was_let_in_and_never_appended() -> None:
+    admission = Admission(100)
+    admission.take(100)
+    tasks = await waiters(admission, 90, 90, 1000, 90)
+    admission.give_back(100)
+    await asyncio.gather(*tasks)
+
+
+async def test_a_cancelled_wait_lets_the_next_one_in() -> None:
+    admission = Admission(100)
+    admission.take(50)
+    large, small = await waiters(admission, 90, 10)
+    large.cancel()
+    await small
+    assert admission.waiting == 0
+
+
+async def test_a_turn_that_was_given_and_cancelled_in_one_step_goes_to_the_next() -> None:
+    admission = Admission(100)
+    admission.take(100)
+    first, second = await waiters(admission, 90, 90)
+    admission.give_back(90)
+    first.cancel()
+    await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_refusing_ends_every_wait() -> None:
+    admission = Admission(1)
+    admission.take(1)
+    tasks = await waiters(admission, 1, 1)
+    admission.refuse(OnShutdown("closed"))
+    for task in tasks:
+        with pytest.raises(OnShutdown):
+            await task

@@ -1,0 +1,158 @@
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wal.codec import (
+    ENTRY_HEADER_BYTES,
+    MESSAGE_HEADER_BYTES,
+    decode_entry,
+    encode_entry,
+    entry_crc32c,
+)
+from wal.errors import Corrupt, UnsupportedFormat
+from wal.headers import BodyAssignment, CommitTxnHeader, CutHeader, DeleteHeader, Header, InsertHeader, TimeTickHeader
+from wal.message import MutableMessage, into_entry
+from wal.message_type import MessageType
+
+WAL_NAME = "rocksmq"
+ids = st.integers(0, 2**63 - 1)
+small = st.integers(0, 2**31)
+
+headers: st.SearchStrategy[tuple[MessageType, Header]] = st.one_of(
+    st.tuples(st.just(MessageType.INSERT), st.builds(InsertHeader, ids, ids, small, small, ids, ids)),
+    st.tuples(st.just(MessageType.DELETE), st.builds(DeleteHeader, ids, small, ids)),
+    st.tuples(st.just(MessageType.TIME_TICK), st.builds(TimeTickHeader, st.text(max_size=20))),
+    st.tuples(st.just(MessageType.CUT), st.builds(CutHeader, ids, st.lists(ids, max_size=3).map(tuple))),
+    st.tuples(
+        st.just(MessageType.COMMIT_TXN),
+        st.builds(
+            CommitTxnHeader,
+            st.lists(st.text(max_size=8), max_size=3).map(tuple),
+            st.lists(st.builds(BodyAssignment, ids, ids), max_size=3).map(tuple),
+        ),
+    ),
+)
+
+
+@st.composite
+def stamped_messages(draw: st.DrawFn) -> list[MutableMessage]:
+    tick, term = draw(st.integers(1, 2**63 - 1)), draw(st.integers(1, 2**63 - 1))
+    last_confirmed = draw(st.none() | ids)
+    messages = [
+        MutableMessage(
+            type=kind,
+            header=header,
+            vchannel=draw(st.text(max_size=30)),
+            payload=draw(st.binary(max_size=200)),
+            txn_id=draw(ids),
+            properties=draw(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)),
+        )
+        for kind, header in draw(st.lists(headers, min_size=1, max_size=6))
+    ]
+    return [
+        message.with_time_tick(tick).with_last_confirmed(last_confirmed).with_wal_term(term) for message in messages
+    ]
+
+
+def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
+    message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 3, 4), "p0_1v0", payload, properties={"k": "v"})
+    return encode_entry(
+        [message.with_time_tick(99).with_wal_term(1)] * 2, first_position=5, previous_crc32c=previous_crc32c
+    )
+
+
+@given(messages=stamped_messages(), first_position=st.integers(1, 2**62), previous=st.integers(0, 2**32 - 1))
+def test_an_entry_decodes_to_what_was_encoded(
+    messages: list[MutableMessage], first_position: int, previous: int
+) -> None:
+    data = encode_entry(messages, first_position=first_position, previous_crc32c=previous)
+    assert decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous) == into_entry(
+        messages,
+        wal_name=WAL_NAME,
+        first_position=first_position,
+        crc32c=entry_crc32c(data),
+        size_bytes=len(data),
+    )
+
+
+def test_every_single_bit_flip_is_caught() -> None:
+    data = one_entry()
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((Corrupt, UnsupportedFormat)):
+            decode_entry(bytes(flipped), wal_name=WAL_NAME, previous_crc32c=7)
+
+
+@given(end=st.integers(0, len(one_entry()) - 1))
+def test_every_shortened_entry_is_caught(end: int) -> None:
+    with pytest.raises(Corrupt):
+        decode_entry(one_entry()[:end], wal_name=WAL_NAME, previous_crc32c=None)
+
+
+@given(data=st.binary(max_size=400))
+def test_arbitrary_bytes_are_corrupt_and_nothing_else(data: bytes) -> None:
+    with pytest.raises((Corrupt, UnsupportedFormat)):
+        decode_entry(data, wal_name=WAL_NAME, previous_crc32c=None)
+
+
+@given(data=st.binary(max_size=300), count=st.integers(0, 2**32 - 1))
+def test_a_valid_checksum_over_nonsense_is_still_corrupt_or_an_entry(data: bytes, count: int) -> None:
+    checked = struct.pack("<IIQQQQ", 0, count, 1, 1, 1, 1) + data
+    forged = _with_checksum(checked)
+    try:
+        entry = decode_entry(forged, wal_name=WAL_NAME, previous_crc32c=None)
+    except Corrupt:
+        return
+    assert len(entry.messages) == count
+
+
+@pytest.mark.parametrize("count", [0, 65_537, 2**32 - 1], ids=str)
+def test_a_hostile_message_count_is_refused_before_anything_is_allocated(count: int) -> None:
+    forged = _with_checksum(struct.pack("<IIQQQQ", 0, count, 1, 1, 1, 1))
+    with pytest.raises(Corrupt, match=f"claims {count} messages"):
+        decode_entry(forged, wal_name=WAL_NAME, previous_crc32c=None)
+
+
+@pytest.mark.parametrize("field", ["vchannel", "properties", "header", "payload"])
+def test_a_hostile_length_is_refused(field: str) -> None:
+    lengths = dict.fromkeys(("vchannel", "properties", "header", "payload"), 0)
+    lengths[field] = 2**16 - 1 if field in ("vchannel", "properties") else 2**32 - 1
+    message = struct.pack("<HBxHHIIQ", MessageType.INSERT, 2, *lengths.values(), 0)
+    assert len(message) == MESSAGE_HEADER_BYTES
+    with pytest.raises(Corrupt):
+        decode_entry(
+            _with_checksum(struct.pack("<IIQQQQ", 0, 1, 1, 1, 1, 1) + message), wal_name=WAL_NAME, previous_crc32c=None
+        )
+
+
+def test_an_entry_out_of_its_place_is_caught() -> None:
+    with pytest.raises(Corrupt, match="does not follow"):
+        decode_entry(one_entry(previous_crc32c=7), wal_name=WAL_NAME, previous_crc32c=8)
+
+
+def test_bytes_after_the_last_message_are_caught() -> None:
+    with pytest.raises(Corrupt, match="3 bytes follow"):
+        decode_entry(_with_checksum(one_entry()[8:] + b"???"), wal_name=WAL_NAME, previous_crc32c=None)
+
+
+def test_an_entry_of_a_newer_format_is_not_guessed_at() -> None:
+    newer = bytearray(one_entry())
+    newer[2] = 2
+    with pytest.raises(UnsupportedFormat, match="format 2"):
+        decode_entry(bytes(newer), wal_name=WAL_NAME, previous_crc32c=None)
+
+
+def test_a_header_of_an_unknown_version_is_corrupt() -> None:
+    data = bytearray(one_entry()[8:])
+    data[ENTRY_HEADER_BYTES - 8 + 2] = 77
+    with pytest.raises(Corrupt, match="does not decode"):
+        decode_entry(_with_checksum(bytes(data)), wal_name=WAL_NAME, previous_crc32c=None)
+
+
+def _with_checksum(checked: bytes) -> bytes:
+    import crc32c
+
+    return struct.pack("<HBxI", 0x4E53, 1, crc32c.crc32c(checked)) + checked
