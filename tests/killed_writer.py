@@ -12,7 +12,8 @@ import pyarrow as pa
 
 import streamingnode as sn
 
-SCHEMA = pa.schema([("n", pa.int64()), ("pad", pa.string())])
+FIELDS: dict[str, pa.DataType] = {"n": pa.int64(), "pad": pa.string()}
+SCHEMA = pa.schema(FIELDS)
 PAD = "x" * 300
 
 

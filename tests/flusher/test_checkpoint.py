@@ -1,0 +1,75 @@
+"""The checkpoint's encoding, and the bounded history by which retention finds positions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flusher.checkpoint import (
+    HISTORY_STEPS,
+    NO_CHECKPOINT,
+    Checkpoint,
+    CutPosition,
+    decode_checkpoint,
+    encode_checkpoint,
+    extend_history,
+)
+from wal.errors import Corrupt, UnsupportedFormat
+from wal.timetick import compose_tick
+
+DAY_MS = 86_400_000
+
+
+def test_a_checkpoint_comes_back_as_it_was_stored() -> None:
+    checkpoint = Checkpoint(
+        cut_number=3, tick=9, position=4, manifest_crc32c=7, history=(CutPosition(9, 4),), shard_state=b"state"
+    )
+    assert decode_checkpoint(encode_checkpoint(checkpoint)) == checkpoint
+    assert decode_checkpoint(None) == NO_CHECKPOINT
+
+
+def test_a_checkpoint_of_a_newer_release_is_refused() -> None:
+    with pytest.raises(UnsupportedFormat):
+        decode_checkpoint(encode_checkpoint(Checkpoint(format=2)))
+
+
+@given(cut=st.integers(0, 200), junk=st.binary(max_size=8))
+def test_bytes_that_are_no_checkpoint_are_corrupt(cut: int, junk: bytes) -> None:
+    whole = encode_checkpoint(Checkpoint(cut_number=3, shard_state=bytes(100)))
+    damaged = whole[: min(cut, len(whole) - 1)] + junk
+    if damaged == whole:
+        return
+    try:
+        decode_checkpoint(damaged)
+    except (Corrupt, UnsupportedFormat):
+        return
+
+
+@given(gaps_ms=st.lists(st.integers(1, DAY_MS // 50), min_size=1, max_size=400))
+def test_history_always_knows_the_bound_to_within_two_steps(gaps_ms: list[int]) -> None:
+    history: tuple[CutPosition, ...] = ()
+    cuts: list[CutPosition] = []
+    now_ms = 1_000_000_000_000
+    for number, gap_ms in enumerate(gaps_ms, 1):
+        now_ms += gap_ms
+        cuts.append(CutPosition(compose_tick(now_ms), number))
+        history = extend_history(history, cuts[-1], now_ms=now_ms, retention_ms=DAY_MS)
+        assert history[-1] == cuts[-1]
+        assert list(history) == sorted(history, key=lambda cut: cut.tick)
+        old = [cut for cut in cuts if cut.tick <= compose_tick(now_ms - DAY_MS)]
+        kept = [cut for cut in history if cut.tick <= compose_tick(now_ms - DAY_MS)]
+        # Never too high; too low by no more than what thinning may have taken.
+        exact = old[-1].tick if old else 0
+        found = kept[-1].tick if kept else 0
+        assert found <= exact
+        if old:
+            behind = [cut for cut in old if cut.tick > found]
+            assert not behind or behind[-1].tick - behind[0].tick <= compose_tick(2 * DAY_MS // HISTORY_STEPS)
+
+
+def test_history_stays_bounded_when_cuts_are_made_all_the_time() -> None:
+    history: tuple[CutPosition, ...] = ()
+    for number in range(40_000):
+        now_ms = 1_000_000_000_000 + number * 10_000
+        step = CutPosition(compose_tick(now_ms), number)
+        history = extend_history(history, step, now_ms=now_ms, retention_ms=DAY_MS)
+    assert HISTORY_STEPS / 2 < len(history) <= 2 * HISTORY_STEPS + 4

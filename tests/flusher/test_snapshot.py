@@ -1,0 +1,183 @@
+"""Snapshots against the model: cuts, tail, deletes by offset, earlier ticks, dropped partitions, damage."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flusher.flush_options import FlushOptions
+from flusher.flusher import Flusher
+from flusher.node_directory import NodeDirectory
+from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
+from interceptors.shard.state import ShardState
+from scanner.deliver_policy import DeliverPolicy
+from scanner.scanner import Scanner
+from tests.flusher.stamped_log import START_MS, StampedLog, Table
+from wal.errors import Corrupt, Truncated
+from wal.memory_store import MemoryLogStore
+from wal.message import AnyMessage
+from wal.message_id import MemoryMessageId
+from wal.timetick import TICK_MAX
+
+
+class Node:
+    """A log, and what a node does to take a snapshot of it: flush, read the tail, know the catalog."""
+
+    def __init__(self, root: Path, store: MemoryLogStore, log: StampedLog) -> None:
+        self.root = root
+        self.store = store
+        self.log = log
+
+    @classmethod
+    async def create(cls, root: Path) -> "Node":
+        store = MemoryLogStore()
+        return cls(root, store, StampedLog(await store.open_log("p0")))
+
+    async def snapshot(self, table: Table, *, as_of: int = TICK_MAX) -> list[tuple[int, str]]:
+        source = await self.source(table, as_of=as_of)
+        return sorted((row["id"], row["item"]) for row in read_snapshot(source).to_pylist())
+
+    async def source(self, table: Table, *, as_of: int = TICK_MAX) -> SnapshotSource:
+        flusher = Flusher(self.root, self.store, self.log.log, None, options=FlushOptions(), now_ms=lambda: START_MS)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flusher.run)
+            await flusher.wait_for_cut(len(self.log.cuts))
+            checkpoint = flusher.checkpoint
+            tasks.cancel_scope.cancel()
+        state = ShardState()
+        for message in await self._messages(1, 0):
+            state.observe(message)
+        return SnapshotSource(
+            directory=NodeDirectory(self.root),
+            collection=state.catalog.collection(table.id),
+            last_cut=checkpoint.cut_number,
+            tail=await self._messages(max(1, checkpoint.position), checkpoint.tick),
+            as_of=as_of,
+        )
+
+    async def _messages(self, position: int, after_tick: int) -> Sequence[AnyMessage]:
+        policy = DeliverPolicy.start_from(MemoryMessageId(position))
+        messages: list[AnyMessage] = []
+        async with Scanner(self.log.log, None, policy, after_tick=after_tick) as scanner:
+            tick = after_tick
+            while tick < self.log.tick:
+                batch = await scanner.next_batch()
+                messages += batch.messages
+                tick = batch.confirmed_tick
+        return messages
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "delete", "upsert", "cut"]),
+        st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=30)
+@given(steps=STEPS, choice=st.randoms(use_true_random=False))
+def test_a_snapshot_at_any_tick_is_the_state_at_that_tick(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, list[int]]], choice: object
+) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path_factory.mktemp("node"))
+        table, other = node.log.create(shards=2), node.log.create()
+        ticks = [node.log.tick]
+        for number, (step, keys) in enumerate(steps):
+            match step:
+                case "insert":
+                    node.log.insert(table, keys, item=f"new{number} ")
+                    node.log.insert(other, keys)
+                case "delete":
+                    node.log.delete(table, keys)
+                case "upsert":
+                    node.log.upsert(table, keys, item=f"put{number} ")
+                case _:
+                    node.log.cut()
+            ticks.append(node.log.tick)
+        for as_of in {*ticks[:: max(1, len(ticks) // 4)], ticks[-1]}:
+            assert await node.snapshot(table, as_of=as_of) == node.log.state(table, as_of=as_of)
+        assert await node.snapshot(table) == node.log.state(table, as_of=TICK_MAX)
+
+    anyio.run(main)
+
+
+def test_rows_of_a_dropped_partition_are_gone_and_the_state_before_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path)
+        table = node.log.create(partitions=2)
+        node.log.insert(table, [1, 2])
+        node.log.insert(table, [3], partition=1)
+        before = node.log.cut().tick
+        node.log.insert(table, [4], partition=1)
+        node.log.drop_partition(table, 1)
+        for _ in range(2):  # in the tail, then in a cut
+            assert await node.snapshot(table) == [(1, "tea1"), (2, "tea2")]
+            with pytest.raises(Truncated):
+                await node.snapshot(table, as_of=before)
+            node.log.cut()
+
+    anyio.run(main)
+
+
+def test_a_collection_without_rows_has_an_empty_snapshot_with_its_columns(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path)
+        found = read_snapshot(await node.source(node.log.create()), system_columns=True)
+        assert found.num_rows == 0
+        assert found.column_names == ["id", "item", "_tick", "_offset", "_vchannel"]
+
+    anyio.run(main)
+
+
+def test_damage_in_a_segment_is_an_error_and_no_row(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path)
+        table = node.log.create()
+        node.log.insert(table, [1, 2])
+        node.log.cut()
+        source = await node.source(table)
+        (segment,) = (tmp_path / "segments").rglob("*.parquet")
+        content = bytearray(segment.read_bytes())
+        content[10] ^= 1
+        segment.write_bytes(content)
+        with pytest.raises(Corrupt, match="not the file its cut names"):
+            read_snapshot(source)
+        segment.unlink()
+        with pytest.raises(Corrupt, match="missing"):
+            read_snapshot(source)
+
+    anyio.run(main)
+
+
+KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
+    "int8": (pa.int8(), [1, -2, 3]),
+    "uint64": (pa.uint64(), [2**64 - 1, 1, 2]),
+    "string": (pa.string(), ["", "b", "ü"]),
+    "large_string": (pa.large_string(), ["", "b", "ü"]),
+    "binary": (pa.binary(), [b"", b"\x00", b"a"]),
+    "fixed": (pa.binary(2), [b"ab", b"\x00\x00", b"cd"]),
+    "bool": (pa.bool_(), [True, False, True]),
+    "double": (pa.float64(), [0.5, -1.0, 2.0]),
+    "date": (pa.date32(), [1, 2, 3]),
+    "timestamp": (pa.timestamp("us", tz="UTC"), [1, 2, 3]),
+    "decimal": (pa.decimal128(20, 3), [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_deletes_remove_smaller_offsets_of_their_key_for_every_key_type(case: str) -> None:
+    kind, (first, second, _) = KEYS[case]
+    rows = pa.table({"k": pa.array([first, second, first, second], kind), "_offset": [0, 1, 2, 3]})
+    deletes = [
+        pa.table({"k": pa.array([first, first], kind), "_offset": [1, 2]}),
+        pa.table({"k": pa.array([second], kind), "_offset": [1]}),
+    ]
+    assert apply_deletes(rows, deletes, key="k")["_offset"].to_pylist() == [1, 2, 3]

@@ -1,0 +1,335 @@
+"""Commands on real node directories: what they print, what they change, and what they refuse."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamingnode.cli.row_batch import ROWS_MAX
+from streamingnode.opening import open_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.streamingnode.cli.conftest import Printed
+
+    Run = Callable[..., Printed]
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_HOLD = """
+import anyio, sys
+from streamingnode.opening import open_node
+async def hold():
+    async with open_node(sys.argv[1]):
+        print("open", flush=True)
+        await anyio.sleep_forever()
+anyio.run(hold)
+"""
+
+
+def _items(printed: "Printed") -> dict[str, dict[str, object]]:
+    collections = cast("list[dict[str, object]]", printed.document["collections"])
+    return {str(collection["name"]): collection for collection in collections}
+
+
+def _snapshot(path: Path, collection: str) -> list[dict[str, object]]:
+    async def read() -> list[dict[str, object]]:
+        async with open_node(path) as node:
+            rows = await node.snapshot(collection)
+            return rows.sort_by("id").select(["id", "item"]).to_pylist()
+
+    return anyio.run(read)
+
+
+# --- insert -----------------------------------------------------------------------------------------------------------
+
+
+def test_inserted_rows_are_counted_and_readable(data: Path, run: "Run") -> None:
+    more = data.parent / "more.jsonl"
+    more.write_text('{"id": 4, "item": "jam"}\n{"id": 5}\n')
+    assert run("insert", data, "orders", more, "--json").document["rows"] == 2
+    assert _snapshot(data, "orders")[3:] == [{"id": 4, "item": "jam"}, {"id": 5, "item": None}]
+
+
+def test_upsert_replaces_the_row_of_the_key(data: Path, run: "Run") -> None:
+    more = data.parent / "more.jsonl"
+    more.write_text('{"id": 2, "item": "cream"}\n')
+    assert run("insert", data, "orders", more, "--upsert").code == 0
+    assert [row["item"] for row in _snapshot(data, "orders")] == ["tea", "cream", "salt"]
+
+
+def test_bad_line_leaves_nothing_of_its_batch(data: Path, run: "Run") -> None:
+    more = data.parent / "more.jsonl"
+    more.write_text('{"id": 4, "item": "jam"}\n{"id": "five"}\n{"id": 6, "item": "rice"}\n')
+    refused = run("insert", data, "orders", more)
+    assert refused.code == 2
+    assert "line 2 " in refused.err
+    assert len(_snapshot(data, "orders")) == 3
+
+
+def test_null_key_is_named_by_its_line(data: Path, run: "Run") -> None:
+    more = data.parent / "more.jsonl"
+    more.write_text('{"id": 4}\n\n{"item": "nobody"}\n')
+    refused = run("insert", data, "orders", more)
+    assert refused.code == 2
+    assert "line 3" in refused.err
+    assert len(_snapshot(data, "orders")) == 3
+
+
+def test_batches_before_a_bad_line_stay_and_are_said(data: Path, run: "Run") -> None:
+    more = data.parent / "more.jsonl"
+    more.write_text("".join(f'{{"id": {i}}}\n' for i in range(10, 10 + ROWS_MAX)) + "oops\n")
+    refused = run("insert", data, "orders", more)
+    assert refused.code == 2
+    assert f"line {ROWS_MAX + 1} " in refused.err
+    assert f"{ROWS_MAX} rows of earlier batches are inserted" in refused.err
+    assert len(_snapshot(data, "orders")) == 3 + ROWS_MAX
+
+
+def test_parquet_is_recognised_by_its_content(data: Path, run: "Run") -> None:
+    file = data.parent / "rows.bin"
+    columns: dict[str, object] = {"item": ["jam"], "id": pa.array([9], pa.uint16()), "_tick": [1]}
+    pq.write_table(pa.table(columns), file)
+    assert run("insert", data, "orders", file).code == 0
+    assert _snapshot(data, "orders")[-1] == {"id": 9, "item": "jam"}
+
+
+def test_truncated_parquet_is_refused(data: Path, run: "Run") -> None:
+    file = data.parent / "rows.parquet"
+    file.write_bytes(b"PAR1 and nothing else")
+    refused = run("insert", data, "orders", file)
+    assert refused.code == 2
+    assert "no whole Parquet file" in refused.err
+
+
+def test_parquet_comes_through_a_pipe_too(data: Path) -> None:
+    file = data.parent / "rows.parquet"
+    pq.write_table(pa.table({"id": [7, 8], "item": ["a", "b"]}), file)
+    command = [sys.executable, "-m", "streamingnode", "insert", str(data), "orders"]
+    with file.open("rb") as stream, subprocess.Popen(["cat"], stdin=stream, stdout=subprocess.PIPE) as pipe:
+        done = subprocess.run(command, cwd=ROOT, stdin=pipe.stdout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(_snapshot(data, "orders")) == 5
+
+
+def test_unknown_collection_is_refused_with_those_there_are(data: Path, run: "Run") -> None:
+    refused = run("insert", data, "order", data.parent / "orders.jsonl")
+    assert refused.code == 1
+    assert refused.err.startswith("COLLECTION_NOT_FOUND")
+    assert "orders" in refused.err
+    assert "--create" in refused.err
+
+
+def test_create_without_a_key_is_refused_before_anything_is_made(tmp_path: Path, run: "Run") -> None:
+    refused = run("insert", tmp_path / "new", "orders", tmp_path / "x.jsonl", "--create")
+    assert refused.code == 2
+    assert not (tmp_path / "new").exists()
+
+
+def test_missing_input_file_makes_no_node(tmp_path: Path, run: "Run") -> None:
+    refused = run("insert", tmp_path / "new", "orders", tmp_path / "x.jsonl", "--create", "--primary-key", "id")
+    assert refused.code == 2
+    assert not (tmp_path / "new").exists()
+
+
+# --- ls, info, flush --------------------------------------------------------------------------------------------------
+
+
+def test_ls_counts_rows_before_and_after_the_cut(data: Path, run: "Run") -> None:
+    assert _items(run("ls", data, "--json"))["orders"]["inserted"] == 3
+    assert run("flush", data).code == 0
+    assert _items(run("ls", data, "--json"))["orders"]["inserted"] == 3
+    more = data.parent / "more.jsonl"
+    more.write_text('{"id": 1, "item": "x"}\n{"id": 9, "item": "y"}\n')
+    run("insert", data, "orders", more, "--upsert")
+    orders = _items(run("ls", data, "--count", "--json"))["orders"]
+    assert (orders["inserted"], orders["rows"]) == (5, 4)
+    shards = cast("list[dict[str, int]]", orders["shards"])
+    assert [sorted(shard) for shard in shards] == [["next_offset", "vchannel"]] * 2
+    assert sum(shard["next_offset"] for shard in shards) == 5
+    assert cast("int", orders["last_tick"]) > 0
+
+
+def test_ls_table_has_a_line_for_each_collection(data: Path, run: "Run") -> None:
+    lines = run("ls", data).out.splitlines()
+    assert lines[0].split()[:2] == ["collection", "key"]
+    assert [line.split()[0] for line in lines[1:]] == ["orders"]
+
+
+def test_flush_makes_a_cut_once_and_then_says_so(data: Path, run: "Run") -> None:
+    first = run("flush", data, "--json").document
+    assert (first["made"], first["number"]) == (True, 1)
+    assert sum(cast("int", s["rows"]) for s in cast("list[dict[str, object]]", first["segments"])) == 3
+    again = run("flush", data)
+    assert again.code == 0
+    assert "nothing new" in again.out
+
+
+def test_info_changes_nothing_and_names_the_cut(data: Path, run: "Run") -> None:
+    run("flush", data)
+    before = run("info", data, "--json").document
+    after = run("info", data, "--json").document
+    assert before == after
+    assert before["open"] is False
+    assert cast("dict[str, int]", before["cuts"])["newest"] == 1
+    assert [mark["cut"] for mark in cast("list[dict[str, int]]", before["checkpoints"])] == [1]
+
+
+def test_empty_node_has_nothing_to_list_or_cut(tmp_path: Path, run: "Run") -> None:
+    async def make() -> None:
+        async with open_node(tmp_path / "data"):
+            pass
+
+    anyio.run(make)
+    assert run("ls", tmp_path / "data").out == "no collections\n"
+    assert run("flush", tmp_path / "data", "--json").document["made"] is False
+    assert run("info", tmp_path / "data").code == 0
+
+
+# --- tail -------------------------------------------------------------------------------------------------------------
+
+
+def test_tail_prints_each_message_and_ends(data: Path, run: "Run") -> None:
+    lines = run("tail", data, "orders").lines
+    assert [line["type"] for line in lines] == ["create_collection", "insert"]
+    rows = cast("list[dict[str, object]]", lines[1]["rows"])
+    assert sorted(str(row["item"]) for row in rows) == ["milk", "salt", "tea"]
+
+
+def test_tail_starts_where_it_is_told(data: Path, run: "Run") -> None:
+    everything = run("tail", data, "orders").lines
+    last = everything[-1]
+    for start, expected in (
+        (last["message_id"], [last]),
+        (everything[0]["tick"], [last]),
+        (last["tick"], []),
+        ("end", []),
+        ("start", everything),
+    ):
+        assert run("tail", data, "orders", "--from", start).lines == expected, start
+
+
+def test_tail_shows_only_the_kinds_asked_for(data: Path, run: "Run") -> None:
+    run("insert", data, "orders", data.parent / "orders.jsonl", "--upsert")
+    shown = run("tail", data, "orders", "--types", "txn", "--limit", 1).lines
+    assert [line["type"] for line in shown] == ["txn"]
+    bodies = cast("list[dict[str, object]]", shown[0]["bodies"])
+    assert [body["type"] for body in bodies] == ["delete", "insert"]
+
+
+@pytest.mark.parametrize("arguments", [["--from", "yesterday"], ["--types", "select"], ["--limit", "0"]])
+def test_tail_refuses_what_it_does_not_know(data: Path, run: "Run", arguments: list[str]) -> None:
+    refused = run("tail", data, "orders", *arguments)
+    assert refused.code == 2
+    assert arguments[0] in refused.err
+
+
+def test_tail_into_a_reader_that_goes_away_is_quiet(data: Path, run: "Run") -> None:
+    command = [sys.executable, "-m", "streamingnode", "tail", str(data), "orders"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 141
+    assert run("ls", data).code == 0
+
+
+def test_followed_tail_ends_with_130_at_an_interrupt(data: Path) -> None:
+    command = [sys.executable, "-m", "streamingnode", "tail", str(data), "orders", "--follow"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        for _ in range(2):
+            assert running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        assert "Traceback" not in running.stderr.read()
+    assert running.returncode == 130
+
+
+# --- a node that somebody has open ------------------------------------------------------------------------------------
+
+
+def test_owned_node_refuses_with_pid_and_four_while_info_and_ls_answer(data: Path, run: "Run") -> None:
+    run("flush", data)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _HOLD, str(data)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as owner:
+        assert owner.stdout is not None
+        try:
+            assert owner.stdout.readline() == "open\n"
+            for refused in (run("flush", data), run("tail", data, "orders"), run("ls", data, "--count")):
+                assert refused.code == 4
+                assert f"process {owner.pid}" in refused.err
+            information = run("info", data, "--json").document
+            assert (information["open"], information["pid"]) == (True, owner.pid)
+            listed = run("ls", data, "--json")
+            assert (listed.code, listed.document["as_of_cut"]) == (0, 1)
+            assert _items(listed)["orders"]["inserted"] == 3
+        finally:
+            owner.kill()
+    assert run("flush", data).code == 0
+
+
+# --- doctor, config, bench --------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_a_sound_node_sound(data: Path, run: "Run") -> None:
+    examined = run("doctor", data, "--json")
+    findings = cast("list[dict[str, str]]", examined.document["findings"])
+    assert examined.code == 0, examined.out
+    assert {"python", "fsync", "disk space", "node"} <= {finding["subject"] for finding in findings}
+
+
+def test_doctor_fails_for_a_damaged_manifest(data: Path, run: "Run") -> None:
+    run("flush", data)
+    manifest = next((data / "cuts").glob("*.json"))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"number":1', b'"number":2'))
+    examined = run("doctor", data)
+    assert examined.code == 1
+    assert "CORRUPT" in examined.out
+
+
+def test_doctor_fails_for_a_directory_of_other_things(tmp_path: Path, run: "Run") -> None:
+    (tmp_path / "holiday.jpg").touch()
+    assert run("doctor", tmp_path).code == 1
+
+
+def test_config_shows_where_a_value_comes_from(tmp_path: Path, run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[flush.schedule]\ninterval_s = 3.0\n")
+    monkeypatch.setenv("STREAMINGNODE_DURABILITY", "os")
+    shown = run("config", "show", "--changed", "--file", file)
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [
+        ["flush.schedule.interval_s", "3.0"],
+        ["log.durability", "os"],
+    ]
+    assert str(file) in shown.out
+    assert "STREAMINGNODE_DURABILITY" in shown.out
+
+
+def test_unknown_setting_is_refused_with_a_suggestion(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMINGNODE_DURABILTY", "os")
+    refused = run("config", "show")
+    assert refused.code == 2
+    assert "DURABILITY" in refused.err
+
+
+@pytest.mark.parametrize("arguments", [["speed"], ["--seconds", "0"], ["--repeats", "0"], ["--dir", "absent"]])
+def test_bench_refuses_what_it_cannot_run(run: "Run", arguments: list[str]) -> None:
+    assert run("bench", *arguments).code == 2
+
+
+def test_bench_measures_appends_against_the_limit(tmp_path: Path, run: "Run") -> None:
+    measured = run("bench", "append", "--dir", tmp_path, "--seconds", "0.1", "--repeats", "1", "--json").document
+    cases = cast("list[dict[str, float]]", measured["measurements"])
+    assert len(cases) == 5
+    assert all(case["value"] > 0 and case["baseline"] > 0 and case["ratio"] > 0 for case in cases)

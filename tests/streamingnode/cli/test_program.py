@@ -1,0 +1,116 @@
+"""The program as a whole: parsing, help, exit codes, errors, and readers that go away."""
+
+import json
+import resource
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamingnode.cli import main
+from streamingnode.cli.program import COMMANDS, build_parser
+
+ROOT = Path(__file__).resolve().parents[3]
+START_S_MAX = 0.3
+"""Processor time that `--help` may take: on a quiet machine that is all it takes, and a busy one does not count."""
+
+EXAMPLES = [example for command in COMMANDS for example in command.examples]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_of_the_help_parses_as_written(example: str) -> None:
+    words = shlex.split(example)
+    if "|" in words:  # the part of the pipe that is ours
+        start = words.index("streamingnode")
+        end = words.index("|", start) if "|" in words[start:] else len(words)
+        words = words[start:end]
+    assert words[0] == "streamingnode"
+    assert build_parser().parse_args(words[1:]).command.name == words[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_examples_with_json(command: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command.name, "--help"]) == 0  # type: ignore[attr-defined]
+    shown = capsys.readouterr().out
+    assert "examples:" in shown
+    assert "--json" in shown.partition("examples:")[2]
+
+
+def test_help_lines_fit_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    for arguments in (["--help"], *([command.name, "--help"] for command in COMMANDS)):
+        main(arguments)
+    assert not [line for line in capsys.readouterr().out.splitlines() if len(line) > 120]
+
+
+def test_unknown_command_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["frobnicate"]) == 2
+    assert "frobnicate" in capsys.readouterr().err
+
+
+def test_typed_error_prints_code_and_next_step_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(tmp_path / "absent")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("INVALID_ARGUMENT: ")
+    assert " — " in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_typed_error_is_a_document_with_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(tmp_path), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "INVALID_ARGUMENT"
+    assert error["retryable"] == "no"
+
+
+def test_debug_shows_the_traceback_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(tmp_path), "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_reading_a_missing_directory_makes_none(tmp_path: Path) -> None:
+    for command in (["ls"], ["info"], ["flush"], ["tail"], ["insert"], ["ingest"]):
+        place = tmp_path / command[0]
+        more = {"tail": ["c"], "insert": ["c"], "ingest": ["--tables", str(tmp_path / "t")]}.get(command[0], [])
+        assert main([*command, str(place), *more]) == 2
+        assert not place.exists()
+
+
+def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamingnode.cli.program._run", interrupt)
+    assert main([]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["config", "show"], ["--help"]], ids=["command", "help"])
+def test_reader_that_goes_away_ends_the_program_quietly(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "streamingnode", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()  # long before the program has started
+        assert running.stderr.read() == ""
+    assert running.returncode in {0, 141}  # argparse swallows a failed write of the help
+
+
+def test_help_loads_nothing_heavy_and_starts_fast() -> None:
+    heavy = "{'pyarrow', 'anyio', 'rocksdict', 'rich', 'numpy', 'msgspec', 'pyspark'}"
+    program = (
+        "import sys; from streamingnode.cli import main; main(['--help']); "
+        f"print(*{heavy} & set(sys.modules), file=sys.stderr)"
+    )
+    before = _seconds_of_children()
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.split() == []
+    assert _seconds_of_children() - before < START_S_MAX
+
+
+def _seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
