@@ -1,0 +1,105 @@
+"""All benchmarks by name, each as a function from settings to measurements.
+
+Those that measure one part alone (scan, flush, ingest) keep results of their own; what they say is put into the common
+form here.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from bench import bench_append, bench_flush, bench_ingest, bench_latency, bench_memory, bench_scan
+from bench.report import Run, Settings, note
+from streamingnode.benchmark.measurement import Measurement
+
+SCAN_AIM, FLUSH_AIM = 0.5, 0.85
+SCAN_CASES = ((100, 100_000), (1, 50_000))
+INGEST_SEGMENTS, INGEST_ROWS = 10, 100_000
+
+
+def scan(settings: Settings) -> list[Measurement]:
+    """Measure scans of a log store."""
+    note("scan")
+    found = []
+    for batch_rows, rows in SCAN_CASES:
+        count = max(batch_rows, int(rows * settings.scale) // batch_rows * batch_rows)
+        measured = asyncio.run(bench_scan.measure_scan(settings.directory, batch_rows=batch_rows, rows=count))
+        found.append(
+            Measurement(
+                name="scan",
+                case=f"log, {batch_rows} in an entry",
+                value=measured.log_rows_per_s,
+                unit="rows/s",
+                baseline=measured.plain_rows_per_s,
+                aim=SCAN_AIM,
+                note=f"live tail {measured.tail_rows_per_s:,.0f} rows/s",
+            )
+        )
+    return found
+
+
+def flush(settings: Settings) -> list[Measurement]:
+    """Measure the flusher alone."""
+    found = []
+    for case in bench_flush.CASES:
+        note(f"flush {case.table}, {case.shards} shards")
+        scaled = msgspec.structs.replace(case, rows=max(1_000, int(case.rows * settings.scale)))
+        result = anyio.run(bench_flush.measure, scaled, settings.repeats)
+        found.append(
+            Measurement(
+                name="flush",
+                case=f"{case.table}, {case.batch_rows} in a message, {case.shards} shards",
+                value=result.rows_per_s,
+                unit="rows/s",
+                baseline=result.rows_per_s / result.ratio,
+                aim=FLUSH_AIM,
+                note=f"with the system columns in both {result.ratio_all_columns:.2f}",
+            )
+        )
+    return found
+
+
+def ingest(settings: Settings) -> list[Measurement]:
+    """Measure Spark's side."""
+    note("ingest")
+    import spark_sink
+
+    spark = spark_sink.session()
+    root = Path(tempfile.mkdtemp(dir=settings.directory, prefix="bench-"))
+    try:
+        rows = max(1_000, int(INGEST_ROWS * settings.scale))
+        results = bench_ingest.measure(spark, root, segments=INGEST_SEGMENTS, rows=rows, rounds=settings.repeats)
+    finally:
+        shutil.rmtree(root)
+        spark.stop()
+    return [_ingested(result) for result in results]
+
+
+def _ingested(result: bench_ingest.Measured) -> Measurement:
+    if result.rows_per_s is None:
+        return Measurement(name="ingest", case=result.what, value=result.seconds, unit="s")
+    baseline = result.rows_per_s / result.ratio if result.ratio else 0.0
+    return Measurement(name="ingest", case=result.what, value=result.rows_per_s, unit="rows/s", baseline=baseline)
+
+
+BENCHMARKS: dict[str, Run] = {
+    "append": bench_append.run,
+    "latency": bench_latency.run,
+    "scan": scan,
+    "flush": flush,
+    "ingest": ingest,
+    "memory": bench_memory.run,
+}
+
+LONG = frozenset({"memory"})
+"""Only run when they are named."""
+
+
+def run_all(names: Sequence[str], settings: Settings) -> list[Measurement]:
+    """Run the named benchmarks one after the other."""
+    return [measured for name in names for measured in BENCHMARKS[name](settings)]

@@ -1,0 +1,65 @@
+"""Durable appends through the public interface, against a bare group commit on the same disk, in turn."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from streamingnode.benchmark.baseline import Load, Measured, measure_appends, measure_bare_appends, scratch
+from streamingnode.benchmark.measurement import Measurement, median
+from streamingnode.benchmark.rows import create, inserts_of
+from streamingnode.node import Node
+from streamingnode.opening import open_node
+
+GRID: tuple[tuple[int, int, float], ...] = (
+    (1, 1, 0.5),
+    (64, 1, 0.45),
+    (1000, 1, 0.45),
+    (1, 100, 0.7),
+    (16, 100, 0.7),
+)
+"""Outstanding inserts, rows in each, and the part of the limit to reach."""
+
+WARM_UP_S = 0.2
+
+
+async def measure_append_grid(
+    directory: Path, *, seconds: float, repeats: int, progress: Callable[[str], None]
+) -> list[Measurement]:
+    """Return rows per second for each cell of the grid; product and limit take turns on the disk of `directory`."""
+    found = []
+    for outstanding, batch, aim in GRID:
+        load = Load(outstanding=outstanding, batch=batch, seconds=seconds)
+        case = f"{outstanding} x {batch}"
+        progress(f"append {case}")
+        bare: list[Measured] = []
+        ours: list[Measured] = []
+        for _ in range(repeats):
+            bare.append(await measure_bare_appends(load, directory))
+            ours.append(await _measure_node(load, directory))
+        found.append(_summary(case, bare, ours, aim))
+    return found
+
+
+async def _measure_node(load: Load, directory: Path) -> Measured:
+    with scratch(directory) as path:
+        async with open_node(path) as node:
+            collection = await create(node, "rows")
+            await _measure(node, collection, Load(outstanding=load.outstanding, batch=load.batch, seconds=WARM_UP_S))
+            return await _measure(node, collection, load)
+
+
+async def _measure(node: Node, collection: str, load: Load) -> Measured:
+    return await measure_appends(load, inserts_of(node, collection, load.batch))
+
+
+def _summary(case: str, bare: list[Measured], ours: list[Measured], aim: float) -> Measurement:
+    p50_ms = median([measured.p50_s for measured in ours]) * 1000
+    p99_ms = median([measured.p99_s for measured in ours]) * 1000
+    return Measurement(
+        name="append",
+        case=case,
+        value=median([measured.rows_per_s for measured in ours]),
+        unit="rows/s",
+        baseline=median([measured.rows_per_s for measured in bare]),
+        aim=aim,
+        note=f"p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms",
+    )

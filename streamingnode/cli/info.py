@@ -1,0 +1,130 @@
+"""`streamingnode info`: what a node directory holds and who has it open. Changes nothing, also beside a running node."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamingnode.cli.command import Command, take
+from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_fields, format_tick
+from wal.errors import StreamingNodeError
+
+if TYPE_CHECKING:
+    from streamingnode.node_files import NodeFiles
+    from streamingnode.node_records import NodeRecords
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    directory: Path
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="the node's directory")
+
+
+def _run(namespace: argparse.Namespace, output: Output) -> int:
+    arguments = take(_Arguments, namespace)
+    from streamingnode.node_files import read_node_files
+    from streamingnode.node_records import read_node_records
+
+    files = read_node_files(arguments.directory)
+    try:
+        records, unread = read_node_records(arguments.directory), ""
+    except StreamingNodeError as error:
+        if files.holder is None:
+            raise
+        # Beside a running owner files go away between two looks; the rest is still worth showing.
+        records, unread = None, str(error)
+    document = describe(files, records)
+    _print(document, files, records, unread, output)
+    output.document(document)
+    return EXIT_OK
+
+
+def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, object]:
+    """Return everything `info` knows, as machines read it."""
+    newest = files.cuts.read(files.cuts.newest) if files.cuts.numbers else None
+    names = {number: name for name, number in records.survey.log_ids.items()} if records else {}
+    return {
+        "directory": str(files.directory),
+        "node_id": files.node_id,
+        "open": files.holder is not None,
+        "pid": files.holder.pid if files.holder else None,
+        "term": files.term,
+        "tick": files.tick,
+        "time": format_tick(files.tick),
+        "positions": {names.get(log_id, str(log_id)): position for log_id, position in files.positions.items()},
+        "cuts": {
+            "first": files.cuts.first,
+            "newest": files.cuts.newest,
+            "tick": newest.tick if newest else 0,
+            "time": format_tick(newest.tick if newest else 0),
+        },
+        "checkpoints": [
+            {"pchannel": name, "cut": mark.cut_number, "tick": mark.tick, "position": mark.position}
+            for name, mark in (records.checkpoints if records else {}).items()
+        ],
+        "readers": [
+            {"reader": name, "pchannel": at.pchannel, "position": at.position, "tick": at.tick}
+            for name, at in (records.readers if records else {}).items()
+        ],
+        "leases": [
+            {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
+            for lease in files.leases
+        ],
+        "disk_bytes": files.disk_bytes,
+    }
+
+
+def _print(
+    document: dict[str, object], files: "NodeFiles", records: "NodeRecords | None", unread: str, output: Output
+) -> None:
+    holder = "nobody" if files.holder is None else f"process {files.holder.pid or '?'}"
+    positions = document["positions"]
+    assert isinstance(positions, dict)
+    fields = {
+        "directory": files.directory,
+        "node id": files.node_id,
+        "open in": holder,
+        "term": files.term,
+        "last tick": f"{files.tick} ({format_tick(files.tick)})",
+        "last positions": ", ".join(f"{name} {position}" for name, position in positions.items()) or "none",
+        "cuts": _cuts(files),
+        "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in files.disk_bytes.items() if size),
+    }
+    for line in format_fields(fields):
+        output.line(line)
+    if records is None:
+        output.note(f"checkpoints and readers cannot be read beside the running node: {unread}")
+        return
+    _print_marks(files, records, output)
+
+
+def _cuts(files: "NodeFiles") -> str:
+    if not files.cuts.numbers:
+        return "none"
+    tick = files.cuts.read(files.cuts.newest).tick
+    return f"{files.cuts.first} to {files.cuts.newest}, the newest at {tick} ({format_tick(tick)})"
+
+
+def _print_marks(files: "NodeFiles", records: "NodeRecords", output: Output) -> None:
+    rows: list[tuple[object, ...]] = [
+        ("checkpoint", name, f"cut {mark.cut_number}", mark.position, format_tick(mark.tick))
+        for name, mark in records.checkpoints.items()
+    ]
+    rows += [("reader", name, at.pchannel, at.position, format_tick(at.tick)) for name, at in records.readers.items()]
+    rows += [("lease", lease.table, f"cut {lease.cut}", "", format_tick(lease.tick)) for lease in files.leases]
+    if rows:
+        output.line()
+        output.table(("holds", "name", "at", "position", "time"), rows)
+
+
+COMMAND = Command(
+    name="info",
+    summary="show a node's identity, owner, ticks, cuts, readers and disk use",
+    details="Reads files and opens nothing, so it also works beside a running node and changes nothing. Times are UTC.",
+    examples=("streamingnode info data", "streamingnode info data --json"),
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,183 @@
+"""`streamingnode insert`: rows from JSON lines or Parquet into a collection, in bounded batches."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamingnode.cli.command import Command, take
+from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
+from wal.errors import CollectionNotFound, InvalidArgument
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from streamingnode.cli.row_batch import RowBatch
+    from streamingnode.cli.row_source import RowSource
+    from streamingnode.node import Node
+    from streamingnode.results import WriteResult
+
+STDIN = "-"
+NOTE_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    directory: Path
+    collection: str
+    file: str
+    create: bool
+    primary_key: str | None
+    shards: int | None
+    upsert: bool
+    partition: str | None
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What has been acknowledged."""
+
+    rows: int = 0
+    batches: int = 0
+    time_tick: int = 0
+
+    def add(self, rows: int, result: "WriteResult") -> None:
+        self.rows += rows
+        self.batches += 1
+        self.time_tick = max(self.time_tick, result.time_tick)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="the node's directory")
+    parser.add_argument("collection", help="the collection to insert into")
+    parser.add_argument("file", nargs="?", default=STDIN, help="JSON lines or Parquet; `-` is stdin (default)")
+    parser.add_argument("--upsert", action="store_true", help="replace rows that have the same primary key")
+    parser.add_argument("--partition", help="the partition the rows go to (default: the collection's own)")
+    parser.add_argument("--create", action="store_true", help="create the collection if it does not exist")
+    parser.add_argument("--primary-key", metavar="COLUMN", help="with --create: the primary key")
+    parser.add_argument("--shards", type=int, metavar="N", help="with --create: number of shards (default: 1)")
+
+
+def _run(namespace: argparse.Namespace, output: Output) -> int:
+    arguments = take(_Arguments, namespace)
+    _check(arguments)
+    from streamingnode.cli.row_source import open_rows
+    from streamingnode.event_loop import run_async
+
+    with open_rows(arguments.file, sys.stdin.buffer) as rows:
+        totals = run_async(partial(_insert, arguments, rows, output))
+    verb = "upserted" if arguments.upsert else "inserted"
+    batches = "1 batch" if totals.batches == 1 else f"{totals.batches} batches"
+    last = f", last tick {totals.time_tick} ({format_tick(totals.time_tick)})" if totals.time_tick else ""
+    output.line(f"{verb} {format_count(totals.rows, 'row')} in {batches}{last}")
+    output.document({"rows": totals.rows, "batches": totals.batches, "tick": totals.time_tick})
+    return EXIT_OK
+
+
+def _check(arguments: _Arguments) -> None:
+    from streamingnode.node_files import check_node
+
+    if not arguments.create:
+        if arguments.primary_key is not None or arguments.shards is not None:
+            raise InvalidArgument(
+                "--primary-key and --shards describe a new collection — add --create, or leave them out"
+            )
+        check_node(arguments.directory)
+    elif arguments.primary_key is None:
+        raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
+
+
+async def _insert(arguments: _Arguments, rows: "RowSource", output: Output) -> _Totals:
+    from streamingnode.opening import open_node
+
+    async with open_node(arguments.directory) as node:
+        schema = await _schema(node, arguments, rows)
+        return await _insert_batches(node, arguments, rows.batches(schema), output)
+
+
+async def _schema(node: "Node", arguments: _Arguments, rows: "RowSource") -> "pa.Schema":
+    """Return the columns rows are read as: the collection's, or those it is created with."""
+    import anyio.to_thread
+
+    known = {collection.name: collection.schema for collection in node.collections()}
+    if arguments.collection in known:
+        return known[arguments.collection]
+    if not arguments.create:
+        there = ", ".join(sorted(known)[:20]) or "none"
+        raise CollectionNotFound(
+            f"no collection is named {arguments.collection!r} (there are: {there}) — add --create --primary-key COLUMN"
+        )
+    assert arguments.primary_key is not None, "checked with the other arguments"
+    schema = await anyio.to_thread.run_sync(rows.infer_schema, abandon_on_cancel=True)
+    await node.create_collection(
+        arguments.collection, schema, primary_key=arguments.primary_key, shards=arguments.shards or 1
+    )
+    return schema
+
+
+async def _insert_batches(
+    node: "Node", arguments: _Arguments, batches: "Iterator[RowBatch]", output: Output
+) -> _Totals:
+    import anyio.to_thread
+
+    from wal.errors import SchemaMismatch, StreamingNodeError
+
+    write = node.upsert if arguments.upsert else node.insert
+    totals, counter = _Totals(), _Counter(output)
+    try:
+        while (batch := await anyio.to_thread.run_sync(next, batches, None, abandon_on_cancel=True)) is not None:
+            try:
+                result = await write(arguments.collection, batch.rows, partition=arguments.partition)
+            except SchemaMismatch as error:
+                raise batch.placed(error) from error
+            totals.add(batch.rows.num_rows, result)
+            counter.show(totals.rows)
+    except StreamingNodeError:
+        if totals.rows:
+            output.note(f"{totals.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
+        raise
+    finally:
+        counter.close()
+    return totals
+
+
+class _Counter:
+    """How many rows are in, rewritten in place on a terminal; silent elsewhere."""
+
+    def __init__(self, output: Output) -> None:
+        self._stream = output.stderr if output.stderr.isatty() else None
+        self._began = self._shown = time.monotonic()
+
+    def show(self, rows: int) -> None:
+        now = time.monotonic()
+        if self._stream is not None and now - self._shown >= NOTE_INTERVAL_S:
+            self._shown = now
+            self._stream.write(f"\r{rows} rows, {rows / (now - self._began):.0f}/s ")
+            self._stream.flush()
+
+    def close(self) -> None:
+        if self._stream is not None and self._shown > self._began:
+            self._stream.write("\n")
+
+
+COMMAND = Command(
+    name="insert",
+    summary="insert rows from JSON lines or Parquet",
+    details=(
+        "Reads a file or stdin in batches; each batch is applied whole or not at all. A line that does not fit is named by\n"
+        "its number, and nothing of its batch is inserted. In JSON, times are ISO 8601 text, bytes are base64, and a field\n"
+        "left out is null. With --create the columns are taken from the first batch."
+    ),
+    examples=(
+        "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",
+        "streamingnode insert data orders orders.parquet --partition eu",
+        "cat stock.jsonl | streamingnode insert data stock - --upsert",
+        "streamingnode insert data orders orders.jsonl --json",
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)

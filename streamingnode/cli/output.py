@@ -1,0 +1,137 @@
+"""What a command prints: text for people, JSON for machines, errors and progress on stderr.
+
+In: tables, lines, documents. Out: stdout and stderr, and an exit code for each way to end. A reader that goes away
+(`| head`) ends the command quietly; that is `hang_up`.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TextIO
+
+from wal.errors import StreamingNodeError
+from wal.timetick import physical_ms
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+EXIT_BROKEN_PIPE = 141
+"""128 + SIGPIPE, as shells report it for `cat`."""
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_NUMERIC = frozenset("0123456789., BKMGT")
+
+
+class Output:
+    """Where a command prints. `as_json` makes `document` the only thing on stdout."""
+
+    def __init__(self, *, as_json: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+        self.as_json = as_json
+        self.stdout = stdout or sys.stdout
+        self.stderr = stderr or sys.stderr
+
+    def line(self, text: str = "") -> None:
+        """Print a line for people; nothing with `--json`."""
+        if not self.as_json:
+            self.stdout.write(f"{text}\n")
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print aligned columns for people; numbers to the right."""
+        if not self.as_json:
+            self.stdout.writelines(f"{line}\n" for line in format_table(columns, rows))
+
+    def document(self, value: object) -> None:
+        """Print one JSON document when `--json` was given; nothing otherwise."""
+        if self.as_json:
+            self.stdout.write(f"{to_json(value)}\n")
+
+    def note(self, text: str) -> None:
+        """Tell a person something that is no result, on stderr."""
+        self.stderr.write(f"{text}\n")
+        self.stderr.flush()
+
+    def error(self, error: StreamingNodeError, *, debug: bool) -> None:
+        """Print `code: message — next step` on stderr, and the same as a document with `--json`."""
+        self.flush()
+        if debug:
+            traceback.print_exception(error, file=self.stderr)
+        self.note(f"{error.code}: {error}")
+        self.document({"error": describe_error(error)})
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the reader. Raises `BrokenPipeError` when it is gone."""
+        self.stdout.flush()
+
+    def hang_up(self) -> None:
+        """The reader is gone: whatever is still buffered goes nowhere, so that the interpreter's exit is quiet too."""
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, self.stdout.fileno())
+        os.close(devnull)
+
+
+def describe_error(error: StreamingNodeError) -> dict[str, object]:
+    """Return an error as machines read it; its typed fields come last and never hide the first three."""
+    return {**error.fields(), "code": error.code, "message": str(error), "retryable": error.retryable}
+
+
+def to_json(value: object) -> str:
+    """Return one line of JSON; times in ISO 8601, bytes in base64, paths and other values as text."""
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except msgspec.MsgspecError:
+        return json.dumps(value, default=str)
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return the lines of a table; a column in which every cell is a number is aligned to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    right = [bool(cells) and all(_is_numeric(row[i]) for row in cells) for i in range(len(columns))]
+    return [_format_row(row, widths, right) for row in (columns, *cells)]
+
+
+def format_bytes(count: float) -> str:
+    """Return a size such as `12.3 MiB`."""
+    for unit in _BYTE_UNITS[:-1]:
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} {_BYTE_UNITS[-1]}"
+
+
+def format_tick(tick: int) -> str:
+    """Return the UTC time a tick carries, as in `2026-11-21T00:33:21.582Z`; `-` for no tick."""
+    if not tick:
+        return "-"
+    at = datetime.fromtimestamp(physical_ms(tick) / 1000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def format_count(count: int, thing: str) -> str:
+    """Return `1 row` or `2 rows`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def format_fields(fields: Mapping[str, object]) -> list[str]:
+    """Return one line for each field, values aligned."""
+    width = max(map(len, fields), default=0)
+    return [f"{name.ljust(width)}  {value}" for name, value in fields.items()]
+
+
+def _is_numeric(cell: str) -> bool:
+    return cell in {"", "-"} or (cell[0].isdigit() and _NUMERIC.issuperset(cell.removesuffix("iB")))
+
+
+def _format_row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    aligned = (
+        cell.rjust(width) if to_right else cell.ljust(width)
+        for cell, width, to_right in zip(row, widths, right, strict=True)
+    )
+    return "  ".join(aligned).rstrip()

@@ -1,0 +1,96 @@
+"""From a command line to an exit code: parse, run, and say how it ended."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from streamingnode.cli import bench, config, demo, doctor, flush, info, ingest, insert, ls, tail
+from streamingnode.cli.command import Command
+from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
+from wal.errors import StreamingNodeError
+
+COMMANDS: tuple[Command, ...] = (
+    demo.COMMAND,
+    ls.COMMAND,
+    info.COMMAND,
+    insert.COMMAND,
+    tail.COMMAND,
+    flush.COMMAND,
+    ingest.COMMAND,
+    doctor.COMMAND,
+    bench.COMMAND,
+    config.COMMAND,
+)
+
+DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
+
+EXIT_CODES = """\
+exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the data or the installation is not sound;
+4 another process has the node open; 130 interrupted. Errors go to stderr as `CODE: message — next step`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; `argv` is without the program's name, that of the process by default."""
+    output = Output()
+    try:
+        return _run(argv, output)
+    except BrokenPipeError:
+        output.hang_up()
+        return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        output.note("interrupted")
+        return EXIT_INTERRUPTED
+
+
+def build_parser(commands: Iterable[Command] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of the whole program."""
+    parser = argparse.ArgumentParser(
+        prog="streamingnode",
+        description=DESCRIPTION,
+        epilog=f"{EXIT_CODES}\n\n`streamingnode <command> --help` shows examples.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
+    subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True)
+    for command in commands:
+        _add_command(subparsers, command)
+    return parser
+
+
+def _add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", command: Command) -> None:
+    examples = "\n".join(f"  {example}" for example in command.examples)
+    parser = subparsers.add_parser(
+        command.name,
+        help=command.summary,
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.\n\n{command.details}",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(command=command)
+
+
+def _run(argv: Sequence[str] | None, output: Output) -> int:
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as ended:  # --help, --version, or wrong use, which argparse has explained
+        output.flush()
+        return ended.code if isinstance(ended.code, int) else 1
+    command: Command = arguments.command
+    output.as_json = arguments.as_json
+    try:
+        code = command.run(arguments, output)
+        output.flush()
+    except StreamingNodeError as error:
+        output.error(error, debug=arguments.debug)
+        return error.exit_code
+    return code
+
+
+def _version() -> str:
+    try:
+        return version("streamingnode")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "(not installed)"
