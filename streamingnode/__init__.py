@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from streamingnode.config import NodeConfig, load_config
     from streamingnode.node import Node
     from streamingnode.opening import open_node
-    from streamingnode.read import CollectionReader
-    from streamingnode.read_message import ReadMessage
-    from streamingnode.results import WriteResult
+    from streamingnode.reading.collection_reader import CollectionReader
+    from streamingnode.reading.read_message import ReadMessage
     from streamingnode.services import FlushResult
-    from streamingnode.transaction import Transaction
+    from streamingnode.writing.results import WriteResult
+    from streamingnode.writing.transaction import Transaction
     from wal import errors
     from wal.errors import StreamingNodeError
     from wal.message_id import MessageId
@@ -49,17 +49,17 @@ __all__ = [
 
 _PLACES = {
     "Collection": "streamingnode.collection",
-    "CollectionReader": "streamingnode.read",
+    "CollectionReader": "streamingnode.reading.collection_reader",
     "DeliverPolicy": "scanner.deliver_policy",
     "FlushResult": "streamingnode.services",
     "MessageId": "wal.message_id",
     "MessageType": "wal.message_type",
     "Node": "streamingnode.node",
     "NodeConfig": "streamingnode.config",
-    "ReadMessage": "streamingnode.read_message",
+    "ReadMessage": "streamingnode.reading.read_message",
     "StreamingNodeError": "wal.errors",
-    "Transaction": "streamingnode.transaction",
-    "WriteResult": "streamingnode.results",
+    "Transaction": "streamingnode.writing.transaction",
+    "WriteResult": "streamingnode.writing.results",
     "load_config": "streamingnode.config",
     "open_node": "streamingnode.opening",
 }

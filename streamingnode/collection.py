@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from streamingnode.schema import decode_schema
+from streamingnode.rows.schema import decode_schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from interceptors.shard.seal_policy import SegmentLimits
 from interceptors.timetick.inspector import INTERVAL_S
 from interceptors.txn.session import TxnLimits
 from scanner.scanner import ScanLimits
-from streamingnode.coalescer import CoalescerLimits
+from streamingnode.writing.coalescer import CoalescerLimits
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument
 from wal.live_tail import AGE_S, CAPACITY_BYTES

@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.names import DEFAULT_PARTITION, check_name
-from streamingnode.routing import SHARDS_MAX
-from streamingnode.schema import check_schema, decode_schema, encode_schema
+from streamingnode.rows.routing import SHARDS_MAX
+from streamingnode.rows.schema import check_schema, decode_schema, encode_schema
 from wal.append import AppendGroup
 from wal.errors import AlreadyExists, InvalidArgument
 from wal.headers import (

@@ -14,11 +14,14 @@ import pyarrow as pa
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode import ddl
-from streamingnode.coalescer import Coalescer
 from streamingnode.collection import Collection, collection_of
 from streamingnode.config import NodeConfig
-from streamingnode.deadline import within
-from streamingnode.direct_write import (
+from streamingnode.reading.collection_reader import CollectionReader, ReadOptions
+from streamingnode.rows.row_shape import Keys, Rows
+from streamingnode.services import FlushResult, NodeServices
+from streamingnode.writing.coalescer import Coalescer
+from streamingnode.writing.deadline import within
+from streamingnode.writing.direct_write import (
     Progress,
     checked_keys,
     checked_rows,
@@ -27,13 +30,10 @@ from streamingnode.direct_write import (
     insert_batches,
     upsert_batches,
 )
-from streamingnode.read import CollectionReader, ReadOptions
-from streamingnode.results import Durability, WriteResult, result_of
-from streamingnode.rows import Keys, Rows
-from streamingnode.services import FlushResult, NodeServices
-from streamingnode.transaction import Transaction
-from streamingnode.txn_messages import begin_group, commit_group, rollback_group
-from streamingnode.write_target import WriteTarget, WriteTargets, pchannel_of
+from streamingnode.writing.results import Durability, WriteResult, result_of
+from streamingnode.writing.transaction import Transaction
+from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
+from streamingnode.writing.write_target import WriteTarget, WriteTargets, pchannel_of
 from wal.append import AppendGroup, AppendResult
 from wal.errors import AlreadyExists, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.message_type import MessageType

@@ -14,7 +14,7 @@ from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
-from streamingnode.results import Durability
+from streamingnode.writing.results import Durability
 from wal.append import Append
 from wal.message_type import MessageType
 

@@ -22,12 +22,12 @@ from streamingnode import opening as asynchronous
 from streamingnode.collection import Collection
 from streamingnode.config import NodeConfig
 from streamingnode.node import ALL, Node
-from streamingnode.read import CollectionReader
-from streamingnode.read_message import ReadMessage
-from streamingnode.results import Durability, WriteResult
-from streamingnode.rows import Keys, Rows
+from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.reading.read_message import ReadMessage
+from streamingnode.rows.row_shape import Keys, Rows
 from streamingnode.services import FlushResult
-from streamingnode.transaction import Transaction
+from streamingnode.writing.results import Durability, WriteResult
+from streamingnode.writing.transaction import Transaction
 from wal.message_type import MessageType
 
 
@@ -214,7 +214,7 @@ class SyncNode:
 
 
 class SyncTransaction:
-    """A transaction for a `with` block; see `streamingnode.transaction.Transaction`."""
+    """A transaction for a `with` block; see `streamingnode.writing.transaction.Transaction`."""
 
     def __init__(self, transaction: Transaction, portal: BlockingPortal) -> None:
         self._transaction = transaction
@@ -256,7 +256,7 @@ class SyncTransaction:
 
 
 class SyncReader:
-    """A reader for a `with` block; see `streamingnode.read.CollectionReader`. One thread iterates at a time."""
+    """A reader for a `with` block; see `CollectionReader`. One thread iterates at a time."""
 
     def __init__(self, reader: CollectionReader, portal: BlockingPortal) -> None:
         self._reader = reader

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.node import Node
-from streamingnode.read_message import ReadMessage
+from streamingnode.reading.read_message import ReadMessage
 from tests.model_node import ModelNode
 from wal.errors import InvalidTransactionState, TransactionExpired
 from wal.message_type import MessageType

@@ -21,7 +21,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
-    from streamingnode.health import Status, examine
+    from streamingnode.inspection.health import Status, examine
 
     findings = []
     for finding in examine(arguments.directory):

@@ -26,7 +26,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     from spark_sink.cuts import CutLog
     from streamingnode.event_loop import run_async
-    from streamingnode.node_files import check_node
+    from streamingnode.inspection.node_files import check_node
 
     before = CutLog(check_node(arguments.directory)).newest
     cut = run_async(partial(_flush, arguments.directory))

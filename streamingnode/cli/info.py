@@ -10,8 +10,8 @@ from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_field
 from wal.errors import StreamingNodeError
 
 if TYPE_CHECKING:
-    from streamingnode.node_files import NodeFiles
-    from streamingnode.node_records import NodeRecords
+    from streamingnode.inspection.node_files import NodeFiles
+    from streamingnode.inspection.node_records import NodeRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
-    from streamingnode.node_files import read_node_files
-    from streamingnode.node_records import read_node_records
+    from streamingnode.inspection.node_files import read_node_files
+    from streamingnode.inspection.node_records import read_node_records
 
     files = read_node_files(arguments.directory)
     try:

@@ -29,7 +29,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     require(SPARK)
-    from streamingnode.node_files import check_node
+    from streamingnode.inspection.node_files import check_node
 
     check_node(arguments.directory)
     report = _ingest(arguments, output)

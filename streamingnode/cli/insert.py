@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streamingnode.cli.row_batch import RowBatch
     from streamingnode.cli.row_source import RowSource
     from streamingnode.node import Node
-    from streamingnode.results import WriteResult
+    from streamingnode.writing.results import WriteResult
 
 STDIN = "-"
 NOTE_INTERVAL_S = 0.5
@@ -79,7 +79,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 
 
 def _check(arguments: _Arguments) -> None:
-    from streamingnode.node_files import check_node
+    from streamingnode.inspection.node_files import check_node
 
     if not arguments.create:
         if arguments.primary_key is not None or arguments.shards is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.types as pt
 
-from streamingnode.arrow_types import AnyArray
+from streamingnode.rows.arrow_types import AnyArray
 
 SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 """What a node and its tables add to a row, and what is not part of it when it is inserted again."""

@@ -12,7 +12,7 @@ from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from scanner.deliver_policy import DeliverPolicy
-    from streamingnode.read_message import ReadMessage
+    from streamingnode.reading.read_message import ReadMessage
 
 TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "create_partition", "drop_partition")
 
@@ -52,7 +52,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     if arguments.limit is not None and arguments.limit < 1:
         raise InvalidArgument(f"--limit is {arguments.limit} — give 1 or more")
     from streamingnode.event_loop import run_async
-    from streamingnode.node_files import check_node
+    from streamingnode.inspection.node_files import check_node
 
     check_node(arguments.directory)
     run_async(partial(_tail, arguments, read_start(arguments.start), types, output))

@@ -9,9 +9,9 @@ import anyio.to_thread
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamingnode.arrow_types import AnyArray
 from streamingnode.demo.processes import LIVE_SCHEMA, SAMPLES_SCHEMA, sample_processes
 from streamingnode.node import Node
+from streamingnode.rows.arrow_types import AnyArray
 
 
 @dataclass(frozen=True, slots=True)

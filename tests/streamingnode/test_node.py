@@ -8,7 +8,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.node import Node
-from streamingnode.results import NOTHING
+from streamingnode.writing.results import NOTHING
 from tests.streamingnode.append_double import schema_of
 from wal.errors import (
     AlreadyExists,

@@ -7,9 +7,9 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.node import Node
-from streamingnode.read import CollectionReader
+from streamingnode.reading.collection_reader import CollectionReader
 from streamingnode.sync import SyncNode, SyncReader, SyncTransaction
-from streamingnode.transaction import Transaction
+from streamingnode.writing.transaction import Transaction
 from tests.streamingnode.append_double import schema_of
 from wal.errors import CollectionNotFound, OnShutdown, SchemaMismatch
 

@@ -1,0 +1,92 @@
+"""Where a restart begins: the last cut, and the state of the shards as of its tick. No I/O.
+
+One checkpoint per pchannel, under a key of the log store's own map, replaced after each cut. It is never ahead of what it
+covers: the cut's manifest and every file it names are on disk before. `history` says at which position the log stood at
+earlier cuts, so that retention by time knows what it may give up; it is thinned to a bounded number of steps.
+"""
+
+import msgspec
+
+from wal.errors import Corrupt, UnsupportedFormat
+from wal.timetick import physical_ms
+
+CHECKPOINT_FORMAT = 1
+
+HISTORY_STEPS = 256
+"""The history's grain is the minimum retention divided by this: 5.6 minutes for a day."""
+
+
+class CutPosition(msgspec.Struct, frozen=True, array_like=True):
+    """A cut and where a reader of what follows it resumes."""
+
+    tick: int
+    position: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at or below `tick` is in files and in `shard_state`; what follows is read from `position`.
+
+    `position` is the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number 0 and
+    position 0 mean: no cut yet, read from the earliest entry.
+    """
+
+    format: int = CHECKPOINT_FORMAT
+    cut_number: int = 0
+    tick: int = 0
+    position: int = 0
+    manifest_crc32c: int = 0
+    history: tuple[CutPosition, ...] = ()
+    shard_state: bytes | None = None
+
+
+NO_CHECKPOINT = Checkpoint()
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Checkpoint).decode
+
+
+def checkpoint_key(pchannel: str) -> str:
+    """Return the key a pchannel's checkpoint has in the log store's map."""
+    return f"checkpoint/{pchannel}"
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return the stored form of a checkpoint."""
+    return _encode(checkpoint)
+
+
+def decode_checkpoint(content: bytes | None) -> Checkpoint:
+    """Return a stored checkpoint; `NO_CHECKPOINT` when there is none.
+
+    Raises `Corrupt` for other bytes and `UnsupportedFormat` for a newer release's.
+    """
+    if content is None:
+        return NO_CHECKPOINT
+    try:
+        version = msgspec.msgpack.decode(content, type=_Versioned).format
+        if version != CHECKPOINT_FORMAT:
+            raise UnsupportedFormat(f"the checkpoint has format {version}, this release reads {CHECKPOINT_FORMAT}")
+        return _decode(content)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the checkpoint does not decode: {error}") from error
+
+
+def extend_history(
+    history: tuple[CutPosition, ...], step: CutPosition, *, now_ms: int, retention_ms: int
+) -> tuple[CutPosition, ...]:
+    """Return the history with a new cut: thinned to its grain, and without what no bound needs any more.
+
+    Of the cuts older than the retention the newest stays: it is the bound. Of three neighbours the outer two are at least a
+    grain apart, so at most twice `HISTORY_STEPS` and a few are kept, however often cuts are made.
+    """
+    grain_ms = retention_ms // HISTORY_STEPS
+    kept = history
+    if len(kept) > 1 and physical_ms(step.tick) - physical_ms(kept[-2].tick) < grain_ms:
+        kept = kept[:-1]
+    kept = (*kept, step)
+    expired = [index for index, cut in enumerate(kept) if physical_ms(cut.tick) <= now_ms - retention_ms]
+    return kept[expired[-1] :] if expired else kept
+
+
+class _Versioned(msgspec.Struct):
+    format: int

@@ -1,0 +1,215 @@
+"""One run of the flusher: from its checkpoint through the log, until it is cancelled or something fails.
+
+In: batches of a scanner over the whole pchannel. Out: files, and one `CutDone` for each cut. A run that fails is thrown away
+with all it has in memory, exactly as a crash would; the next one starts from the last checkpoint. `flusher.flusher` decides
+when.
+
+A run that starts behind a cut that is already on disk adopts it: rows up to that cut are counted instead of written.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+from anyio import CapacityLimiter, to_thread
+from anyio.abc import TaskGroup
+
+from flusher.checkpoint import Checkpoint, CutPosition, checkpoint_key, encode_checkpoint, extend_history
+from flusher.cut_directory import PublishedCut
+from flusher.cut_writer import CutPoint, CutResult, build_manifest, check_same_cut, cut_result, publish_cut
+from flusher.file_in_progress import FileInProgress
+from flusher.flush_options import FlushOptions
+from flusher.node_directory import NodeDirectory
+from flusher.open_cut import OpenCut
+from flusher.row_buffer import RowBuffer
+from interceptors.shard.state import ShardState
+from scanner.scanner import Scanner
+from wal.errors import Corrupt
+from wal.headers import (
+    CutHeader,
+    DeleteHeader,
+    DropCollectionHeader,
+    DropPartitionHeader,
+    FlushHeader,
+    InsertHeader,
+)
+from wal.log import LogStore
+from wal.message import AnyMessage, Message, TransactionMessage
+
+MESSAGES_PER_STEP = 256
+"""Between two looks at memory and the event loop's other work; about 1 ms of messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushContext:
+    """What every run of one flusher works with; `on_cut` is called when a cut's checkpoint is durable."""
+
+    directory: NodeDirectory
+    store: LogStore
+    pchannel: str
+    options: FlushOptions
+    now_ms: Callable[[], int]
+    on_cut: Callable[[Checkpoint, CutResult], None]
+    on_progress: Callable[[int, int], None]
+    kept_tick: Callable[[], int]
+
+
+class FlushRun:
+    """Reads, buffers, writes and cuts from `checkpoint` on; `ahead` is a cut on disk that the checkpoint does not know."""
+
+    def __init__(self, context: FlushContext, checkpoint: Checkpoint, ahead: PublishedCut | None) -> None:
+        stored = checkpoint.shard_state
+        self.state = ShardState() if stored is None else ShardState.restore(stored)
+        self._context = context
+        self._checkpoint = checkpoint
+        self._ahead = ahead
+        self._limiter = CapacityLimiter(context.options.threads)
+        self._spilling: set[FileInProgress] = set()
+        self.open_cut = self._new_cut(checkpoint.cut_number + 1)
+
+    async def follow(self, scanner: Scanner) -> None:
+        """Work through the scanner's batches for ever.
+
+        Raises an exception group of `OSError`s, or of what the scanner or the log store raised; files in progress are
+        gone then, and when cancelled.
+        """
+        try:
+            async with anyio.create_task_group() as writers:
+                while True:
+                    batch = await scanner.next_batch()
+                    for start in range(0, len(batch.messages), MESSAGES_PER_STEP):
+                        for message in batch.messages[start : start + MESSAGES_PER_STEP]:
+                            await self._take_in(message, writers)
+                        await self._make_room(writers)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._discard([*self.open_cut.segments.values(), *self.open_cut.deletes.values()])
+
+    async def _take_in(self, message: AnyMessage, writers: TaskGroup) -> None:
+        self.state.observe(message)
+        if isinstance(message, TransactionMessage):
+            for body in message.bodies:
+                await self._take_in_one(body, writers)
+        else:
+            await self._take_in_one(message, writers)
+
+    async def _take_in_one(self, message: Message, writers: TaskGroup) -> None:
+        match message.header:
+            case InsertHeader() as header:
+                self.open_cut.insert(message, header)
+            case DeleteHeader() as header:
+                self.open_cut.delete(message, header)
+            case FlushHeader(segment_id=segment_id):
+                self._seal(segment_id, writers)
+            case DropCollectionHeader(collection_id=collection_id):
+                await self._discard(self.open_cut.drop_collection(collection_id))
+            case DropPartitionHeader(collection_id=collection_id, partition_id=partition_id):
+                await self._discard(self.open_cut.drop_partition(collection_id, partition_id))
+            case CutHeader() as header:
+                await self._cut(message, header)
+            case _:
+                pass  # what only changes the shard state
+
+    # --- memory -----------------------------------------------------------------------------------------------------------
+
+    async def _make_room(self, writers: TaskGroup) -> None:
+        cut, options = self.open_cut, self._context.options
+        self._context.on_progress(cut.number, cut.taken_bytes)
+        if self._ahead is not None:
+            for file in cut.files():
+                file.buffer.take()  # counted, and already on disk
+        for file in cut.files():
+            if file.buffer.pending_bytes >= options.row_group_bytes:
+                self._start(file, file.spill, writers)
+        while cut.held_bytes > options.buffered_bytes_max:
+            await max(cut.files(), key=lambda file: file.held_bytes).spill()
+        await anyio.lowlevel.checkpoint()
+
+    def _seal(self, segment_id: int, writers: TaskGroup) -> None:
+        file = self.open_cut.segments.get(segment_id)
+        if file is not None and file.buffer.rows and self._ahead is None:
+            self._start(file, file.finish, writers)
+
+    def _start(self, file: FileInProgress, work: Callable[[], Awaitable[object]], writers: TaskGroup) -> None:
+        async def run() -> None:
+            try:
+                await work()
+            finally:
+                self._spilling.discard(file)
+
+        if file not in self._spilling:
+            self._spilling.add(file)
+            writers.start_soon(run)
+
+    async def _discard(self, files: list[FileInProgress]) -> None:
+        for file in files:
+            await file.discard()
+
+    # --- cuts -------------------------------------------------------------------------------------------------------------
+
+    async def _cut(self, message: Message, header: CutHeader) -> None:
+        cut = self.open_cut
+        if header.number != cut.number:
+            raise Corrupt(f"the log has cut {header.number} where {cut.number} must follow")
+        point = CutPoint(
+            number=cut.number,
+            tick=message.time_tick,
+            previous_tick=self._checkpoint.tick,
+            previous_crc32c=self._checkpoint.manifest_crc32c,
+        )
+        if self._ahead is None:
+            published = await self._write(point)
+        else:
+            published, self._ahead = self._ahead, None
+            check_same_cut(published.manifest, point, {file.path: file.buffer.rows for file in cut.files()})
+        await self._advance(message, published)
+
+    async def _write(self, point: CutPoint) -> PublishedCut:
+        context, files = self._context, list(self.open_cut.files())
+        async with anyio.create_task_group() as finishing:
+            for file in files:
+                finishing.start_soon(file.finish)
+        manifest = build_manifest(
+            point,
+            [file.described for file in files if file.described is not None],
+            self.state,
+            node_id=context.store.node_id,
+            created_ms=context.now_ms(),
+        )
+        renames = [(file.temporary_path, file.path) for file in files]
+        return await to_thread.run_sync(publish_cut, context.directory, manifest, renames)
+
+    async def _advance(self, message: Message, published: PublishedCut) -> None:
+        context, manifest = self._context, published.manifest
+        self.state.forget_below(context.kept_tick())
+        step = CutPosition(manifest.tick, message.last_confirmed_position)
+        checkpoint = Checkpoint(
+            cut_number=manifest.number,
+            tick=manifest.tick,
+            position=message.last_confirmed_position,
+            manifest_crc32c=published.crc32c,
+            history=extend_history(
+                self._checkpoint.history,
+                step,
+                now_ms=context.now_ms(),
+                retention_ms=context.options.retention.min_age_ms,
+            ),
+            shard_state=self.state.snapshot(),
+        )
+        await context.store.put_meta({checkpoint_key(context.pchannel): encode_checkpoint(checkpoint)})
+        self._checkpoint = checkpoint
+        self.open_cut = self._new_cut(manifest.number + 1)
+        context.on_cut(checkpoint, cut_result(manifest))
+
+    def _new_cut(self, number: int) -> OpenCut:
+        return OpenCut(number, self.state.catalog, self._start_file)
+
+    def _start_file(self, buffer: RowBuffer) -> FileInProgress:
+        context = self._context
+        return FileInProgress(
+            buffer,
+            context.directory,
+            node_id=context.store.node_id,
+            row_group_bytes=context.options.row_group_bytes,
+            limiter=self._limiter,
+        )

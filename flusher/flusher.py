@@ -1,0 +1,311 @@
+"""The flusher of one pchannel: keeps a run going, through failures of the disk, for as long as the node lives.
+
+    RECOVERING --recovered--> RUNNING --fault--> BACKING_OFF --retry--> RECOVERING
+        any of these --damage--> FAILED        any of these --close--> CLOSED
+
+A fault of the disk (or of the log store) throws the run away and starts another from the checkpoint after a pause: the same
+path as after a crash, so there is only one. Nothing is lost by that, because the log is truncated only behind checkpoints.
+Damage, where stored bytes are not what was written, is not retried: the flusher stops, the log grows, and whoever waits
+for a cut gets the error; appends and readers go on.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, unique
+from pathlib import Path
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
+from flusher.cut_directory import PublishedCut, read_cut
+from flusher.cut_writer import NO_CUT, CutResult, cut_result
+from flusher.flush_options import FlushOptions
+from flusher.flush_run import FlushContext, FlushRun
+from flusher.node_directory import NodeDirectory
+from flusher.orphans import cut_ahead, remove_orphans
+from flusher.retention import Retention
+from scanner.deliver_policy import DeliverPolicy
+from scanner.scanner import Scanner
+from wal.errors import (
+    ChannelFenced,
+    Indeterminate,
+    OnShutdown,
+    Overloaded,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+)
+from wal.live_tail import LiveTail
+from wal.log import Log, LogStore
+from wal.message_id import message_id_kind
+
+_log = structlog.get_logger()
+
+
+@unique
+class FlusherState(Enum):
+    """What the flusher is doing."""
+
+    RECOVERING = "recovering"
+    RUNNING = "running"
+    BACKING_OFF = "backing off"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@unique
+class FlusherEvent(Enum):
+    """What changes that."""
+
+    RECOVERED = "recovered"
+    FAULT = "fault"
+    RETRY = "retry"
+    DAMAGE = "damage"
+    CLOSE = "close"
+
+
+_ALIVE = (FlusherState.RECOVERING, FlusherState.RUNNING, FlusherState.BACKING_OFF)
+
+TRANSITIONS: dict[tuple[FlusherState, FlusherEvent], FlusherState] = {
+    (FlusherState.RECOVERING, FlusherEvent.RECOVERED): FlusherState.RUNNING,
+    (FlusherState.RECOVERING, FlusherEvent.FAULT): FlusherState.BACKING_OFF,
+    (FlusherState.RUNNING, FlusherEvent.FAULT): FlusherState.BACKING_OFF,
+    (FlusherState.BACKING_OFF, FlusherEvent.RETRY): FlusherState.RECOVERING,
+    **{(state, FlusherEvent.DAMAGE): FlusherState.FAILED for state in _ALIVE},
+    **{(state, FlusherEvent.CLOSE): FlusherState.CLOSED for state in _ALIVE},
+}
+
+
+_ENDS = (OnShutdown, ChannelFenced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlusherStatistics:
+    """Where the flusher is: what the last cut covered, what waits for the next, how often the disk failed."""
+
+    state: FlusherState
+    cut_number: int
+    cut_tick: int
+    checkpoint_position: int
+    unflushed_rows: int
+    unflushed_bytes: int
+    held_bytes: int
+    open_files: int
+    faults: int
+    last_error: str
+
+
+def classify(error: BaseException) -> FlusherEvent | None:
+    """Return what an error of a run means for the flusher; None for one that is a bug and is not caught."""
+    match error:
+        case BaseExceptionGroup(exceptions=errors):
+            events = [classify(each) for each in errors]
+            order = (None, FlusherEvent.CLOSE, FlusherEvent.DAMAGE, FlusherEvent.FAULT)
+            return next(event for event in order if event in events)
+        case OnShutdown() | ChannelFenced():
+            return FlusherEvent.CLOSE
+        case OSError() | StorageFailed() | StorageFull() | Indeterminate() | Overloaded():
+            return FlusherEvent.FAULT
+        case StreamingNodeError():
+            return FlusherEvent.DAMAGE
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushHooks:
+    """What the flusher asks of, and tells, the rest of the node.
+
+    `reader_floor` returns the lowest position of the log that a named reader still needs, None without one;
+    `on_progress` is told the number of the cut in the making and how many bytes wait for it.
+    """
+
+    reader_floor: Callable[[], int | None] = lambda: None
+    on_progress: Callable[[int, int], None] = lambda _number, _bytes: None
+
+
+NO_HOOKS = FlushHooks()
+
+
+class Flusher:
+    """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work is in threads."""
+
+    def __init__(
+        self,
+        root: Path | NodeDirectory,
+        store: LogStore,
+        log: Log,
+        tail: LiveTail | None,
+        *,
+        options: FlushOptions,
+        now_ms: Callable[[], int],
+        hooks: FlushHooks = NO_HOOKS,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self.state = FlusherState.RECOVERING
+        self._directory = root if isinstance(root, NodeDirectory) else NodeDirectory(root)
+        self._store = store
+        self._channel_log = log
+        self._tail = tail
+        self._options = options
+        self._sleep = sleep
+        self._retention = Retention(
+            self._directory,
+            log,
+            node_id=store.node_id,
+            options=options.retention,
+            now_ms=now_ms,
+            reader_floor=hooks.reader_floor,
+        )
+        self._context = FlushContext(
+            directory=self._directory,
+            store=store,
+            pchannel=log.name,
+            options=options,
+            now_ms=now_ms,
+            on_cut=self._on_cut,
+            on_progress=hooks.on_progress,
+            kept_tick=lambda: self._kept_tick,
+        )
+        self._run: FlushRun | None = None
+        self._checkpoint = NO_CHECKPOINT
+        self._kept_tick = 0
+        self._last_cut = NO_CUT
+        self._changed = anyio.Event()
+        self._failure: StreamingNodeError = OnShutdown("the flusher is closed")
+        self._faults = 0
+        self._last_error = ""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The last durable checkpoint; everything at or below its tick is in files."""
+        return self._checkpoint
+
+    async def run(self) -> None:
+        """Flush until cancelled, until the log is closed, or until damage is found; faults of the disk are outlived."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._retain)
+                await self._keep_running()
+                tasks.cancel_scope.cancel()
+        finally:
+            if self.state in _ALIVE:
+                self._apply(FlusherEvent.CLOSE)
+
+    async def wait_for_cut(self, number: int) -> CutResult:
+        """Return cut `number` once its checkpoint is durable, at once if it is already; cut 0 stands for "none yet".
+
+        Raises `Corrupt` and the like when the flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a
+        cut that is no longer kept.
+        """
+        while self._checkpoint.cut_number < number:
+            if self.state not in _ALIVE:
+                raise self._failure
+            await self._changed.wait()
+        if number in {NO_CUT.number, self._last_cut.number}:
+            return self._last_cut if number else NO_CUT
+        return cut_result((await to_thread.run_sync(read_cut, self._directory, number)).manifest)
+
+    async def enforce_retention(self) -> None:
+        """Give up log and cuts that nobody needs, now; also done every `retention.interval_s` seconds.
+
+        Raises `OSError` and what the log raises; nothing that is needed is lost then.
+        """
+        if self._run is not None and self._checkpoint.cut_number:
+            live = frozenset(info.id for info in self._run.state.catalog.collections())
+            self._kept_tick = await self._retention.enforce(self._checkpoint, live)
+
+    def statistics(self) -> FlusherStatistics:
+        """Return the present levels and counts."""
+        cut = self._run.open_cut if self._run else None
+        return FlusherStatistics(
+            state=self.state,
+            cut_number=self._checkpoint.cut_number,
+            cut_tick=self._checkpoint.tick,
+            checkpoint_position=self._checkpoint.position,
+            unflushed_rows=cut.rows if cut else 0,
+            unflushed_bytes=cut.taken_bytes if cut else 0,
+            held_bytes=cut.held_bytes if cut else 0,
+            open_files=sum(1 for _ in cut.files()) if cut else 0,
+            faults=self._faults,
+            last_error=self._last_error,
+        )
+
+    async def _keep_running(self) -> None:
+        pause_s = self._options.retry_first_s
+        while self.state in _ALIVE:
+            cut_before = self._checkpoint.cut_number
+            try:
+                await self._run_once()
+            except (Exception, BaseExceptionGroup) as error:
+                event = classify(error)
+                if event is None:
+                    raise
+                self._note(error, event)
+            if self.state is FlusherState.BACKING_OFF:
+                pause_s = self._options.retry_first_s if self._checkpoint.cut_number > cut_before else pause_s
+                await self._sleep(pause_s)
+                pause_s = min(2 * pause_s, self._options.retry_max_s)
+                self._apply(FlusherEvent.RETRY)
+
+    async def _run_once(self) -> None:
+        stored = await self._store.get_meta(checkpoint_key(self._channel_log.name))
+        checkpoint = decode_checkpoint(stored)
+        ahead = await to_thread.run_sync(self._tidy, checkpoint)
+        self._checkpoint = checkpoint
+        self._run = FlushRun(self._context, checkpoint, ahead)
+        scanner = self._open_scanner(checkpoint)
+        self._apply(FlusherEvent.RECOVERED)
+        try:
+            await self._run.follow(scanner)
+        finally:
+            await scanner.close()
+
+    def _tidy(self, checkpoint: Checkpoint) -> PublishedCut | None:
+        ahead = cut_ahead(self._directory, checkpoint)
+        removed = remove_orphans(self._directory)
+        if removed:
+            _log.info("orphans_removed", count=len(removed), first=removed[0])
+        return ahead
+
+    def _open_scanner(self, checkpoint: Checkpoint) -> Scanner:
+        policy = DeliverPolicy.all()
+        if checkpoint.position:
+            policy = DeliverPolicy.start_from(message_id_kind(self._channel_log.wal_name)(checkpoint.position))
+        return Scanner(self._channel_log, self._tail, policy, after_tick=checkpoint.tick, name="flusher")
+
+    async def _retain(self) -> None:
+        while True:
+            await self._sleep(self._options.retention.interval_s)
+            try:
+                await self.enforce_retention()
+            except _ENDS:
+                return
+            except (OSError, StreamingNodeError) as error:
+                _log.warning("retention_failed", error=str(error))
+
+    def _on_cut(self, checkpoint: Checkpoint, cut: CutResult) -> None:
+        self._checkpoint, self._last_cut = checkpoint, cut
+        self._wake()
+
+    def _note(self, error: BaseException, event: FlusherEvent) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        self._last_error = f"{type(error).__name__}: {error}"
+        if event is FlusherEvent.FAULT:
+            self._faults += 1
+            _log.warning("flush_failed", error=self._last_error, faults=self._faults)
+        elif isinstance(error, StreamingNodeError):
+            self._failure = error
+            _log.error("flusher_stopped", error=self._last_error)
+        self._apply(event)
+
+    def _apply(self, event: FlusherEvent) -> None:
+        self.state = TRANSITIONS[self.state, event]
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,155 @@
+"""The current state of one collection as an Arrow table, without Spark. Blocks, so it runs in a worker thread.
+
+In: the cuts up to one number, and the messages after it (the tail) as a scanner delivers them. Out: the rows whose key was
+not deleted later: a delete removes rows of its key with a smaller offset, and a key always lies on one vchannel, so this is
+one look-up per row, done on whole columns. Every file is checked against its manifest before a row of it is believed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from flusher.collection_entry import arrow_schema
+from flusher.cut_directory import read_cut
+from flusher.manifest import CutManifest, DataFile
+from flusher.node_directory import NodeDirectory
+from flusher.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
+from interceptors.shard.catalog import CollectionInfo
+from wal.errors import Corrupt, Truncated
+from wal.headers import DeleteHeader, InsertHeader
+from wal.message import AnyMessage, Message, TransactionMessage
+from wal.timetick import TICK_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSource:
+    """What a snapshot is made of: one collection, cuts 1 to `last_cut`, and every message above that cut's tick.
+
+    `tail` may hold messages of other collections; it ends at or above `as_of`.
+    """
+
+    directory: NodeDirectory
+    collection: CollectionInfo
+    last_cut: int
+    tail: Sequence[AnyMessage]
+    as_of: int = TICK_MAX
+
+
+def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa.Table:
+    """Return the rows that live at tick `as_of`, in cut order; the collection's columns, on demand the system's too.
+
+    Raises `Truncated` when cuts that are needed are no longer kept, or a partition was dropped after `as_of`: its rows are
+    gone. Raises `Corrupt` when a file is not what its manifest says.
+    """
+    manifests = _manifests(source)
+    live = _live_partitions(source, manifests)
+    schema = stored_schema(arrow_schema(source.collection))
+    tables = [schema.empty_table()]
+    deleted: list[pa.Table] = []
+    for manifest in manifests:
+        tables += (
+            _read(source, file) for file in manifest.segments if _wanted(source, file) and file.partition_id in live
+        )
+        deleted += (_read(source, file) for file in manifest.deletes if _wanted(source, file))
+    tables += _tail_rows(source, live, schema)
+    deleted += _tail_deletes(source)
+    rows = _up_to(pa.concat_tables(tables), source.as_of)
+    rows = apply_deletes(rows, [_up_to(table, source.as_of) for table in deleted], key=source.collection.primary_key)
+    return rows if system_columns else rows.select(arrow_schema(source.collection).names)
+
+
+def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
+    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
+    if not sum(table.num_rows for table in deletes):
+        return rows
+    deletes_ = pa.concat_tables([table.select([key, OFFSET]) for table in deletes]).combine_chunks()
+    encoded = deletes_.column(key).combine_chunks().dictionary_encode()
+    highest = np.zeros(len(encoded.dictionary), np.int64)
+    np.maximum.at(highest, encoded.indices.to_numpy(), deletes_.column(OFFSET).to_numpy())
+    match = pc.index_in(rows.column(key), value_set=encoded.dictionary)
+    bound = pc.take(pa.array(highest), match)
+    return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))
+
+
+def _manifests(source: SnapshotSource) -> list[CutManifest]:
+    """Return the cuts that may have something of the collection, oldest first."""
+    manifests: list[CutManifest] = []
+    number, created = source.last_cut, source.collection.created_tick
+    while number and (not manifests or manifests[-1].previous_tick >= created):
+        manifests.append(read_cut(source.directory, number).manifest)
+        number -= 1
+    return manifests[::-1]
+
+
+def _live_partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> frozenset[int]:
+    """Return the partitions that live. Raises `Truncated` when one that lived at `as_of` does not any more."""
+    info = source.collection
+    drops = {each.id: each.dropped_tick for each in info.partitions if each.dropped_tick}
+    for manifest in manifests:
+        entries = (entry for entry in manifest.collections if entry.collection_id == info.id)
+        partitions = (each for entry in entries for each in entry.partitions)
+        drops |= {each.partition_id: each.dropped_tick for each in partitions if each.dropped_tick}
+    later = [tick for tick in drops.values() if tick > source.as_of]
+    if later:
+        raise Truncated(f"the state at {source.as_of}, before a partition was dropped,", max(later))
+    return frozenset(each.id for each in info.partitions if not each.dropped_tick)
+
+
+def _wanted(source: SnapshotSource, file: DataFile) -> bool:
+    return file.collection_id == source.collection.id and file.tick_min <= source.as_of
+
+
+def _read(source: SnapshotSource, file: DataFile) -> pa.Table:
+    try:
+        content = source.directory.read(file.path)
+    except FileNotFoundError as error:
+        raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
+    if len(content) != file.bytes or crc32c.crc32c(content) != file.crc32c:
+        raise Corrupt(f"{file.path} is not the file its cut names — restore it from a backup")
+    return pq.read_table(pa.BufferReader(content))
+
+
+def _up_to(table: pa.Table, tick: int) -> pa.Table:
+    return table if tick >= TICK_MAX else table.filter(pc.less_equal(table.column(TICK), pa.scalar(tick, pa.int64())))
+
+
+def _tail_rows(source: SnapshotSource, live: frozenset[int], schema: pa.Schema) -> Iterator[pa.Table]:
+    rows: dict[str, list[Rows]] = {}
+    for message in _bodies(source.tail):
+        header = message.header
+        if (
+            isinstance(header, InsertHeader)
+            and header.collection_id == source.collection.id
+            and header.partition_id in live
+        ):
+            found = Rows(message.payload, header.rows, message.time_tick, header.first_offset)
+            rows.setdefault(message.vchannel, []).append(found)
+    for vchannel, found_rows in sorted(rows.items()):
+        decoded = decode_rows(found_rows, arrow_schema(source.collection), vchannel=vchannel, rule=OffsetRule.FIRST)
+        yield decoded.cast(schema)
+
+
+def _tail_deletes(source: SnapshotSource) -> Iterator[pa.Table]:
+    info = source.collection
+    schema = pa.schema([arrow_schema(info).field(info.primary_key)])
+    rows: dict[str, list[Rows]] = {}
+    for message in _bodies(source.tail):
+        header = message.header
+        if isinstance(header, DeleteHeader) and header.collection_id == info.id:
+            found = Rows(message.payload, header.rows, message.time_tick, header.next_offset)
+            rows.setdefault(message.vchannel, []).append(found)
+    for vchannel, found_rows in sorted(rows.items()):
+        yield decode_rows(found_rows, schema, vchannel=vchannel, rule=OffsetRule.ALL)
+
+
+def _bodies(messages: Iterable[AnyMessage]) -> Iterator[Message]:
+    for message in messages:
+        if isinstance(message, TransactionMessage):
+            yield from message.bodies
+        else:
+            yield message

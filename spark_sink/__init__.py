@@ -1,0 +1,44 @@
+"""From a node's cuts to open tables in Spark, exactly once: session, ingest job, readers, data source.
+
+Importing this package loads nothing: an executor that needs one module of it gets that one. The names below load their
+module at first use; modules are named so that none of them hides a function.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spark_sink.ingest_job import ingest
+    from spark_sink.read import TablesAt, read_table, read_tables
+    from spark_sink.report import IngestReport, Progress, TableReport
+    from spark_sink.spark_session import register, session
+
+_HOMES = {
+    "IngestReport": "spark_sink.report",
+    "Progress": "spark_sink.report",
+    "TableReport": "spark_sink.report",
+    "TablesAt": "spark_sink.read",
+    "ingest": "spark_sink.ingest_job",
+    "read_table": "spark_sink.read",
+    "read_tables": "spark_sink.read",
+    "register": "spark_sink.spark_session",
+    "session": "spark_sink.spark_session",
+}
+
+__all__ = [
+    "IngestReport",
+    "Progress",
+    "TableReport",
+    "TablesAt",
+    "ingest",
+    "read_table",
+    "read_tables",
+    "register",
+    "session",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,30 @@
+"""Asking the node for a cut, as a process of its own: the node's code never runs in a Spark driver."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from wal.errors import AlreadyOwned, CutFailed
+
+CUT_TIMEOUT_S = 600.0
+"""A node that recovers a full log first takes minutes, not more."""
+
+
+def request_cut(node: Path) -> bool:
+    """Make a cut of everything acknowledged so far; return False when a running process owns the node, which makes its own.
+
+    Raises `CutFailed` with what the node said.
+    """
+    command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CUT_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise CutFailed(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — run: streamingnode flush {node}") from None
+    if done.returncode == AlreadyOwned.exit_code:
+        return False
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip() or "nothing"
+        raise CutFailed(
+            f"cutting {node} ended with {done.returncode} and said: {said} — run: streamingnode flush {node}"
+        )
+    return True

@@ -1,0 +1,36 @@
+"""Files that survive a power cut: written under a temporary name, synced, renamed, and the directory synced.
+
+Assumes what POSIX file systems give: rename is atomic, fsync of a file keeps its bytes and fsync of its directory its name.
+"""
+
+import os
+from pathlib import Path
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`: after a crash it holds either the old or the new content, whole."""
+    building = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with building.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    building.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Return when the file's bytes are on disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_directory(path: Path) -> None:
+    """Return when the names in a directory are on disk."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

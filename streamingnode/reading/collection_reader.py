@@ -1,0 +1,211 @@
+"""Reads one collection: `async with node.read("orders", policy) as messages`.
+
+In: batches of a scanner over the collection's pchannel. Out: one message for each tick, ticks strictly ascending, nothing
+missing and nothing twice. A transaction comes whole, with only this collection's bodies. Who is before: `scanner`.
+"""
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from types import TracebackType
+from typing import Self
+
+import anyio
+import pyarrow as pa
+
+from interceptors.shard.catalog import CollectionInfo
+from scanner.deliver_policy import DeliverPolicy
+from scanner.named_reader import NamedReader
+from scanner.scanner import ScanBatch, Scanner
+from streamingnode.names import check_name
+from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
+from streamingnode.rows.schema import decode_schema
+from streamingnode.services import NodeServices
+from streamingnode.writing.write_target import pchannel_of
+from wal.errors import InvalidArgument, OnShutdown, UnsupportedFormat
+from wal.message import AnyMessage
+from wal.message_id import message_id_kind
+from wal.message_type import SYSTEM, MessageType
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a reader asks for; see `Node.read`."""
+
+    policy: DeliverPolicy
+    until: int | None = None
+    name: str | None = None
+    types: frozenset[MessageType] | None = None
+    include_ticks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.types is not None and (not self.types or self.types & SYSTEM):
+            raise InvalidArgument(
+                "types lists what to deliver of inserts, deletes and DDL — ticks come with include_ticks=True, "
+                "transactions with the types of their bodies"
+            )
+        if self.name is not None:
+            check_name("reader", self.name)
+
+
+class CollectionReader:
+    """An open reader of one collection; one task uses it at a time. Made by `Node.read`.
+
+    It ends after everything at or below `until`, or never. A reader that falls behind costs nobody else anything. Raises,
+    where it is iterated, `Truncated` when what it would read next is gone, `Corrupt` for damage, `OnShutdown` when the
+    node closes.
+    """
+
+    def __init__(
+        self, services: NodeServices, info: CollectionInfo, options: ReadOptions, *, clock: Clock = time.monotonic
+    ) -> None:
+        self._services = services
+        self._info = info
+        self._options = options
+        self._clock = clock
+        self._pchannel = pchannel_of(info.vchannels[0])
+        self._vchannels = frozenset(info.vchannels)
+        self._types = options.types or DELIVERED_TYPES
+        self._schemas = _payload_schemas(info)
+        self._ready: deque[ReadMessage] = deque()
+        self._ended = False
+        self._scanner: Scanner | None = None
+        self._named: NamedReader | None = None
+        self._message_id = message_id_kind(services.wal_name)
+
+    async def __aenter__(self) -> Self:
+        """Find the place to start. Raises `Truncated`, `ReaderBusy`, or `InvalidArgument` for an id of another log."""
+        try:
+            await self._open()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):  # closing waits at most for one small write of the reader's position
+            await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReadMessage:
+        """Return the next message. Cancelling loses nothing."""
+        while not self._ready:
+            if self._ended:
+                raise StopAsyncIteration
+            await self._fill()
+        return self._ready.popleft()
+
+    async def next_messages(self, *, max_messages: int = 1_024) -> list[ReadMessage]:
+        """Return the next messages, at least one, without waiting for more; an empty list at the end."""
+        while not self._ready and not self._ended:
+            await self._fill()
+        return [self._ready.popleft() for _ in range(min(max_messages, len(self._ready)))]
+
+    async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[list[ReadMessage]]:
+        """Yield lists of messages of up to `max_rows` rows, each at most `max_wait_s` after its first message.
+
+        A message of more rows comes alone; a message without rows counts as one. Nothing is yielded while nothing comes.
+        """
+        if max_rows < 1 or not max_wait_s >= 0:
+            raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
+        while first := await anext(self, None):
+            batch, rows = [first], first.num_rows or 1
+            deadline = self._clock() + max_wait_s
+            while rows < max_rows and await self._has_next(deadline):
+                rows += self._ready[0].num_rows or 1
+                if rows > max_rows:
+                    break
+                batch.append(self._ready.popleft())
+            yield batch
+
+    async def ack(self, message: ReadMessage) -> None:
+        """Start after `message` next time: durable when this returns; truncation stays behind it.
+
+        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name.
+        """
+        if self._named is None:
+            raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
+        await self._named.ack(message)
+
+    async def close(self) -> None:
+        """End the reader; idempotent."""
+        scanner, self._scanner = self._scanner, None
+        named, self._named = self._named, None
+        self._ended = True
+        if scanner is not None:
+            await scanner.close()
+        if named is not None:
+            await named.close()
+
+    async def _open(self) -> None:
+        services, options = self._services, self._options
+        policy, after_tick = options.policy, 0
+        if options.name is not None:
+            known = services.named_readers.list_readers(self._info.id).get(options.name)
+            start = known or await services.find_position(self._pchannel, policy)
+            named = self._named = await services.named_readers.open(self._info.id, options.name, start=start)
+            policy, after_tick = named.position.policy, named.position.tick
+        self._scanner = services.open_scanner(
+            self._pchannel, policy, vchannels=self._vchannels, types=self._types, after_tick=after_tick
+        )
+        await self._scanner.open()
+
+    async def _fill(self) -> None:
+        """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
+        if self._scanner is None:
+            raise OnShutdown("the reader is closed — open another with node.read()")
+        batch = await self._scanner.next_batch()
+        self._ready.extend(self._merge(batch))
+        until = self._options.until
+        self._ended = until is not None and batch.confirmed_tick >= until
+
+    def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
+        until = self._options.until
+        delivered = []
+        for tick, messages in groupby(batch.messages, _tick):
+            if until is not None and tick > until:
+                break
+            message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
+            if message is not None:
+                delivered.append(message)
+        if self._options.include_ticks:
+            delivered += self._tick_after(delivered, batch)
+        return delivered
+
+    def _tick_after(self, delivered: Sequence[ReadMessage], batch: ScanBatch) -> list[ReadMessage]:
+        until = self._options.until
+        tick = batch.confirmed_tick if until is None else min(batch.confirmed_tick, until)
+        if delivered and delivered[-1].time_tick >= tick:
+            return []
+        return [tick_message(tick, self._message_id(batch.resume_position))]
+
+    async def _has_next(self, deadline: float) -> bool:
+        while not self._ready and not self._ended:
+            with anyio.move_on_after(deadline - self._clock()) as scope:
+                await self._fill()
+            if scope.cancelled_caught:
+                return False
+        return bool(self._ready)
+
+
+def _tick(message: AnyMessage) -> int:
+    return message.time_tick
+
+
+def _payload_schemas(info: CollectionInfo) -> PayloadSchemas:
+    schema = decode_schema(info.schema)
+
+    def rows(version: int) -> pa.Schema:
+        if version != info.schema_version:
+            raise UnsupportedFormat(f"rows have schema version {version}, the collection {info.schema_version}")
+        return schema
+
+    return PayloadSchemas(rows, pa.schema([schema.field(info.primary_key)]))

@@ -1,0 +1,1 @@
+"""From checked batches to append groups and back to each caller's result."""

@@ -1,0 +1,273 @@
+"""Puts small concurrent inserts together before they are encoded: encoding one row costs what encoding fifty does.
+
+In: dicts of many callers. Out: one append group for all that came in one turn of the event loop, and to each caller its
+own result. Inserts meet in a lane, one for each collection and partition; a lane has a bounded number of groups in flight,
+and what comes meanwhile waits and goes together. An insert that is cancelled while it waits never happened; once it is in a
+group, the outcome is decided without the caller. A bad insert fails alone.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+
+from streamingnode.rows.routing import route
+from streamingnode.rows.row_shape import DictRows, dicts_to_batch
+from streamingnode.writing.append_groups import insert_messages
+from streamingnode.writing.deadline import within
+from streamingnode.writing.results import WriteResult
+from streamingnode.writing.row_shares import share_result
+from streamingnode.writing.write_target import WriteTarget
+from wal.append import AppendGroup
+from wal.errors import Indeterminate, StreamingNodeError
+
+Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
+"""Start a task that somebody owns."""
+WriteAlone = Callable[[WriteTarget, int, Sequence[pa.RecordBatch]], Coroutine[None, None, WriteResult]]
+"""Insert batches into a partition on their own, in as many groups as they need."""
+
+_ROW_BYTES_GUESS_PER_CELL = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoalescerLimits:
+    """What is put together, and how much of it.
+
+    Inserts of over `insert_rows_max` rows gain nothing and go alone. A group ends at `group_rows_max`, or at the rows that
+    made `group_bytes` lately: larger ones hold the log's writer. With `groups_in_flight_max` groups of a lane on their
+    way, inserts wait and are put together meanwhile; over `waiting_rows_max` waiting rows, callers wait to be let in.
+    """
+
+    insert_rows_max: int = 16
+    group_rows_max: int = 2048
+    group_bytes: int = 1 << 20
+    groups_in_flight_max: int = 4
+    waiting_rows_max: int = 65_536
+
+
+class _Insert:
+    """One caller's rows, waiting or under way."""
+
+    __slots__ = ("future", "rows", "taken")
+
+    def __init__(self, rows: DictRows, future: "asyncio.Future[WriteResult]") -> None:
+        self.rows = rows
+        self.future = future
+        self.taken = False
+
+    def succeed(self, result: WriteResult) -> None:
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Coalescer:
+    """The lanes of one node; lives on the event loop."""
+
+    def __init__(
+        self, spawn: Spawn, write_alone: WriteAlone, *, group_bytes_max: int, limits: CoalescerLimits | None = None
+    ) -> None:
+        self.limits = limits or CoalescerLimits()
+        self._spawn = spawn
+        self._write_alone = write_alone
+        self._group_bytes_max = group_bytes_max
+        self._lanes: dict[tuple[int, int], _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that are in no group yet."""
+        return sum(lane.waiting_rows for lane in self._lanes.values())
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Groups on their way to the log."""
+        return len(self._tasks)
+
+    async def insert(
+        self, target: WriteTarget, partition_id: int, rows: DictRows, *, timeout: float | None = None
+    ) -> WriteResult:
+        """Insert a few dicts together with others and return this insert's own result, when the log acknowledges it.
+
+        Raises `SchemaMismatch` for rows that do not fit, naming this insert's own row; errors of the append reach every
+        insert of the group. With a `timeout`, raises as `deadline.within` does.
+        """
+        lane = self._lanes.get((target.info.id, partition_id)) or self._open_lane(target, partition_id, rows)
+        lane.target = target
+        insert = _Insert(rows, lane.loop.create_future())
+        if timeout is not None:
+            return await within(timeout, lambda: self._join(lane, insert), "the insert", begun=lambda: insert.taken)
+        return await self._join(lane, insert)
+
+    async def drain(self) -> None:
+        """Return once every insert that came before has ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _join(self, lane: "_Lane", insert: _Insert) -> WriteResult:
+        while lane.waiting_rows >= self.limits.waiting_rows_max:
+            await lane.wait_for_room()
+        lane.waiting.append(insert)
+        lane.waiting_rows += len(insert.rows)
+        if not lane.starting and lane.sending < self.limits.groups_in_flight_max:
+            lane.starting = True
+            lane.sending += 1
+            task = self._spawn(self._send_waiting(lane))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await insert.future
+
+    def _open_lane(self, target: WriteTarget, partition_id: int, rows: DictRows) -> "_Lane":
+        """Make a lane; those of dropped collections go when it is one too many."""
+        if len(self._lanes) >= _LANES_MAX:
+            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.sending}
+        lane = self._lanes[target.info.id, partition_id] = _Lane(target, partition_id, _guess_row_bytes(rows))
+        return lane
+
+    async def _send_waiting(self, lane: "_Lane") -> None:
+        """Send groups until nothing waits. It begins one turn of the event loop after the insert that started it."""
+        inserts: list[_Insert] = []
+        try:
+            lane.starting = False
+            while inserts := lane.take(self.limits):
+                await self._send(lane, inserts)
+        except asyncio.CancelledError:
+            _fail(
+                inserts, Indeterminate("the node closed before the insert was acknowledged — read back after reopening")
+            )
+            raise
+        finally:
+            lane.sending -= 1
+
+    async def _send(self, lane: "_Lane", inserts: list[_Insert]) -> None:
+        try:
+            await self._send_group(lane, lane.target, inserts)
+        except StreamingNodeError as error:
+            _fail(inserts, error)
+        except Exception as error:  # a bug: its callers see it, and so does whoever owns the task
+            _fail(inserts, error)
+            raise
+
+    async def _send_group(self, lane: "_Lane", target: WriteTarget, inserts: list[_Insert]) -> None:
+        inserts, batch = _encode(inserts, target)
+        if batch is None:
+            return
+        routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
+        group = AppendGroup(insert_messages(target, lane.partition_id, routed))
+        size_bytes = group.size_bytes
+        lane.learn_row_bytes(size_bytes // batch.num_rows)
+        if size_bytes > self._group_bytes_max:
+            await self._send_apart(lane, target, inserts, batch)
+            return
+        appended = await target.append(group)
+        row_counts = [len(insert.rows) for insert in inserts]
+        results = share_result(appended, routed, target.info.vchannels, row_counts)
+        for insert, result in zip(inserts, results, strict=True):
+            insert.succeed(result)
+
+    async def _send_apart(
+        self, lane: "_Lane", target: WriteTarget, inserts: list[_Insert], batch: pa.RecordBatch
+    ) -> None:
+        """Halve a group of unexpectedly large rows; one insert that is too large alone is split by rows."""
+        if len(inserts) == 1:
+            inserts[0].succeed(await self._write_alone(target, lane.partition_id, [batch]))
+            return
+        half = len(inserts) // 2
+        await self._send(lane, inserts[:half])
+        await self._send(lane, inserts[half:])
+
+
+class _Lane:
+    """Inserts into one partition; `sending` tasks take from it, the next one is `starting`."""
+
+    __slots__ = (
+        "_room",
+        "_row_bytes",
+        "loop",
+        "partition_id",
+        "sending",
+        "starting",
+        "target",
+        "waiting",
+        "waiting_rows",
+    )
+
+    def __init__(self, target: WriteTarget, partition_id: int, row_bytes: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.target = target
+        self.partition_id = partition_id
+        self.waiting: deque[_Insert] = deque()
+        self.waiting_rows = 0
+        self.sending = 0
+        self.starting = False
+        self._row_bytes = row_bytes
+        self._room: asyncio.Future[None] | None = None
+
+    def take(self, limits: CoalescerLimits) -> list[_Insert]:
+        """Return the inserts of the next group, oldest first, without those whose callers are gone; empty when none is."""
+        rows_max = max(1, min(limits.group_rows_max, limits.group_bytes // self._row_bytes))
+        waiting, taken, rows = self.waiting, [], 0
+        while waiting and (not rows or rows + len(waiting[0].rows) <= rows_max):
+            insert = waiting.popleft()
+            self.waiting_rows -= len(insert.rows)
+            if not insert.future.done():
+                insert.taken = True
+                taken.append(insert)
+                rows += len(insert.rows)
+        if self._room is not None and self.waiting_rows < limits.waiting_rows_max:
+            self._room.set_result(None)
+            self._room = None
+        return taken
+
+    def learn_row_bytes(self, row_bytes: int) -> None:
+        """Remember how large rows are lately: up at once, down slowly."""
+        self._row_bytes = max(1, row_bytes, self._row_bytes - (self._row_bytes >> 3))
+
+    async def wait_for_room(self) -> None:
+        """Return when a group was taken."""
+        if self._room is None:
+            self._room = self.loop.create_future()
+        await asyncio.shield(self._room)
+
+
+_LANES_MAX = 1024
+
+
+def _encode(inserts: list[_Insert], target: WriteTarget) -> tuple[list[_Insert], pa.RecordBatch | None]:
+    """Return the inserts whose rows fit the schema, and these rows; the others have failed."""
+    try:
+        return inserts, dicts_to_batch(list(chain.from_iterable([insert.rows for insert in inserts])), target.rows)
+    except StreamingNodeError:
+        fitting = [insert for insert in inserts if _fits(insert, target)]
+        rows = [row for insert in fitting for row in insert.rows]
+        return fitting, dicts_to_batch(rows, target.rows) if rows else None
+
+
+def _fits(insert: _Insert, target: WriteTarget) -> bool:
+    try:
+        dicts_to_batch(insert.rows, target.rows)
+    except StreamingNodeError as error:
+        insert.fail(error)
+        return False
+    return True
+
+
+def _fail(inserts: list[_Insert], error: Exception) -> None:
+    for insert in inserts:
+        insert.fail(error)
+
+
+def _guess_row_bytes(rows: DictRows) -> int:
+    """Guess the size of a row from the first one, so that a lane of large rows does not begin with a giant group."""
+    row = rows[0]
+    try:
+        cells = list(row.values())
+    except AttributeError:  # no dict: it will be refused with its place
+        return 1024
+    return sum(len(cell) if isinstance(cell, (str, bytes)) else _ROW_BYTES_GUESS_PER_CELL for cell in cells) or 1

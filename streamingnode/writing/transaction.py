@@ -1,0 +1,255 @@
+"""Transactions as callers write them: `async with node.transaction() as txn`.
+
+In: inserts, upserts and deletes on any collections of one pchannel. Out: all of them at one tick, or nothing. Bodies are
+buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed under a
+session that the node keeps, and only the commit makes them appear. `TRANSITIONS` says what may follow what.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from types import TracebackType
+from typing import Self
+
+import anyio
+import pyarrow as pa
+
+from streamingnode.rows.row_shape import Keys, Rows
+from streamingnode.writing.append_groups import (
+    TRANSACTION_OVERHEAD_BYTES,
+    Write,
+    as_transaction,
+    delete_of,
+    fitting_messages,
+    insert_of,
+    plan_slices,
+    upsert_of,
+)
+from streamingnode.writing.direct_write import checked_keys, checked_rows, checked_upsert_rows
+from streamingnode.writing.results import NOTHING, WriteResult, result_of
+from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
+from streamingnode.writing.write_target import WriteTarget
+from wal.append import Append, AppendGroup
+from wal.errors import InvalidTransactionState, StreamingNodeError, TransactionTooWide
+from wal.message import MutableMessage
+
+ROLLBACK_S_MAX = 5.0
+"""How long leaving the block waits for a rollback; without one the session expires by itself."""
+
+
+class TransactionState(Enum):
+    """Where a transaction stands, seen from its caller."""
+
+    BUFFERING = auto()
+    STREAMING = auto()
+    DOOMED = auto()
+    """Some of its bodies may be lost: only a rollback is left."""
+    COMMITTING = auto()
+    COMMITTED = auto()
+    ROLLED_BACK = auto()
+    FAILED = auto()
+    """Its commit raised: not in the log, or indeterminate, as the error says."""
+
+
+class TransactionEvent(Enum):
+    """What can happen to a transaction."""
+
+    OUTGREW = auto()
+    BODIES_LOST = auto()
+    COMMIT = auto()
+    COMMIT_DONE = auto()
+    COMMIT_FAILED = auto()
+    ROLLBACK = auto()
+
+
+_S, _E = TransactionState, TransactionEvent
+TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], TransactionState] = {
+    (_S.BUFFERING, _E.OUTGREW): _S.STREAMING,
+    (_S.BUFFERING, _E.BODIES_LOST): _S.DOOMED,
+    (_S.STREAMING, _E.BODIES_LOST): _S.DOOMED,
+    (_S.BUFFERING, _E.COMMIT): _S.COMMITTING,
+    (_S.STREAMING, _E.COMMIT): _S.COMMITTING,
+    (_S.COMMITTING, _E.COMMIT_DONE): _S.COMMITTED,
+    (_S.COMMITTING, _E.COMMIT_FAILED): _S.FAILED,
+    (_S.BUFFERING, _E.ROLLBACK): _S.ROLLED_BACK,
+    (_S.STREAMING, _E.ROLLBACK): _S.ROLLED_BACK,
+    (_S.DOOMED, _E.ROLLBACK): _S.ROLLED_BACK,
+}
+OPEN = frozenset({_S.BUFFERING, _S.STREAMING})
+NOT_ENDED = OPEN | {_S.DOOMED}
+
+
+class Transaction:
+    """One transaction; made by `Node.transaction`, open from then until it is committed or rolled back.
+
+    Leaving the `async with` block commits; an exception in it rolls back and goes on unchanged. Until the commit nobody
+    sees anything, also not this caller. Several tasks may write to one transaction; their order is then their own affair.
+    """
+
+    def __init__(
+        self, find_target: Callable[[str], WriteTarget], *, group_bytes_max: int, keepalive_ms: int = 0
+    ) -> None:
+        self._find_target = find_target
+        self._group_bytes_max = group_bytes_max
+        self._bodies_bytes_max = group_bytes_max - TRANSACTION_OVERHEAD_BYTES
+        self._keepalive_ms = keepalive_ms
+        self._state = TransactionState.BUFFERING
+        self._place: tuple[str, Append] | None = None
+        self._bodies: list[MutableMessage] = []
+        self._bodies_bytes = 0
+        self._txn_id = 0
+        self._sending = asyncio.Lock()
+        self._result: WriteResult | None = None
+
+    @property
+    def state(self) -> TransactionState:
+        """Where the transaction stands."""
+        return self._state
+
+    @property
+    def result(self) -> WriteResult | None:
+        """What became of it: None until it is committed."""
+        return self._result
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of bodies that are not in the log yet."""
+        return self._bodies_bytes
+
+    async def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
+        """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on without these rows."""
+        target = self._target(collection)
+        partition_id = target.partition_id(partition)
+        batches = await checked_rows(target, rows)
+        await self._add(target, insert_of(target, partition_id), batches)
+
+    async def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
+        """Add rows that replace those of the same keys, earlier ones of this transaction too. Raises as `insert` does."""
+        target = self._target(collection)
+        partition_id = target.partition_id(partition)
+        batches = await checked_upsert_rows(target, rows)
+        await self._add(target, upsert_of(target, partition_id), batches)
+
+    async def delete(self, collection: str, keys: Keys) -> None:
+        """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert` does."""
+        target = self._target(collection)
+        batches = await checked_keys(target, keys)
+        await self._add(target, delete_of(target), batches)
+
+    async def commit(self) -> WriteResult:
+        """Make everything appear at one tick and return when it is durable; leaving the block does this by itself.
+
+        Cancelling leaves the outcome to the log. Raises `InvalidTransactionState` after the end, `TransactionExpired` when
+        the session ended meanwhile, and what an append raises.
+        """
+        self._check_open()
+        self._apply(TransactionEvent.COMMIT)
+        try:
+            async with self._sending:
+                self._result = await self._commit()
+        except BaseException:
+            self._apply(TransactionEvent.COMMIT_FAILED)
+            raise
+        self._apply(TransactionEvent.COMMIT_DONE)
+        return self._result
+
+    async def rollback(self) -> None:
+        """Give everything up. Raises `InvalidTransactionState` after the end."""
+        self._check_in(NOT_ENDED)
+        self._apply(TransactionEvent.ROLLBACK)
+        self._bodies, self._bodies_bytes = [], 0
+        async with self._sending:
+            if self._txn_id:
+                await self._append(rollback_group(self._txn_id, reason="rolled back by its caller"))
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._state not in NOT_ENDED:
+            return
+        if kind is None and self._state in OPEN:
+            await self.commit()
+            return
+        doomed = self._state is TransactionState.DOOMED
+        # The caller's error is what matters; a session whose rollback fails expires by itself.
+        with anyio.move_on_after(ROLLBACK_S_MAX, shield=True):
+            with suppress(StreamingNodeError):
+                await self.rollback()
+        if kind is None and doomed:
+            raise InvalidTransactionState(
+                "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
+            )
+
+    def _target(self, collection: str) -> WriteTarget:
+        self._check_open()
+        target = self._find_target(collection)
+        if self._place is None:
+            self._place = target.pchannel, target.append
+        elif self._place[0] != target.pchannel:
+            raise TransactionTooWide(
+                f"collection {collection!r} lives on log {target.pchannel}, this transaction on {self._place[0]} — "
+                "use one transaction for each"
+            )
+        return target
+
+    async def _add(self, target: WriteTarget, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
+        self._check_open()
+        for batch in plan_slices(batches, write, self._bodies_bytes_max):
+            for messages in fitting_messages(batch, write, self._bodies_bytes_max):
+                size_bytes = sum(message.size_bytes for message in messages)
+                if self._bodies_bytes + size_bytes > self._bodies_bytes_max:
+                    await self._stream_bodies()
+                self._bodies += messages
+                self._bodies_bytes += size_bytes
+
+    async def _stream_bodies(self) -> None:
+        """Send what is buffered under the session, which begins with the first of them."""
+        async with self._sending:
+            self._check_open()
+            try:
+                if not self._txn_id:
+                    self._txn_id = (await self._append(begin_group(self._keepalive_ms))).txn_id
+                    self._check_open()  # it may have been ended by another task meanwhile
+                    self._apply(TransactionEvent.OUTGREW)
+                await self._send_bodies()
+            except BaseException:
+                if self._state in OPEN:
+                    self._apply(TransactionEvent.BODIES_LOST)
+                raise
+
+    async def _send_bodies(self) -> None:
+        bodies, self._bodies, self._bodies_bytes = self._bodies, [], 0
+        if bodies:
+            for body in bodies:
+                body.txn_id = self._txn_id
+            await self._append(AppendGroup(bodies))
+
+    async def _commit(self) -> WriteResult:
+        if self._txn_id:
+            await self._send_bodies()
+            return await self._append(commit_group(self._txn_id))
+        bodies, self._bodies, self._bodies_bytes = self._bodies, [], 0
+        return await self._append(AppendGroup(as_transaction(bodies))) if bodies else NOTHING
+
+    async def _append(self, group: AppendGroup) -> WriteResult:
+        assert self._place is not None, "only bodies lead to an append, and they have a place"
+        return result_of(await self._place[1](group))
+
+    def _check_open(self) -> None:
+        self._check_in(OPEN)
+
+    def _check_in(self, states: frozenset[TransactionState]) -> None:
+        if self._state not in states:
+            raise InvalidTransactionState(
+                f"the transaction is {self._state.name.lower().replace('_', ' ')} — begin another with node.transaction()"
+            )
+
+    def _apply(self, event: TransactionEvent) -> None:
+        after = TRANSITIONS.get((self._state, event))
+        assert after is not None, f"{event} in {self._state}"
+        self._state = after

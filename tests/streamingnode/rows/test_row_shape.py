@@ -1,0 +1,280 @@
+"""Rows that fit become batches of exactly the schema; the others are refused by column and row."""
+
+import datetime as dt
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamingnode.rows import row_shape as rows_module
+from streamingnode.rows.row_shape import RowShape, key_shape, keys_to_batches, row_shape, to_batches
+from tests.streamingnode.append_double import schema_of
+from wal.errors import InvalidArgument, SchemaMismatch
+
+SCHEMA = schema_of(id=pa.int64(), item=pa.string(), amount=pa.float64())
+SHAPE = row_shape(SCHEMA, primary_key="id")
+POINT = pa.struct([pa.field("x", pa.int64(), nullable=False), ("y", pa.int64())])
+
+
+def shape_of(kind: pa.DataType, *, nullable: bool = True) -> RowShape:
+    return row_shape(
+        pa.schema([pa.field("id", pa.int64()), pa.field("value", kind, nullable=nullable)]), primary_key="id"
+    )
+
+
+def values_back(kind: pa.DataType, values: Sequence[object]) -> list[object]:
+    rows = [{"id": i, "value": value} for i, value in enumerate(values)]
+    return [row["value"] for batch in to_batches(rows, shape_of(kind)) for row in batch.to_pylist()]
+
+
+def refusal(rows: Any, shape: RowShape = SHAPE) -> SchemaMismatch:
+    with pytest.raises(SchemaMismatch) as caught:
+        to_batches(rows, shape)
+    return caught.value
+
+
+row_dicts = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(1 << 63), (1 << 63) - 1),
+        "item": st.none() | st.text(st.characters(codec="utf-8"), max_size=8),
+        "amount": st.none() | st.floats(allow_nan=False),
+    }
+)
+
+
+@given(st.lists(row_dicts, min_size=1))
+def test_dicts_come_back_as_they_went_in(rows: list[dict[str, object]]) -> None:
+    assert [row for batch in to_batches(rows, SHAPE) for row in batch.to_pylist()] == rows
+
+
+@given(st.lists(row_dicts, max_size=20), st.randoms(use_true_random=False))
+def test_dicts_batch_and_table_become_the_same_batches(rows: list[dict[str, object]], random: Any) -> None:
+    names = random.sample(SCHEMA.names, 3)
+    table = pa.Table.from_pylist(rows, schema=SCHEMA).select(names)
+    expected = pa.Table.from_batches(to_batches(rows, SHAPE), SCHEMA)
+    assert pa.Table.from_batches(to_batches(table, SHAPE), SCHEMA).equals(expected)
+    for batch in table.to_batches():
+        assert pa.Table.from_batches(to_batches(batch, SHAPE), SCHEMA).equals(expected)
+
+
+@pytest.mark.parametrize("rows", [[], (), pa.table({}), SCHEMA.empty_table().to_batches(), SCHEMA.empty_table()])
+def test_no_rows_become_no_batches(rows: Any) -> None:
+    if isinstance(rows, pa.Table) and not rows.column_names:
+        assert refusal(rows).column == "id"
+    else:
+        assert to_batches(rows, SHAPE) == []
+
+
+@pytest.mark.parametrize(
+    "kind, values",
+    [
+        (pa.int8(), [1, None, -128, np.int64(5)]),
+        (pa.float32(), [1.5, 2, None, np.float32(0.5)]),
+        (pa.bool_(), [True, None]),
+        (pa.string(), ["", "é", None]),
+        (pa.binary(), [b"", b"\xff", None]),
+        (pa.date32(), [dt.date(2024, 2, 29), None]),
+        (pa.timestamp("us"), [dt.datetime(2024, 2, 29, 1, 2, 3, 4), None]),  # noqa: DTZ001
+        (pa.decimal128(5, 2), [Decimal("1.25"), None]),
+        (pa.list_(pa.int64()), [[1, None], [], None]),
+        (pa.list_(pa.float32(), 2), [[1.0, 2.0], None]),
+        (pa.struct([("x", pa.int64()), ("y", pa.string())]), [{"x": 1, "y": None}, None]),
+    ],
+    ids=str,
+)
+def test_value_of_the_column_type_is_kept(kind: pa.DataType, values: list[object]) -> None:
+    assert values_back(kind, values) == values
+
+
+@pytest.mark.parametrize(
+    "kind, value",
+    [
+        (pa.int64(), 1.5),
+        (pa.int64(), 1.0),
+        (pa.int64(), "1"),
+        (pa.int64(), True),
+        (pa.int64(), 1 << 63),
+        (pa.int8(), 128),
+        (pa.float64(), True),
+        (pa.float64(), "1.5"),
+        (pa.float64(), (1 << 60) + 1),
+        (pa.bool_(), 1),
+        (pa.string(), b"bytes"),
+        (pa.string(), 5),
+        (pa.string(), "\ud800"),
+        (pa.binary(), "text"),
+        (pa.date32(), dt.datetime(2024, 1, 1)),  # noqa: DTZ001
+        (pa.date32(), 1.5),
+        (pa.timestamp("us"), 1.5),
+        (pa.timestamp("us"), "2024-01-01"),
+        (pa.decimal128(5, 2), 1.5),
+        (pa.decimal128(5, 2), Decimal("1.255")),
+        (pa.list_(pa.int64()), [1.5]),
+        (pa.list_(pa.string()), "ab"),
+        (pa.list_(pa.int64(), 2), [1]),
+        (pa.struct([("x", pa.int64())]), {"x": 1, "z": 2}),
+        (pa.struct([("x", pa.int64())]), {}),
+        (pa.struct([("x", pa.int64())]), {"x": 1.5}),
+        (pa.struct([("x", pa.int64())]), (1,)),
+        (pa.list_(pa.struct([("x", pa.int64())])), [{"x": 1, "z": 2}]),
+        (POINT, {"x": None, "y": 1}),
+        (pa.list_(pa.field("item", pa.float64(), nullable=False)), [None]),
+    ],
+    ids=str,
+)
+def test_value_that_would_change_or_does_not_fit_is_named_by_column_and_row(kind: pa.DataType, value: object) -> None:
+    filler: object = None
+    error = refusal([{"id": 0, "value": filler}, {"id": 1, "value": value}, {"id": 2, "value": filler}], shape_of(kind))
+    assert error.column is not None
+    assert error.column.startswith("value")
+    assert error.row == 1 or (error.row is None and "takes none" in str(error))
+
+
+@pytest.mark.parametrize(
+    "row, column, text",
+    [
+        ({"id": 2, "item": "tea"}, "amount", "is missing"),
+        ({"id": 2, "item": "tea", "amount": 1.0, "extra": 1}, "extra", "is not in the schema"),
+        ({"id": 2, "item": "tea", "amout": 1.0}, "amount", "is missing"),
+        ({"id": None, "item": "tea", "amount": 1.0}, "id", "null"),
+        ({"id": "2", "item": "tea", "amount": 1.0}, "id", "is no int64"),
+    ],
+)
+def test_row_that_does_not_fit_is_named(row: dict[str, object], column: str, text: str) -> None:
+    good = {"id": 1, "item": "tea", "amount": 1.0}
+    error = refusal([good, row, good])
+    assert (error.column, error.row) == (column, 1)
+    assert text in str(error)
+
+
+def test_row_behind_the_first_batch_is_named_by_its_place_in_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "DICTS_PER_BATCH", 4)
+    rows: list[dict[str, object]] = [{"id": i, "item": "tea", "amount": 1.0} for i in range(10)]
+    assert [batch.num_rows for batch in to_batches(rows, SHAPE)] == [4, 4, 2]
+    rows[9] = {"id": 9, "item": 9, "amount": 1.0}
+    error = refusal(rows)
+    assert error.row == 9
+    assert "row 9" in str(error)
+
+
+@pytest.mark.parametrize("rows", [{"id": 1}, "rows", b"rows", None, 5, {1, 2}])
+def test_what_holds_no_rows_is_an_invalid_argument(rows: Any) -> None:
+    with pytest.raises(InvalidArgument, match="list of dicts"):
+        to_batches(rows, SHAPE)
+
+
+@pytest.mark.parametrize("row", [(1, "tea", 2.0), None, "abc", 5])
+def test_row_that_is_no_dict_is_an_invalid_argument(row: Any) -> None:
+    with pytest.raises(InvalidArgument, match="each row is a dict"):
+        to_batches([row], SHAPE)
+
+
+def batch_of(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": [1, 2], "item": ["a", "b"], "amount": [1.0, 2.0], **columns})
+
+
+@pytest.mark.parametrize(
+    "columns, column, row",
+    [
+        ({"id": pa.array([1, None])}, "id", 1),
+        ({"id": pa.array(["1", "2"])}, "id", None),
+        ({"id": pa.array([1.0, 2.0])}, "id", None),
+        ({"id": pa.array([1, 1 << 63], pa.uint64())}, "id", 1),
+        ({"amount": pa.array([1, (1 << 60) + 1])}, "amount", 1),
+        ({"item": pa.array([b"a", b"b"])}, "item", None),
+        ({"extra": pa.array([1, 2])}, "extra", None),
+    ],
+)
+def test_batch_that_does_not_fit_is_refused_by_column(columns: dict[str, object], column: str, row: int | None) -> None:
+    error = refusal(batch_of(**columns))
+    assert (error.column, error.row) == (column, row)
+
+
+def test_batch_with_a_column_twice_or_missing_is_refused() -> None:
+    batch = batch_of()
+    assert "appears twice" in str(
+        refusal(pa.RecordBatch.from_arrays([*batch.columns, batch.column(0)], [*SCHEMA.names, "id"]))
+    )
+    assert refusal(batch.select(["id", "item"])).column == "amount"
+
+
+def test_batch_of_narrower_types_is_widened_exactly() -> None:
+    batch = batch_of(
+        id=pa.array([1, 2], pa.int16()),
+        item=pa.array(["a", None]).dictionary_encode(),
+        amount=pa.array([1, 2], pa.int32()),
+    )
+    (fitted,) = to_batches(batch, SHAPE)
+    assert fitted.schema.equals(SCHEMA)
+    assert fitted.to_pylist() == [{"id": 1, "item": "a", "amount": 1.0}, {"id": 2, "item": None, "amount": 2.0}]
+
+
+def test_row_of_a_table_is_named_by_its_place_in_the_table() -> None:
+    table = pa.concat_tables(
+        [pa.Table.from_batches([batch_of()]), pa.Table.from_batches([batch_of(id=pa.array([3, None]))])]
+    )
+    error = refusal(table)
+    assert (error.column, error.row) == ("id", 3)
+
+
+def test_text_that_is_not_utf8_is_refused_before_it_can_reach_a_file() -> None:
+    item = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"b"]).buffers())
+    assert "not valid" in str(refusal(batch_of(item=item)))
+
+
+def test_offsets_that_point_outside_their_buffer_are_refused() -> None:
+    offsets = pa.py_buffer(np.array([0, 1 << 20, 2], np.int32).tobytes())
+    item = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab")])
+    assert "not valid" in str(refusal(batch_of(item=item)))
+
+
+def test_null_in_a_required_column_is_refused_in_dicts_and_batches() -> None:
+    shape = shape_of(pa.string(), nullable=False)
+    rows: list[dict[str, object]] = [{"id": 1, "value": "a"}, {"id": 2, "value": None}]
+    assert refusal(rows, shape).row == 1
+    assert refusal(pa.RecordBatch.from_pylist(rows), shape).row == 1
+
+
+def test_null_in_a_required_nested_field_is_refused_but_one_under_a_null_parent_is_not() -> None:
+    shape = shape_of(POINT)
+    nullable = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    good = pa.array([{"x": 1, "y": None}, None], nullable)
+    bad = pa.array([{"x": 1, "y": 1}, {"x": None, "y": 1}], nullable)
+    ids = pa.array([1, 2])
+    assert len(to_batches(pa.RecordBatch.from_arrays([ids, good.cast(POINT)], ["id", "value"]), shape)) == 1
+    unchecked = pa.StructArray.from_arrays([pc.struct_field(bad, 0), pc.struct_field(bad, 1)], fields=list(POINT))
+    assert "takes none" in str(refusal(pa.RecordBatch.from_arrays([ids, unchecked], ["id", "value"]), shape))
+
+
+KEYS = key_shape(SHAPE)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [[1, 2], (1, 2), range(1, 3), pa.array([1, 2]), pa.chunked_array([[1], [2]]), pa.table({"id": [1, 2]})],
+    ids=lambda keys: type(keys).__name__,
+)
+def test_keys_of_any_form_become_the_key_column(keys: Any) -> None:
+    assert [row for batch in keys_to_batches(keys, KEYS) for row in batch.to_pylist()] == [{"id": 1}, {"id": 2}]
+
+
+@pytest.mark.parametrize("keys", [[1, None], [1, "2"], pa.array([1, None]), pa.table({"key": [1]})])
+def test_keys_that_do_not_fit_are_refused(keys: Any) -> None:
+    with pytest.raises(SchemaMismatch):
+        keys_to_batches(keys, KEYS)
+
+
+@pytest.mark.parametrize("keys", [5, "key", None])
+def test_single_key_outside_a_list_is_an_invalid_argument(keys: Any) -> None:
+    with pytest.raises(InvalidArgument, match="list of key values"):
+        keys_to_batches(keys, KEYS)
+
+
+def test_empty_list_of_keys_becomes_no_batches() -> None:
+    assert keys_to_batches([], KEYS) == []

@@ -1,0 +1,263 @@
+"""Small concurrent inserts go together, and each of them behaves as if it were alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+
+import anyio
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamingnode.supervisor import Supervisor
+from streamingnode.writing.coalescer import Coalescer, CoalescerLimits
+from streamingnode.writing.direct_write import insert_batches
+from streamingnode.writing.results import WriteResult
+from streamingnode.writing.write_target import WriteTarget
+from tests.streamingnode.append_double import (
+    DEFAULT_PARTITION_ID,
+    EU_PARTITION_ID,
+    AppendDouble,
+    decoded,
+    schema_of,
+    write_target,
+)
+from wal.errors import DeadlineExceeded, Indeterminate, Overloaded, SchemaMismatch, StorageFull
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = schema_of(id=pa.int64(), item=pa.string())
+GROUP_BYTES_MAX = 64 << 10
+
+
+class Inserts:
+    """A coalescer over an append double, and the tasks of its callers."""
+
+    def __init__(self, *, shards: int = 1, limits: CoalescerLimits | None = None) -> None:
+        self.log = AppendDouble()
+        self.target = write_target(self.log, SCHEMA, shards=shards)
+        self.supervisor = Supervisor(self._failed)
+        self.coalescer = Coalescer(
+            self.supervisor.spawn, self._write_alone, group_bytes_max=GROUP_BYTES_MAX, limits=limits
+        )
+        self.failures: list[BaseException] = []
+
+    def start(
+        self, *ids: object, partition_id: int = DEFAULT_PARTITION_ID, timeout: float | None = None
+    ) -> "asyncio.Task[WriteResult]":
+        rows = [{"id": key, "item": f"item {key}"} for key in ids]
+        return self.start_rows(rows, partition_id=partition_id, timeout=timeout)
+
+    def start_rows(
+        self, rows: list[dict[str, object]], *, partition_id: int = DEFAULT_PARTITION_ID, timeout: float | None = None
+    ) -> "asyncio.Task[WriteResult]":
+        work: Coroutine[None, None, WriteResult] = self.coalescer.insert(
+            self.target, partition_id, rows, timeout=timeout
+        )
+        return asyncio.get_running_loop().create_task(work)
+
+    @property
+    def ids(self) -> list[object]:
+        return [row["id"] for row in self.log.rows(SCHEMA)]
+
+    def _failed(self, failure: BaseException) -> None:
+        self.failures.append(failure)
+
+    async def _write_alone(
+        self, target: WriteTarget, partition_id: int, batches: Sequence[pa.RecordBatch]
+    ) -> WriteResult:
+        return await insert_batches(target, partition_id, batches, bytes_max=GROUP_BYTES_MAX)
+
+
+@pytest.fixture
+async def inserts() -> AsyncIterator[Inserts]:
+    made = Inserts()
+    yield made
+    made.log.let_go()
+    await made.coalescer.drain()
+    await made.supervisor.stop()
+    assert made.failures == []
+
+
+async def test_inserts_of_one_turn_go_into_one_group_in_call_order(inserts: Inserts) -> None:
+    results = await asyncio.gather(inserts.start(1), inserts.start(2, 3), inserts.start(4))
+    assert len(inserts.log.groups) == 1
+    assert inserts.ids == [1, 2, 3, 4]
+    assert [result.row_offsets for result in results] == [{"p0_7v0": (0, 1)}, {"p0_7v0": (1, 2)}, {"p0_7v0": (3, 1)}]
+    assert {result.time_tick for result in results} == {1}
+
+
+async def test_partitions_do_not_share_a_group(inserts: Inserts) -> None:
+    await asyncio.gather(inserts.start(1), inserts.start(2, partition_id=EU_PARTITION_ID))
+    assert len(inserts.log.groups) == 2
+
+
+@given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=12), shards=st.integers(1, 4))
+async def test_every_insert_is_told_the_offsets_of_its_own_rows(counts: list[int], shards: int) -> None:
+    inserts = Inserts(shards=shards)
+    keys = iter(range(1000))
+    asked = [[next(keys) for _ in range(count)] for count in counts]
+    results = await asyncio.gather(*(inserts.start(*each) for each in asked))
+    stored = {
+        f"p0_7v{shard}": [row["id"] for row in inserts.log.rows(SCHEMA, vchannel=f"p0_7v{shard}")]
+        for shard in range(shards)
+    }
+    for own, result in zip(asked, results, strict=True):
+        told = [
+            key
+            for vchannel, (first, count) in result.row_offsets.items()
+            for key in stored[vchannel][first : first + count]
+        ]
+        assert sorted(map(int, map(str, told))) == own
+        assert len(result.message_ids) == len(result.row_offsets)
+    await inserts.coalescer.drain()
+
+
+@pytest.mark.parametrize("bad", [{"id": "x", "item": "a"}, {"id": 1}, {"id": None, "item": "a"}, ["no dict"]])
+async def test_bad_insert_fails_alone_with_its_own_row(inserts: Inserts, bad: dict[str, object]) -> None:
+    good = inserts.start(1)
+    failing = inserts.start_rows([{"id": 5, "item": "fits"}, bad])
+    also_good = inserts.start(2)
+    assert (await good).row_offsets == {"p0_7v0": (0, 1)}
+    assert (await also_good).row_offsets == {"p0_7v0": (1, 1)}
+    with pytest.raises(Exception, match=r"row 1\b") as caught:
+        await failing
+    if isinstance(caught.value, SchemaMismatch):
+        assert caught.value.row == 1
+    assert inserts.ids == [1, 2]
+
+
+async def test_group_of_bad_inserts_only_is_not_appended(inserts: Inserts) -> None:
+    with pytest.raises(SchemaMismatch):
+        await inserts.start("x")
+    assert inserts.log.groups == []
+
+
+async def test_error_of_the_append_reaches_every_insert_of_the_group(inserts: Inserts) -> None:
+    inserts.log.error = StorageFull("data", 0, 1)
+    outcomes = await asyncio.gather(inserts.start(1), inserts.start(2), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StorageFull, StorageFull]
+    inserts.log.error = None
+    assert (await inserts.start(3)).row_offsets == {"p0_7v0": (0, 1)}
+
+
+async def test_bug_behind_the_append_reaches_its_callers_and_the_owner_of_the_tasks() -> None:
+    inserts = Inserts()
+    inserts.log.error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        await inserts.start(1)
+    await inserts.coalescer.drain()
+    await anyio.lowlevel.checkpoint()
+    assert [type(failure) for failure in inserts.failures] == [ZeroDivisionError]
+
+
+async def test_insert_cancelled_before_its_group_is_made_never_happened(inserts: Inserts) -> None:
+    first, second = inserts.start(1), inserts.start(2)
+    await asyncio.sleep(0)  # both have joined, the group is made in the next turn
+    first.cancel()
+    result = await second
+    assert inserts.ids == [2]
+    assert result.row_offsets == {"p0_7v0": (0, 1)}
+    assert first.cancelled()
+
+
+async def test_insert_cancelled_in_a_group_is_in_the_log_and_hurts_nobody(inserts: Inserts) -> None:
+    inserts.log.hold()
+    first, second = inserts.start(1), inserts.start(2)
+    await inserts.log.arrival()
+    first.cancel()
+    await asyncio.sleep(0)
+    inserts.log.let_go()
+    assert (await second).row_offsets == {"p0_7v0": (1, 1)}
+    assert inserts.ids == [1, 2]
+
+
+async def test_bad_insert_whose_caller_is_gone_takes_no_row_of_others(inserts: Inserts) -> None:
+    cancelled = inserts.start("bad")
+    good = inserts.start(1)
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert (await good).row_offsets == {"p0_7v0": (0, 1)}
+
+
+async def test_groups_in_flight_are_bounded_and_what_waits_goes_together() -> None:
+    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=2))
+    inserts.log.hold()
+    tasks = []
+    for key in range(10):
+        tasks.append(inserts.start(key))
+        for _ in range(4):
+            await asyncio.sleep(0)
+    assert inserts.log.in_flight == 2
+    assert inserts.coalescer.waiting_rows == 8
+    inserts.log.let_go()
+    await asyncio.gather(*tasks)
+    assert sorted(len(decoded(message, SCHEMA)) for message in inserts.log.messages) == [1, 1, 8]
+    assert sorted(map(str, inserts.ids)) == sorted(map(str, range(10)))
+
+
+async def test_callers_wait_when_too_many_rows_wait() -> None:
+    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1, waiting_rows_max=3, group_rows_max=2))
+    inserts.log.hold()
+    tasks = [inserts.start(key) for key in range(20)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+        assert inserts.coalescer.waiting_rows <= 3
+    inserts.log.let_go()
+    results = await asyncio.gather(*tasks)
+    assert sorted(map(int, map(str, inserts.ids))) == list(range(20))
+    assert len({result.row_offsets["p0_7v0"] for result in results}) == 20
+
+
+async def test_group_ends_at_its_rows() -> None:
+    inserts = Inserts(limits=CoalescerLimits(group_rows_max=3))
+    await asyncio.gather(*(inserts.start(key) for key in range(8)))
+    assert [group.messages[0].header.rows for group in inserts.log.groups] == [3, 3, 2]  # type: ignore[attr-defined]
+
+
+async def test_group_over_the_size_limit_is_halved_between_inserts(inserts: Inserts) -> None:
+    small = [inserts.start(key) for key in range(3)]
+    large = [inserts.start_rows([{"id": 10 + n, "item": "x" * 30_000}]) for n in range(5)]
+    results = await asyncio.gather(*small, *large)
+    assert inserts.ids == [0, 1, 2, 10, 11, 12, 13, 14]
+    assert all(group.size_bytes <= GROUP_BYTES_MAX for group in inserts.log.groups)
+    assert [result.row_offsets["p0_7v0"] for result in results] == [(n, 1) for n in range(8)]
+
+
+async def test_one_insert_over_the_size_limit_is_split_and_says_so(inserts: Inserts) -> None:
+    result = await inserts.start_rows([{"id": n, "item": "x" * 30_000} for n in range(5)])
+    assert len(result.groups) == len(inserts.log.groups) > 1
+    assert inserts.ids == list(range(5))
+
+
+async def test_deadline_before_the_group_says_that_nothing_was_done() -> None:
+    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1))
+    inserts.log.hold()
+    first = inserts.start(1)
+    await inserts.log.arrival()
+    with pytest.raises(Overloaded):
+        await inserts.start(2, timeout=0.001)
+    inserts.log.let_go()
+    await first
+    assert inserts.ids == [1]
+
+
+async def test_deadline_in_a_group_is_a_timeout_of_open_outcome(inserts: Inserts) -> None:
+    inserts.log.hold()
+    with pytest.raises(TimeoutError) as caught:
+        await inserts.start(1, timeout=0.2)
+    assert isinstance(caught.value, DeadlineExceeded)
+    assert caught.value.retryable == "indeterminate"
+    inserts.log.let_go()
+    await inserts.coalescer.drain()
+    assert inserts.ids == [1]
+
+
+async def test_insert_under_way_when_the_owner_stops_is_indeterminate() -> None:
+    inserts = Inserts()
+    inserts.log.hold()
+    task = inserts.start(1)
+    await inserts.log.arrival()
+    await inserts.supervisor.stop()
+    with pytest.raises(Indeterminate):
+        await task

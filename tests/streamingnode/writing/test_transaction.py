@@ -1,0 +1,265 @@
+"""A transaction is one group while it fits, a session when it does not, and all or nothing in both cases."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+
+import pyarrow as pa
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from streamingnode.writing.results import NOTHING
+from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
+from streamingnode.writing.write_target import WriteTarget, WriteTargets
+from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of
+from wal.append import AppendGroup
+from wal.errors import (
+    CollectionNotFound,
+    InvalidTransactionState,
+    SchemaMismatch,
+    StorageFull,
+    TransactionExpired,
+    TransactionTooWide,
+)
+from wal.message_type import MessageType
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = schema_of(id=pa.int64(), item=pa.string())
+LARGE = "x" * 40_000
+GROUP_BYTES_MAX = 64 << 10
+
+
+class Transactions:
+    def __init__(self) -> None:
+        self.log = AppendDouble()
+        self.other = AppendDouble()
+        targets = WriteTargets({"p0": self.log.append, "p1": self.other.append})
+        self._targets: dict[str, WriteTarget] = {
+            "orders": targets.target(collection_info(SCHEMA)),
+            "sharded": targets.target(collection_info(SCHEMA, name="sharded", shards=4)),
+            "far": targets.target(collection_info(SCHEMA, name="far", pchannel="p1")),
+        }
+
+    def begin(self) -> Transaction:
+        return Transaction(self._find, group_bytes_max=GROUP_BYTES_MAX)
+
+    def _find(self, name: str) -> WriteTarget:
+        if name not in self._targets:
+            raise CollectionNotFound(name)
+        return self._targets[name]
+
+
+@pytest.fixture
+def transactions() -> Transactions:
+    return Transactions()
+
+
+async def test_small_transaction_is_one_group_from_begin_to_commit(transactions: Transactions) -> None:
+    async with transactions.begin() as txn:
+        await txn.insert("orders", [{"id": 1, "item": "a"}])
+        await txn.upsert("orders", [{"id": 2, "item": "b"}])
+        await txn.delete("orders", [3])
+    (group,) = transactions.log.groups
+    assert types_of(group) == ["BEGIN_TXN", "INSERT", "DELETE", "INSERT", "DELETE", "COMMIT_TXN"]
+    assert txn.result is not None
+    assert txn.result.row_offsets == {"p0_7v0": (0, 2)}
+    assert (txn.result.time_tick, txn.result.txn_id) == (1, 1)
+    assert txn.state is TransactionState.COMMITTED
+
+
+async def test_empty_transaction_appends_nothing(transactions: Transactions) -> None:
+    async with transactions.begin() as txn:
+        await txn.insert("orders", [])
+    assert txn.result == NOTHING
+    assert transactions.log.groups == []
+
+
+async def test_exception_in_the_block_rolls_back_and_comes_out_unchanged(transactions: Transactions) -> None:
+    error = RuntimeError("mine")
+    with pytest.raises(RuntimeError) as caught:
+        async with transactions.begin() as txn:
+            await txn.insert("orders", [{"id": 1, "item": "a"}])
+            raise error
+    assert caught.value is error
+    assert transactions.log.groups == []
+    assert txn.state is TransactionState.ROLLED_BACK
+
+
+async def test_transaction_that_outgrows_a_group_is_streamed_under_its_id(transactions: Transactions) -> None:
+    async with transactions.begin() as txn:
+        for key in range(4):
+            await txn.insert("orders", [{"id": key, "item": LARGE}])
+        assert txn.state is TransactionState.STREAMING
+        assert txn.buffered_bytes <= GROUP_BYTES_MAX
+    kinds = [types_of(group) for group in transactions.log.groups]
+    assert kinds[0] == ["BEGIN_TXN"]
+    assert kinds[-1] == ["COMMIT_TXN"]
+    assert all(kind == ["INSERT"] for kind in kinds[1:-1])
+    assert {message.txn_id for message in transactions.log.messages[1:]} == {1}
+    assert [row["id"] for row in transactions.log.rows(SCHEMA)] == [0, 1, 2, 3]
+
+
+async def test_one_large_insert_in_a_transaction_is_split_into_bodies(transactions: Transactions) -> None:
+    async with transactions.begin() as txn:
+        await txn.upsert("sharded", [{"id": key, "item": LARGE} for key in range(10)])
+    assert all(group.size_bytes <= GROUP_BYTES_MAX for group in transactions.log.groups)
+    assert sorted(str(row["id"]) for row in transactions.log.rows(SCHEMA)) == sorted(map(str, range(10)))
+
+
+async def test_streamed_transaction_is_rolled_back_in_the_log(transactions: Transactions) -> None:
+    with pytest.raises(KeyError):
+        async with transactions.begin() as txn:
+            await txn.insert("orders", [{"id": key, "item": LARGE} for key in range(4)])
+            raise KeyError
+    assert types_of(transactions.log.groups[-1]) == ["ROLLBACK_TXN"]
+
+
+async def test_rollback_that_fails_does_not_hide_the_callers_error(transactions: Transactions) -> None:
+    with pytest.raises(KeyError):
+        async with transactions.begin() as txn:
+            await txn.insert("orders", [{"id": key, "item": LARGE} for key in range(4)])
+            transactions.log.error = TransactionExpired("gone")
+            raise KeyError
+
+
+USES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
+    "insert": lambda txn: txn.insert("orders", [{"id": 1, "item": "a"}]),
+    "upsert": lambda txn: txn.upsert("orders", [{"id": 1, "item": "a"}]),
+    "delete": lambda txn: txn.delete("orders", [1]),
+    "commit": lambda txn: txn.commit(),
+    "rollback": lambda txn: txn.rollback(),
+    "enter": lambda txn: txn.__aenter__(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("ended", ["commit", "rollback", "failed"])
+async def test_transaction_used_after_its_end_is_refused(
+    transactions: Transactions, use: Callable[[Transaction], Awaitable[object]], ended: str
+) -> None:
+    txn = transactions.begin()
+    await txn.insert("orders", [{"id": 1, "item": "a"}])
+    if ended == "failed":
+        transactions.log.error = StorageFull("data", 0, 1)
+        with pytest.raises(StorageFull):
+            await txn.commit()
+    else:
+        await (txn.commit() if ended == "commit" else txn.rollback())
+    groups = len(transactions.log.groups)
+    with pytest.raises(InvalidTransactionState, match="begin another"):
+        await use(txn)
+    assert len(transactions.log.groups) == groups
+
+
+async def test_block_left_after_an_explicit_commit_does_nothing_more(transactions: Transactions) -> None:
+    async with transactions.begin() as txn:
+        await txn.insert("orders", [{"id": 1, "item": "a"}])
+        await txn.commit()
+    assert len(transactions.log.groups) == 1
+
+
+async def test_refused_rows_leave_the_transaction_open_without_them(transactions: Transactions) -> None:
+    async with transactions.begin() as txn:
+        await txn.insert("orders", [{"id": 1, "item": "a"}])
+        with pytest.raises(SchemaMismatch):
+            await txn.insert("orders", [{"id": 2, "item": "b"}, {"id": "3", "item": "c"}])
+        with pytest.raises(CollectionNotFound):
+            await txn.insert("nowhere", [{"id": 1}])
+    assert [row["id"] for row in transactions.log.rows(SCHEMA)] == [1]
+
+
+async def test_collection_of_another_log_is_refused_and_the_rest_goes_on(transactions: Transactions) -> None:
+    async with transactions.begin() as txn:
+        await txn.insert("orders", [{"id": 1, "item": "a"}])
+        with pytest.raises(TransactionTooWide, match="p1"):
+            await txn.insert("far", [{"id": 1, "item": "a"}])
+        await txn.insert("sharded", [{"id": 2, "item": "b"}])
+    assert len(transactions.log.groups) == 1
+    assert transactions.other.groups == []
+
+
+async def test_caught_loss_of_streamed_rows_still_ends_in_a_rollback(transactions: Transactions) -> None:
+    transactions.log.refuse = _full
+    with pytest.raises(InvalidTransactionState, match="repeat all of it"):
+        async with transactions.begin() as txn:
+            with pytest.raises(StorageFull):
+                await txn.insert("orders", [{"id": key, "item": LARGE} for key in range(4)])
+            with pytest.raises(InvalidTransactionState, match="doomed"):
+                await txn.commit()
+    assert [types_of(group) for group in transactions.log.groups] == [["BEGIN_TXN"], ["ROLLBACK_TXN"]]
+
+
+def _full(group: AppendGroup) -> StorageFull | None:
+    return StorageFull("data", 0, 1) if group.messages[0].type is MessageType.INSERT else None
+
+
+async def test_cancelled_streaming_leaves_only_a_rollback(transactions: Transactions) -> None:
+    txn = transactions.begin()
+    transactions.log.hold()
+    task = asyncio.get_running_loop().create_task(txn.insert("orders", [{"id": n, "item": LARGE} for n in range(4)]))
+    await transactions.log.arrival()
+    task.cancel()
+    await asyncio.wait([task])
+    assert txn.state is TransactionState.DOOMED
+    transactions.log.let_go()
+    await txn.rollback()
+    assert txn.state is TransactionState.ROLLED_BACK
+
+
+def test_every_ended_state_is_final() -> None:
+    ended = {TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.FAILED}
+    assert not [event for state, event in TRANSITIONS if state in ended]
+    assert {state for state, event in TRANSITIONS if event is TransactionEvent.COMMIT} == OPEN
+
+
+class TransactionModel(RuleBasedStateMachine):
+    """Whatever is done to a transaction, the log has all of its rows at one commit, or no commit of it."""
+
+    @initialize()
+    def begin(self) -> None:
+        self._runner = asyncio.Runner()
+        self._runner.run(self._begin())
+        self._rows: list[int] = []
+        self._next = 0
+
+    @rule(count=st.integers(0, 5), size=st.sampled_from([1, 20_000, 50_000]))
+    def insert(self, count: int, size: int) -> None:
+        keys = list(range(self._next, self._next + count))
+        self._next += count
+        self._do(self._txn.insert("sharded", [{"id": key, "item": "x" * size} for key in keys]))
+        self._rows += keys
+
+    @rule()
+    def insert_misfit(self) -> None:
+        with pytest.raises((SchemaMismatch, InvalidTransactionState)):
+            self._runner.run(self._txn.insert("sharded", [{"id": 1, "item": 1}]))
+
+    @rule(commit=st.booleans())
+    def end(self, *, commit: bool) -> None:
+        if self._do(self._txn.commit() if commit else self._txn.rollback()):
+            commits = [message for message in self._log.messages if message.type is MessageType.COMMIT_TXN]
+            assert len(commits) == (1 if commit and self._rows else 0)
+            if commit:
+                assert sorted(str(row["id"]) for row in self._log.rows(SCHEMA)) == sorted(map(str, self._rows))
+
+    def teardown(self) -> None:
+        if hasattr(self, "_runner"):
+            self._runner.close()
+
+    async def _begin(self) -> None:
+        transactions = Transactions()
+        self._log = transactions.log
+        self._txn = transactions.begin()
+
+    def _do(self, call: Coroutine[None, None, object]) -> bool:
+        """Make a call; on an ended transaction it is refused."""
+        if self._txn.state in OPEN:
+            self._runner.run(call)
+            return True
+        with pytest.raises(InvalidTransactionState):
+            self._runner.run(call)
+        return False
+
+
+TestTransactionModel = TransactionModel.TestCase
