@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flusher.files.parquet_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
+from flusher.files.rows import OFFSET, TICK, VCHANNEL
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher
-from flusher.parquet_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
-from flusher.rows import OFFSET, TICK, VCHANNEL
 from wal.append import AppendGroup
 from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, InsertHeader
 from wal.log import Log

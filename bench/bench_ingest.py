@@ -38,8 +38,8 @@ from flusher.manifest import (
     manifest_crc32c,
     manifest_name,
 )
-from spark_sink.arrow_types import AnyArray, AnyField
-from spark_sink.columns import ROW_SYSTEM_COLUMNS
+from spark_sink.table.arrow_types import AnyArray, AnyField
+from spark_sink.table.columns import ROW_SYSTEM_COLUMNS
 
 _USER_FIELDS: list[AnyField] = [
     pa.field("id", pa.int64()),

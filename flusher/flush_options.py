@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from flusher.cut_schedule import CutScheduleOptions
-from flusher.retention import RetentionOptions
+from flusher.cuts.cut_schedule import CutScheduleOptions
+from flusher.removal.retention import RetentionOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

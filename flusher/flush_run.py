@@ -14,14 +14,14 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 
+from flusher.buffers.file_in_progress import FileInProgress
+from flusher.buffers.row_buffer import RowBuffer
 from flusher.checkpoint import Checkpoint, CutPosition, checkpoint_key, encode_checkpoint, extend_history
-from flusher.cut_directory import PublishedCut
-from flusher.cut_writer import CutPoint, CutResult, build_manifest, check_same_cut, cut_result, publish_cut
-from flusher.file_in_progress import FileInProgress
+from flusher.cuts.cut_directory import PublishedCut
+from flusher.cuts.cut_writer import CutPoint, CutResult, build_manifest, check_same_cut, cut_result, publish_cut
+from flusher.cuts.open_cut import OpenCut
+from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
-from flusher.node_directory import NodeDirectory
-from flusher.open_cut import OpenCut
-from flusher.row_buffer import RowBuffer
 from interceptors.shard.state import ShardState
 from scanner.scanner import Scanner
 from wal.errors import Corrupt

@@ -19,13 +19,13 @@ import structlog
 from anyio import to_thread
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
-from flusher.cut_directory import PublishedCut, read_cut
-from flusher.cut_writer import NO_CUT, CutResult, cut_result
+from flusher.cuts.cut_directory import PublishedCut, read_cut
+from flusher.cuts.cut_writer import NO_CUT, CutResult, cut_result
+from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flush_run import FlushContext, FlushRun
-from flusher.node_directory import NodeDirectory
-from flusher.orphans import cut_ahead, remove_orphans
-from flusher.retention import Retention
+from flusher.removal.orphans import cut_ahead, remove_orphans
+from flusher.removal.retention import Retention
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import (

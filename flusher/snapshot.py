@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.collection_entry import arrow_schema
-from flusher.cut_directory import read_cut
+from flusher.cuts.collection_entry import arrow_schema
+from flusher.cuts.cut_directory import read_cut
+from flusher.files.node_directory import NodeDirectory
+from flusher.files.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
 from flusher.manifest import CutManifest, DataFile
-from flusher.node_directory import NodeDirectory
-from flusher.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
 from interceptors.shard.catalog import CollectionInfo
 from wal.errors import Corrupt, Truncated
 from wal.headers import DeleteHeader, InsertHeader

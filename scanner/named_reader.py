@@ -158,7 +158,9 @@ class NamedReader:
         """
         last_confirmed = message.last_confirmed
         if last_confirmed.wal_name != self.position.wal_name:
-            raise InvalidArgument(f"{last_confirmed} is no position in a {self.position.wal_name} log")
+            raise InvalidArgument(
+                f"{last_confirmed} is no position in a {self.position.wal_name} log — acknowledge what this reader delivered"
+            )
         await self.advance(last_confirmed.position, message.time_tick)
 
     async def advance(self, position: int, tick: int) -> None:

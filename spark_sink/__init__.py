@@ -8,21 +8,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spark_sink.ingest_job import ingest
-    from spark_sink.read import TablesAt, read_table, read_tables
-    from spark_sink.report import IngestReport, Progress, TableReport
-    from spark_sink.spark_session import register, session
+    from spark_sink.ingestion.ingest_job import ingest
+    from spark_sink.ingestion.report import IngestReport, Progress, TableReport
+    from spark_sink.reading.tables import TablesAt, read_table, read_tables
+    from spark_sink.runtime.spark_session import register, session
 
 _HOMES = {
-    "IngestReport": "spark_sink.report",
-    "Progress": "spark_sink.report",
-    "TableReport": "spark_sink.report",
-    "TablesAt": "spark_sink.read",
-    "ingest": "spark_sink.ingest_job",
-    "read_table": "spark_sink.read",
-    "read_tables": "spark_sink.read",
-    "register": "spark_sink.spark_session",
-    "session": "spark_sink.spark_session",
+    "IngestReport": "spark_sink.ingestion.report",
+    "Progress": "spark_sink.ingestion.report",
+    "TableReport": "spark_sink.ingestion.report",
+    "TablesAt": "spark_sink.reading.tables",
+    "ingest": "spark_sink.ingestion.ingest_job",
+    "read_table": "spark_sink.reading.tables",
+    "read_tables": "spark_sink.reading.tables",
+    "register": "spark_sink.runtime.spark_session",
+    "session": "spark_sink.runtime.spark_session",
 }
 
 __all__ = [

@@ -15,10 +15,10 @@ from pathlib import Path
 import anyio
 import pyarrow as pa
 
-from flusher.cut_schedule import CutSchedule
-from flusher.cut_writer import CutResult
+from flusher.cuts.cut_schedule import CutSchedule
+from flusher.cuts.cut_writer import CutResult
+from flusher.files.node_directory import NodeDirectory
 from flusher.flusher import Flusher, FlushHooks
-from flusher.node_directory import NodeDirectory
 from flusher.snapshot import SnapshotSource, read_snapshot
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy

@@ -44,11 +44,19 @@ def check_definition(
     check_name("collection", name)
     if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
         raise InvalidArgument(f"shards={shards!r} — pass 1 to {SHARDS_MAX}")
-    if isinstance(partitions, str) or len(partitions) >= PARTITIONS_MAX or len(set(partitions)) < len(partitions):
-        raise InvalidArgument(f"partitions={partitions!r} — pass up to {PARTITIONS_MAX - 1} different names")
-    for partition in partitions:
-        check_name("partition", partition)
-    return Definition(name, check_schema(schema, primary_key=primary_key), primary_key, shards, tuple(partitions))
+    return Definition(
+        name, check_schema(schema, primary_key=primary_key), primary_key, shards, _check_partitions(partitions)
+    )
+
+
+def _check_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
+    wrong = InvalidArgument(f"partitions={partitions!r} — pass a list of up to {PARTITIONS_MAX - 1} different names")
+    if isinstance(partitions, str) or not isinstance(partitions, Sequence) or len(partitions) >= PARTITIONS_MAX:
+        raise wrong
+    names = tuple(check_name("partition", partition) for partition in partitions)
+    if len(set(names)) < len(names):
+        raise wrong
+    return names
 
 
 def same_definition(existing: CollectionInfo, definition: Definition, *, if_not_exists: bool) -> CollectionInfo:

@@ -22,7 +22,7 @@ def check_name(kind: str, name: str) -> str:
         InvalidName: it is outside `^[a-z0-9][a-z0-9._-]{0,127}$`, contains `..`, or is reserved (starts with `_`).
     """
     if not isinstance(name, str):
-        raise InvalidName(f"a {kind} name is text, not {type(name).__name__} — pass a str")
+        raise not_text(kind, name)
     if name.startswith("_"):
         raise InvalidName(
             f"{kind} name {name[:64]!r} is reserved: names that start with '_' are the node's — rename it"
@@ -33,3 +33,8 @@ def check_name(kind: str, name: str) -> str:
             "starting with a letter or digit, without '..'"
         )
     return name
+
+
+def not_text(kind: str, name: object) -> InvalidName:
+    """Return the error for something in the place of a name that is no text at all."""
+    return InvalidName(f"a {kind} name is text, not {type(name).__name__} — pass a str")

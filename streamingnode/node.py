@@ -105,6 +105,7 @@ class Node:
         Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`, `TooLarge`, `StorageFull`,
         `Indeterminate`; nothing of a refused call is in the log.
         """
+        _check_txn_id(txn_id)
         target = self._target(collection)
         partition_id = target.partition_id(partition)
         if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._coalesced_rows_max and not txn_id:
@@ -132,6 +133,7 @@ class Node:
 
         Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
         """
+        _check_txn_id(txn_id)
         target = self._target(collection)
         partition_id = target.partition_id(partition)
         progress = Progress()
@@ -151,6 +153,7 @@ class Node:
 
         Keys are values, an Arrow array, or Arrow data with one column named as the primary key. Raises as `insert` does.
         """
+        _check_txn_id(txn_id)
         target = self._target(collection)
         progress = Progress()
 
@@ -170,7 +173,8 @@ class Node:
         `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
         """
         self._check_open()
-        return Transaction(self._target, group_bytes_max=self._group_bytes_max, keepalive_ms=_keepalive_ms(keepalive_s))
+        keepalive_ms = self._keepalive_ms(keepalive_s)
+        return Transaction(self._target, group_bytes_max=self._group_bytes_max, keepalive_ms=keepalive_ms)
 
     async def begin_transaction(
         self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
@@ -179,25 +183,22 @@ class Node:
 
         It ends with `commit_transaction` or `rollback_transaction`, or by itself when it is idle for `keepalive_s`.
         """
-        name = pchannel or next(iter(self._services.appends))
-        if name not in self._services.appends:
-            raise InvalidArgument(f"there is no log {name!r} — one of {', '.join(self._services.appends)}")
-        return (await self._append(name, begin_group(_keepalive_ms(keepalive_s)), "the begin", timeout)).txn_id
+        begin = begin_group(self._keepalive_ms(keepalive_s))
+        return (await self._append(self._pchannel(pchannel), begin, "the begin", timeout)).txn_id
 
     async def commit_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> WriteResult:
         """Make a transaction's rows appear at one tick. Raises `TransactionExpired` or `InvalidTransactionState`."""
-        name = pchannel or next(iter(self._services.appends))
-        return result_of(await self._append(name, commit_group(txn_id), "the commit", timeout))
+        commit = commit_group(_check_txn_id(txn_id))
+        return result_of(await self._append(self._pchannel(pchannel), commit, "the commit", timeout))
 
     async def rollback_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> None:
         """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
-        name = pchannel or next(iter(self._services.appends))
-        group = rollback_group(txn_id, reason="rolled back by its caller")
-        await self._append(name, group, "the rollback", timeout)
+        rollback = rollback_group(_check_txn_id(txn_id), reason="rolled back by its caller")
+        await self._append(self._pchannel(pchannel), rollback, "the rollback", timeout)
 
     # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -220,24 +221,28 @@ class Node:
         policy starts below what is kept, and `ReaderBusy` while the name is in use.
         """
         info = self._info(collection)
-        chosen = None if types is None else frozenset(types)
+        chosen = check_types(types)
         options = ReadOptions(policy=policy, until=until, name=name, types=chosen, include_ticks=include_ticks)
         return CollectionReader(self._services, info, options)
 
     async def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
-        """Return the collection's rows as of a tick, everything acknowledged so far for None."""
+        """Return the collection's rows as of a tick, everything acknowledged so far for None.
+
+        Raises `InvalidArgument` for a tick that is yet to come, `Truncated` when that state is no longer kept.
+        """
         info = self._info(collection)
-        return await within(timeout, lambda: self._services.snapshot(info, as_of), "the snapshot")
+        check_tick("as_of", as_of)
+        return await read_within(timeout, lambda: self._services.snapshot(info, as_of), "the snapshot")
 
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
         """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes."""
         self._check_open()
-        if isinstance(collections, str):
+        if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={collections!r} — pass a list of names")
         pchannels = list(self._services.appends)
         if collections is not None:
             pchannels = sorted({pchannel_of(self._info(name).vchannels[0]) for name in collections})
-        return await within(timeout, lambda: self._services.consistent_tick(pchannels), "the tick")
+        return await read_within(timeout, lambda: self._services.consistent_tick(pchannels), "the tick")
 
     # --- collections ----------------------------------------------------------------------------------------------------
 
@@ -352,19 +357,40 @@ class Node:
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()
+        if not isinstance(collection, str):
+            raise not_text("collection", collection)
         return self._services.catalog.collection_by_name(collection)
 
     def _find(self, collection: str) -> CollectionInfo | None:
         return next((info for info in self._services.catalog.collections() if info.name == collection), None)
+
+    def _pchannel(self, pchannel: str | None) -> str:
+        """Return the log a transaction by id lives on, the first one for None."""
+        appends = self._services.appends
+        if pchannel is not None and pchannel not in list(appends):
+            raise InvalidArgument(f"there is no log {pchannel!r} — one of {', '.join(appends)}")
+        return pchannel or next(iter(appends))
+
+    def _keepalive_ms(self, keepalive_s: float | None) -> int:
+        if keepalive_s is None:
+            return 0
+        age_s_max = self._config.txn.age_s_max
+        if (
+            isinstance(keepalive_s, bool)
+            or not isinstance(keepalive_s, Real)
+            or not KEEPALIVE_S_MIN <= keepalive_s <= age_s_max
+        ):
+            raise InvalidArgument(
+                f"keepalive_s={keepalive_s!r} — pass {KEEPALIVE_S_MIN:g} to {age_s_max:g} seconds, or None for the default"
+            )
+        return int(keepalive_s * 1000)
 
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
 
 
-def _keepalive_ms(keepalive_s: float | None) -> int:
-    if keepalive_s is None:
-        return 0
-    if not keepalive_s >= 0.001:
-        raise InvalidArgument(f"keepalive_s={keepalive_s!r} — pass at least 0.001 seconds, or None for the default")
-    return int(keepalive_s * 1000)
+def _check_txn_id(txn_id: int) -> int:
+    if isinstance(txn_id, bool) or not isinstance(txn_id, int):
+        raise InvalidArgument(f"txn_id={txn_id!r} is no transaction — pass what begin_transaction() returned")
+    return txn_id

@@ -89,6 +89,7 @@ def log_end(log: Log) -> Append:
             time_tick=group.time_tick,
             last_confirmed=message_id(first_position if last_confirmed is None else last_confirmed),
             row_offsets=group.row_offsets,
+            durable=ticket.written is ticket.durable,
         )
 
     return append_to_log

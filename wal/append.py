@@ -74,7 +74,7 @@ class AppendResult:
     """What became of an append group that is in the log.
 
     `first_message_id` is the position of its first message, `count` how many it has; `txn_id` is 0 outside a
-    transaction; `row_offsets` as in `AppendGroup`.
+    transaction; `row_offsets` as in `AppendGroup`. `durable` says whether it was synced when it was acknowledged.
     """
 
     first_message_id: MessageId
@@ -83,6 +83,7 @@ class AppendResult:
     last_confirmed: MessageId
     txn_id: int = 0
     row_offsets: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    durable: bool = True
 
     @property
     def message_id(self) -> MessageId:

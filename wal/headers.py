@@ -10,17 +10,17 @@ from wal.message_type import MESSAGE_VERSION, MessageType
 UNSTAMPED = -1
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
+class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Root of all headers; the class of a header follows from its message's type and version."""
 
 
-class TimeTickHeader(Header, frozen=True):
+class TimeTickHeader(Header, frozen=True, gc=False):
     """Everything at or below the message's tick is before it in the log. `source_id` names the node that says so."""
 
     source_id: str = ""
 
 
-class InsertHeader(Header, frozen=True):
+class InsertHeader(Header, frozen=True, gc=False):
     """Rows for one partition of one vchannel; `first_offset` is the row offset of the first row."""
 
     collection_id: int
@@ -31,7 +31,7 @@ class InsertHeader(Header, frozen=True):
     first_offset: int = UNSTAMPED
 
 
-class DeleteHeader(Header, frozen=True):
+class DeleteHeader(Header, frozen=True, gc=False):
     """Keys to delete on one vchannel: rows of those keys with an offset below `next_offset` are gone."""
 
     collection_id: int
@@ -39,7 +39,7 @@ class DeleteHeader(Header, frozen=True):
     next_offset: int = UNSTAMPED
 
 
-class CreateCollectionHeader(Header, frozen=True):
+class CreateCollectionHeader(Header, frozen=True, gc=False):
     """A new collection; `schema` is an Arrow IPC schema message, `partitions` pairs of (id, name)."""
 
     collection_id: int
@@ -51,13 +51,13 @@ class CreateCollectionHeader(Header, frozen=True):
     partitions: tuple[tuple[int, str], ...]
 
 
-class DropCollectionHeader(Header, frozen=True):
+class DropCollectionHeader(Header, frozen=True, gc=False):
     """The collection and everything in it is gone."""
 
     collection_id: int
 
 
-class CreatePartitionHeader(Header, frozen=True):
+class CreatePartitionHeader(Header, frozen=True, gc=False):
     """A new partition of a collection."""
 
     collection_id: int
@@ -65,14 +65,14 @@ class CreatePartitionHeader(Header, frozen=True):
     name: str
 
 
-class DropPartitionHeader(Header, frozen=True):
+class DropPartitionHeader(Header, frozen=True, gc=False):
     """The partition and the rows in it are gone."""
 
     collection_id: int
     partition_id: int
 
 
-class CreateSegmentHeader(Header, frozen=True):
+class CreateSegmentHeader(Header, frozen=True, gc=False):
     """A growing segment is open for rows; the limits are soft: one crossing insert is taken, then it is sealed."""
 
     collection_id: int
@@ -83,7 +83,7 @@ class CreateSegmentHeader(Header, frozen=True):
     rows_max: int
 
 
-class FlushHeader(Header, frozen=True):
+class FlushHeader(Header, frozen=True, gc=False):
     """A segment is sealed; `reason` is the seal policy's name."""
 
     collection_id: int
@@ -92,34 +92,34 @@ class FlushHeader(Header, frozen=True):
     reason: str
 
 
-class CutHeader(Header, frozen=True):
+class CutHeader(Header, frozen=True, gc=False):
     """Every growing segment is sealed at this message's tick; `segment_ids` are those it sealed."""
 
     number: int = UNSTAMPED
     segment_ids: tuple[int, ...] = ()
 
 
-class BeginTxnHeader(Header, frozen=True):
+class BeginTxnHeader(Header, frozen=True, gc=False):
     """A transaction starts; its id is stamped into the message."""
 
     keepalive_ms: int
 
 
-class BodyAssignment(msgspec.Struct, frozen=True, array_like=True):
+class BodyAssignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a commit gives one body: segment and first offset of an insert, or the next offset of a delete (segment 0)."""
 
     segment_id: int
     offset: int
 
 
-class CommitTxnHeader(Header, frozen=True):
+class CommitTxnHeader(Header, frozen=True, gc=False):
     """A transaction takes place at this message's tick; `assignments` follow the order of its bodies."""
 
     vchannels: tuple[str, ...] = ()
     assignments: tuple[BodyAssignment, ...] = ()
 
 
-class RollbackTxnHeader(Header, frozen=True):
+class RollbackTxnHeader(Header, frozen=True, gc=False):
     """A transaction never takes place; `reason` is for people."""
 
     reason: str = ""

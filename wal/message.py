@@ -2,7 +2,7 @@
 
 A `MutableMessage` is what an appender builds and the chain stamps; a `Message` is what the log stores and readers share,
 frozen; a `TransactionMessage` is what readers see of a transaction. A `LogEntry` is the messages of one append as read
-back.
+back. The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +65,7 @@ class MutableMessage:
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message as the log keeps it; many readers share one object."""
 
     type: MessageType
@@ -97,7 +97,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
 
-class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True):
+class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A transaction as readers see it: its bodies in order, at the tick and position of its commit.
 
     Begin and commit are kept so that a server can send the pieces; bodies keep their own positions but carry the
@@ -180,7 +180,7 @@ def _stamp_body(body: Message, assignment: BodyAssignment, commit: Message) -> M
 AnyMessage = Message | TransactionMessage
 
 
-class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One atomic entry of a log: the messages of one append group at consecutive positions, at one tick.
 
     `size_bytes` is its stored size; `crc32c` its checksum, which the next entry repeats.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from flusher.manifest import CollectionEntry
-from spark_sink.columns import decode_schema
-from spark_sink.cuts import Cut, CutLog, lives
+from spark_sink.cuts.cut_log import Cut, CutLog, lives
+from spark_sink.table.columns import decode_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from numbers import Real
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +21,7 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReader
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.names import check_name
+from streamingnode.reading.read_arguments import check_tick, check_types
 from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
 from streamingnode.rows.schema import decode_schema
 from streamingnode.services import NodeServices
@@ -27,7 +29,7 @@ from streamingnode.writing.write_target import pchannel_of
 from wal.errors import InvalidArgument, OnShutdown, UnsupportedFormat
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
-from wal.message_type import SYSTEM, MessageType
+from wal.message_type import MessageType
 
 Clock = Callable[[], float]
 
@@ -43,11 +45,8 @@ class ReadOptions:
     include_ticks: bool = False
 
     def __post_init__(self) -> None:
-        if self.types is not None and (not self.types or self.types & SYSTEM):
-            raise InvalidArgument(
-                "types lists what to deliver of inserts, deletes and DDL — ticks come with include_ticks=True, "
-                "transactions with the types of their bodies"
-            )
+        check_tick("until", self.until)
+        check_types(self.types)
         if self.name is not None:
             check_name("reader", self.name)
 
@@ -72,13 +71,16 @@ class CollectionReader:
         self._types = options.types or DELIVERED_TYPES
         self._schemas = _payload_schemas(info)
         self._ready: deque[ReadMessage] = deque()
-        self._ended = False
+        self._entered, self._ended = False, False
         self._scanner: Scanner | None = None
         self._named: NamedReader | None = None
         self._message_id = message_id_kind(services.wal_name)
 
     async def __aenter__(self) -> Self:
         """Find the place to start. Raises `Truncated`, `ReaderBusy`, or `InvalidArgument` for an id of another log."""
+        if self._entered:
+            raise InvalidArgument("a reader reads once — open another with node.read()")
+        self._entered = True
         try:
             await self._open()
         except BaseException:
@@ -105,6 +107,8 @@ class CollectionReader:
 
     async def next_messages(self, *, max_messages: int = 1_024) -> list[ReadMessage]:
         """Return the next messages, at least one, without waiting for more; an empty list at the end."""
+        if not isinstance(max_messages, int) or max_messages < 1:
+            raise InvalidArgument(f"{max_messages=} — pass at least 1: an empty list means the end")
         while not self._ready and not self._ended:
             await self._fill()
         return [self._ready.popleft() for _ in range(min(max_messages, len(self._ready)))]
@@ -114,7 +118,7 @@ class CollectionReader:
 
         A message of more rows comes alone; a message without rows counts as one. Nothing is yielded while nothing comes.
         """
-        if max_rows < 1 or not max_wait_s >= 0:
+        if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(max_wait_s, Real) or not max_wait_s >= 0:
             raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
         while first := await anext(self, None):
             batch, rows = [first], first.num_rows or 1
@@ -131,15 +135,19 @@ class CollectionReader:
 
         Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name.
         """
-        if self._named is None:
+        if self._options.name is None:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
+        if not isinstance(message, ReadMessage):
+            raise InvalidArgument(f"{message!r} is no message — pass one that this reader delivered")
+        if self._named is None:
+            raise _not_open()
         await self._named.ack(message)
 
     async def close(self) -> None:
         """End the reader; idempotent."""
         scanner, self._scanner = self._scanner, None
         named, self._named = self._named, None
-        self._ended = True
+        self._ready.clear()
         if scanner is not None:
             await scanner.close()
         if named is not None:
@@ -161,7 +169,7 @@ class CollectionReader:
     async def _fill(self) -> None:
         """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
         if self._scanner is None:
-            raise OnShutdown("the reader is closed — open another with node.read()")
+            raise _not_open()
         batch = await self._scanner.next_batch()
         self._ready.extend(self._merge(batch))
         until = self._options.until
@@ -194,6 +202,10 @@ class CollectionReader:
             if scope.cancelled_caught:
                 return False
         return bool(self._ready)
+
+
+def _not_open() -> OnShutdown:
+    return OnShutdown("the reader is not open — use it inside `async with node.read(...)`")
 
 
 def _tick(message: AnyMessage) -> int:

@@ -24,6 +24,9 @@ Keys = Sequence[object] | AnyArray | AnyChunkedArray | pa.RecordBatch | pa.Table
 DICTS_PER_BATCH = 4_096
 """Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
 
+# pyarrow looks for pandas when it makes its first array and imports it: half a second that must not fall into an event loop.
+pa.array([0])
+
 _CONVERSION_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 

@@ -1,6 +1,7 @@
 """Deadlines of calls: `timeout=` in seconds, and what is known about a call that ran into it."""
 
 from collections.abc import Awaitable, Callable
+from numbers import Real
 from typing import TypeVar
 
 import anyio
@@ -21,11 +22,24 @@ async def within(
     """
     if timeout is None:
         return await call()
-    if not timeout > 0:
-        raise InvalidArgument(f"timeout={timeout!r} — pass a number of seconds above 0, or None to wait for ever")
-    with anyio.move_on_after(timeout):
+    with anyio.move_on_after(_checked(timeout)):
         return await call()
     raise expired(timeout, what, begun=begun())
+
+
+async def read_within(timeout: float | None, call: Callable[[], Awaitable[T]], what: str) -> T:
+    """Return what `call`, which changes nothing, returns within `timeout` seconds. Raises `DeadlineExceeded`."""
+    if timeout is None:
+        return await call()
+    with anyio.move_on_after(_checked(timeout)):
+        return await call()
+    raise DeadlineExceeded(f"{what} took longer than {timeout:g} s and changed nothing — give it more time")
+
+
+def _checked(timeout: float) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout > 0:
+        raise InvalidArgument(f"timeout={timeout!r} — pass a number of seconds above 0, or None to wait for ever")
+    return timeout
 
 
 def expired(timeout: float, what: str, *, begun: bool) -> DeadlineExceeded | Overloaded:

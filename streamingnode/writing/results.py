@@ -18,7 +18,8 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of an insert, upsert, delete or transaction that is in the log.
 
     Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows
-    inserted there; `message_ids` are the log positions of its messages, ascending; `txn_id` is 0 outside a transaction.
+    inserted there; `message_ids` are the log positions of its messages, ascending; `txn_id` is 0 outside a transaction. `durable`
+    says whether it was synced when it was acknowledged; with `durability="os"` that follows within the sync interval.
 
     A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
     each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of
@@ -29,6 +30,7 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
     row_offsets: RowOffsets
     message_ids: tuple[MessageId, ...]
     txn_id: int = 0
+    durable: bool = True
     groups: tuple["WriteResult", ...] = ()
 
 
@@ -43,6 +45,7 @@ def result_of(appended: AppendResult) -> WriteResult:
         row_offsets=dict(appended.row_offsets),
         message_ids=appended.message_ids,
         txn_id=appended.txn_id,
+        durable=appended.durable,
     )
 
 
@@ -62,5 +65,6 @@ def combined(results: Sequence[WriteResult]) -> WriteResult:
         row_offsets=row_offsets,
         message_ids=tuple(message_id for result in results for message_id in result.message_ids),
         txn_id=results[-1].txn_id,
+        durable=all(result.durable for result in results),
         groups=tuple(results),
     )

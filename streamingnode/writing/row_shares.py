@@ -37,6 +37,7 @@ def share_result(
                 time_tick=appended.time_tick,
                 row_offsets=offsets,
                 message_ids=tuple(ids[index] for index in sorted(touched)),
+                durable=appended.durable,
             )
         )
         start += count
@@ -44,11 +45,12 @@ def share_result(
 
 
 def _share_one_shard(appended: AppendResult, vchannel: str, row_counts: Sequence[int]) -> list[WriteResult]:
-    tick, ids = appended.time_tick, appended.message_ids
+    tick, ids, durable = appended.time_tick, appended.message_ids, appended.durable
     first, _ = appended.row_offsets[vchannel]
     results = []
     for count in row_counts:
-        results.append(WriteResult(time_tick=tick, row_offsets={vchannel: (first, count)}, message_ids=ids))
+        offsets = {vchannel: (first, count)}
+        results.append(WriteResult(time_tick=tick, row_offsets=offsets, message_ids=ids, durable=durable))
         first += count
     return results
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from interceptors.shard.catalog import CollectionInfo
-from streamingnode.names import DEFAULT_PARTITION
+from streamingnode.names import DEFAULT_PARTITION, not_text
 from streamingnode.rows.row_shape import RowShape, key_shape, row_shape
 from streamingnode.rows.schema import decode_schema
 from wal.append import Append
@@ -31,7 +31,9 @@ class WriteTarget:
     partitions: Mapping[str, int]
 
     def partition_id(self, partition: str | None) -> int:
-        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound`."""
+        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidName`."""
+        if partition is not None and not isinstance(partition, str):
+            raise not_text("partition", partition)
         found = self.partitions.get(DEFAULT_PARTITION if partition is None else partition)
         if found is None:
             raise PartitionNotFound(

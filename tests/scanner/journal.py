@@ -7,7 +7,8 @@ payloads a reader gets, written down at append time without any of the code unde
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scanner.scanner import ScanBatch, Scanner
+from scanner.deliver_policy import DeliverPolicy
+from scanner.scanner import ScanBatch, ScanLimits, Scanner
 from wal.append import AppendGroup, AppendTicket
 from wal.headers import (
     BeginTxnHeader,
@@ -25,6 +26,9 @@ from wal.message import AnyMessage, LogEntry, Message, MutableMessage, Transacti
 from wal.message_type import MessageType
 
 V0, V1 = "p0_1v0", "p0_1v1"
+
+
+SMALL = ScanLimits(batch_bytes=300, batch_messages=3)
 
 
 class Clock:
@@ -209,3 +213,11 @@ async def batches_until(scanner: Scanner, tick: int) -> list[ScanBatch]:
     while not batches or batches[-1].confirmed_tick < tick:
         batches.append(await scanner.next_batch())
     return batches
+
+
+async def tailed_journal(capacity_bytes: int = 1 << 20) -> Journal:
+    return await Journal.create(tail=LiveTail(capacity_bytes=capacity_bytes, clock=Clock()))
+
+
+def scan(journal: Journal, policy: DeliverPolicy, **options: int) -> Scanner:
+    return Scanner(journal.log, journal.tail, policy, **options)  # type: ignore[arg-type]

@@ -7,9 +7,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_sink
-from spark_sink.ingest_job import COMMIT_BYTES_MAX, IngestJob
-from spark_sink.report import IngestReport
-from spark_sink.step import Step
+from spark_sink.ingestion.ingest_job import COMMIT_BYTES_MAX, IngestJob
+from spark_sink.ingestion.report import IngestReport
+from spark_sink.ingestion.step import Step
 from tests.spark_sink.node_builder import NodeBuilder
 
 Ingest = Callable[..., IngestReport]

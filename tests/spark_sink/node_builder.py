@@ -24,7 +24,7 @@ from flusher.manifest import (
     manifest_crc32c,
     manifest_name,
 )
-from spark_sink.arrow_types import AnyField
+from spark_sink.table.arrow_types import AnyField
 
 Value = int | float | str | bytes | None
 Row = Mapping[str, Value]
@@ -266,3 +266,11 @@ def ordered(rows: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
 def extreme(table: pa.Table, column: str, choose: Callable[[list[int]], int]) -> int:
     """Return the smallest or largest value of a whole-number column."""
     return choose([value for value in table[column].to_pylist() if isinstance(value, int)])
+
+
+def order(number: int, amount: float = 1.0) -> dict[str, Value]:
+    return {"id": number, "item": f"item-{number}", "amount": amount}
+
+
+def orders(*numbers: int, amount: float = 1.0) -> list[dict[str, Value]]:
+    return [order(number, amount) for number in numbers]

@@ -10,12 +10,14 @@ from interceptors.timetick.ack_manager import AckManager
 from interceptors.timetick.interceptor import TimeTickInterceptor
 from interceptors.timetick.mvcc import MvccManager
 from interceptors.timetick.release import ReaderRelease
-from tests.wal.manual_log import ManualLog, allocator
+from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits
 from wal.append import Append, AppendGroup, AppendObserver, AppendResult
+from wal.headers import DropCollectionHeader
 from wal.live_tail import LiveTail
 from wal.log import Log
-from wal.message import LogEntry
+from wal.message import LogEntry, MutableMessage
+from wal.message_type import MessageType
 
 
 class Store:
@@ -106,3 +108,13 @@ class SteeredWal:
         )
         redo = RedoInterceptor(RedoLimits(wait_s_max=5))
         return Chain.of([redo, self.lock, timetick, self.gatekeeper], end)
+
+
+def drop(vchannel: str = A) -> AppendGroup:
+    return AppendGroup([MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=vchannel)])
+
+
+async def start(wal: Wal[str, str], group: AppendGroup) -> "asyncio.Task[AppendResult]":
+    task = asyncio.ensure_future(wal.append(group))
+    await settle()
+    return task

@@ -1,14 +1,12 @@
 import asyncio
 
-import anyio
 import pytest
 
 from interceptors.chain import Chain
 from tests.wal.manual_log import A, ManualLog, allocator, insert, settle, time_tick
-from tests.wal.steered_wal import SteeredWal, Store
-from wal import adaptor
+from tests.wal.steered_wal import SteeredWal, Store, start
 from wal.adaptor import Wal, WalLimits, log_end
-from wal.append import Append, AppendGroup, AppendResult
+from wal.append import Append, AppendGroup
 from wal.errors import (
     ChannelFenced,
     Corrupt,
@@ -19,7 +17,7 @@ from wal.errors import (
     StorageFull,
     TooLarge,
 )
-from wal.headers import DropCollectionHeader, TimeTickHeader
+from wal.headers import TimeTickHeader
 from wal.lifecycle import WalState
 from wal.log import Log
 from wal.memory_store import MemoryLogStore
@@ -27,16 +25,6 @@ from wal.message import LogEntry, MutableMessage
 from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
-
-
-def drop(vchannel: str = A) -> AppendGroup:
-    return AppendGroup([MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=vchannel)])
-
-
-async def start(wal: Wal[str, str], group: AppendGroup) -> "asyncio.Task[AppendResult]":
-    task = asyncio.ensure_future(wal.append(group))
-    await settle()
-    return task
 
 
 class Ended:
@@ -259,220 +247,3 @@ async def test_reader_comes_from_the_factory_until_the_wal_closes() -> None:
     await steered.wal.close()
     with pytest.raises(OnShutdown):
         steered.wal.read("latest")
-
-
-# --- closing ----------------------------------------------------------------------------------------------------------
-
-
-async def test_close_waits_for_appends_in_flight_and_no_append_succeeds_after_it() -> None:
-    steered = await SteeredWal().open()
-    append = await start(steered.wal, insert())
-    closing = asyncio.ensure_future(steered.wal.close())
-    await settle()
-    assert steered.wal.state is WalState.CLOSING
-    assert not closing.done()
-    with pytest.raises(OnShutdown):
-        await steered.wal.append(insert())
-    steered.log.write()
-    assert (await append).first_message_id.position == 2
-    await closing
-    assert steered.wal.state is WalState.CLOSED
-    assert steered.gatekeeper.closed == ["graceful", "close"]
-    with pytest.raises(OnShutdown):
-        await steered.wal.append(insert())
-    assert steered.log.next_position == 3
-
-
-async def test_close_waits_for_appends_nobody_waits_for() -> None:
-    steered = await SteeredWal().open()
-    append = await start(steered.wal, insert())
-    append.cancel()
-    closing = asyncio.ensure_future(steered.wal.close())
-    await settle()
-    assert not closing.done()
-    steered.log.queue[0].durable.set_result(None)
-    await closing
-
-
-async def test_close_sends_appends_away_that_wait_for_a_redo() -> None:
-    steered = await SteeredWal().open()
-    steered.gatekeeper.until = asyncio.get_running_loop().create_future()
-    append = await start(steered.wal, insert())
-    await steered.wal.close()
-    with pytest.raises(OnShutdown, match="the gate"):
-        await append
-
-
-async def test_append_admitted_after_the_close_began_is_refused() -> None:
-    steered = await SteeredWal().open()
-    steered.log.admission = asyncio.get_running_loop().create_future()
-    append = await start(steered.wal, insert())
-    closing = asyncio.ensure_future(steered.wal.close())
-    await settle()
-    steered.log.admission.set_result(None)
-    with pytest.raises(OnShutdown):
-        await append
-    await closing
-    assert steered.log.next_position == 2
-
-
-async def test_close_is_idempotent_and_a_second_call_waits_for_the_first() -> None:
-    steered = await SteeredWal().open()
-    append = await start(steered.wal, insert())
-    closings = [asyncio.ensure_future(steered.wal.close()) for _ in range(3)]
-    await settle()
-    assert not any(closing.done() for closing in closings)
-    steered.log.write()
-    await append
-    await asyncio.gather(*closings)
-    await steered.wal.close()
-    assert steered.gatekeeper.closed.count("close") == 1
-
-
-async def test_cancelled_close_is_finished_by_the_next_one() -> None:
-    steered = await SteeredWal().open()
-    append = await start(steered.wal, insert())
-    closing = asyncio.ensure_future(steered.wal.close())
-    await settle()
-    closing.cancel()
-    await asyncio.wait([closing])
-    assert steered.wal.state is WalState.CLOSING
-    steered.log.write()
-    await append
-    await steered.wal.close()
-    assert steered.wal.state is WalState.CLOSED
-
-
-async def test_interceptor_that_never_ends_by_itself_holds_the_close_up_for_its_grace_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(adaptor, "GRACE_S", 0.01)
-    steered = await SteeredWal().open()
-    steered.gatekeeper.hangs = True
-    with anyio.fail_after(2):
-        await steered.wal.close()
-    assert steered.wal.state is WalState.CLOSED
-
-
-@pytest.mark.parametrize("error", [ChannelFenced("x"), Indeterminate("x")], ids=["fenced", "poisoned"])
-async def test_wal_that_takes_no_appends_still_closes(error: Exception) -> None:
-    steered = await SteeredWal().open()
-    steered.gatekeeper.refusal = error
-    with pytest.raises((ChannelFenced, StorageFailed)):
-        await steered.wal.append(insert())
-    await steered.wal.close()
-    assert steered.wal.state is WalState.CLOSED
-
-
-# --- cancellation -----------------------------------------------------------------------------------------------------
-
-
-async def test_append_cancelled_in_the_log_is_decided_and_published_without_its_caller() -> None:
-    steered = await SteeredWal().open()
-    group = insert()
-    append = await start(steered.wal, group)
-    append.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await append
-    steered.log.write()
-    await settle()
-    assert steered.tail.confirmed_tick == group.time_tick
-    assert steered.settled
-
-
-async def test_append_whose_cancel_scope_ends_in_the_log_is_decided_once() -> None:
-    steered = await SteeredWal().open()
-    group = insert()
-    scope = anyio.CancelScope()
-
-    async def append_within_scope() -> None:
-        with scope:
-            await steered.wal.append(group)
-
-    appending = asyncio.ensure_future(append_within_scope())
-    await settle()
-    scope.cancel()
-    await appending
-    assert scope.cancelled_caught
-    assert steered.wal.in_flight == 1
-    steered.log.write()
-    await settle()
-    assert steered.tail.confirmed_tick == group.time_tick
-    assert steered.settled
-
-
-@pytest.mark.parametrize("waits_for", ["room", "lock", "redo"])
-async def test_append_cancelled_before_the_log_never_happened(waits_for: str) -> None:
-    steered = await SteeredWal().open()
-    loop = asyncio.get_running_loop()
-    holder = None
-    if waits_for == "room":
-        steered.log.admission = loop.create_future()
-    elif waits_for == "lock":
-        holder = await start(steered.wal, drop())
-    else:
-        steered.gatekeeper.until = loop.create_future()
-    before = steered.log.next_position
-    append = await start(steered.wal, insert())
-    append.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await append
-    await settle()
-    if steered.log.admission is not None:
-        steered.log.admission.set_result(None)
-    if steered.gatekeeper.until is not None:
-        steered.gatekeeper.until.set_result(None)
-    if holder is not None:
-        steered.log.write()
-        await holder
-    await settle()
-    assert steered.log.next_position == before
-    assert steered.settled
-
-
-async def cancelled_after(steps: int) -> bool:
-    """Cancel an append after so many steps of the loop, check that nothing is half done; whether it was cancelled."""
-    steered = await SteeredWal().open()
-    until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    exclusive, group = drop(), insert()
-    holder = await start(steered.wal, exclusive)
-    steered.gatekeeper.until = until
-    append = asyncio.ensure_future(steered.wal.append(group))
-    script = {4: steered.log.write, 10: lambda: until.set_result(None), 18: steered.log.write}
-    for step in range(30):
-        if step == steps:
-            append.cancel()
-        if step in script:
-            script[step]()
-        await asyncio.sleep(0)
-    await holder
-    happened = group.ticket is not None
-    assert steered.log.next_position == 3 + happened, "the append is in the log once or never"
-    assert steered.tail.confirmed_tick == (group.time_tick if happened else exclusive.time_tick)
-    assert steered.settled
-    assert append.done()
-    assert append.cancelled() or happened
-    return append.cancelled()
-
-
-async def test_append_cancelled_at_any_step_is_in_the_log_once_or_never_and_leaves_nothing_behind() -> None:
-    outcomes = [await cancelled_after(step) for step in range(30)]
-    assert outcomes[0]
-    assert not outcomes[-1], "the script is long enough to reach the end"
-    first_uncancelled = outcomes.index(False)
-    assert first_uncancelled > 18, "cancelled while it waited for the lock, for the redo, and for the log"
-
-
-async def test_many_appends_cancelled_at_random_leave_an_unbroken_log() -> None:
-    steered = await SteeredWal().open()
-    appends = [await start(steered.wal, drop() if number % 7 == 0 else insert()) for number in range(60)]
-    for number, append in enumerate(appends):
-        if number % 3 == 0:
-            append.cancel()
-        steered.log.write()
-        await asyncio.sleep(0)
-    while steered.wal.in_flight:
-        steered.log.write()
-        await asyncio.sleep(0)
-    assert steered.settled
-    assert steered.tail.next_position == steered.log.next_position

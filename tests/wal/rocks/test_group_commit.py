@@ -5,14 +5,17 @@ from pathlib import Path
 
 import anyio
 import pytest
+from rocksdict import WriteBatch
 
 from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_group
 from wal.errors import Indeterminate, OnShutdown, StorageFull
+from wal.rocks.engine import Engine
 from wal.rocks.floor import read_floor
 from wal.rocks.group_commit import TRANSITIONS, CommitEvent, CommitState
 from wal.rocks.options import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocks.surroundings import Surroundings
+from wal.rocks.writer import WRITE_BYTES_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -74,6 +77,27 @@ async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
         store.promise_tick(1)
 
 
+async def test_writes_queued_behind_a_failed_one_are_not_written(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await store.open_log("p0")
+    working = type(store._engine).write
+    calls: list[object] = []
+
+    def fails_once(engine: Engine, batch: WriteBatch) -> None:
+        calls.append(batch)
+        if len(calls) == 1:
+            raise OSError(5, "write failed")
+        working(engine, batch)
+
+    monkeypatch.setattr(type(store._engine), "write", fails_once)
+    tickets = [log.append(stamped_group(bytes(WRITE_BYTES_MAX))) for _ in range(3)]
+    for ticket in tickets:
+        with pytest.raises(Indeterminate):
+            await ticket.written
+    assert len(calls) == 1
+
+
 async def test_reads_go_on_after_a_failed_write_and_show_only_what_was_synced(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +152,7 @@ async def test_an_abandoned_append_that_fails_is_silent(store: RocksStore, monke
     log.append(stamped_group(b"abandoned"))
     with pytest.raises(Indeterminate):
         await log.append(stamped_group(b"kept")).written
+    await store.close()  # nobody holds the outcome any more
     gc.collect()
     assert heard == []
 

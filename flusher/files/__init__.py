@@ -1,0 +1,1 @@
+"""Rows become files in the node's directory: Arrow columns, checksummed Parquet, durable renames."""

@@ -1,0 +1,150 @@
+"""What may be given up: log entries that nobody will read again, and cuts that every table has taken.
+
+Bounds are pure and pessimistic: whoever might still read something holds it. The log is kept down to the least of: the
+checkpoint (flusher and recovery both start there), every named reader, and the minimum age. A cut is kept until every table
+fed from this node has taken it, its age is past the minimum, and no live collection in it is without a table; the newest
+cut is always kept. `Retention` applies the bounds and is safe to interrupt anywhere: a manifest goes before its files, so
+what a crash leaves are orphans, never a manifest without its files.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from anyio import to_thread
+
+from flusher.checkpoint import Checkpoint
+from flusher.cuts.cut_directory import cut_numbers, file_paths, manifest_path, read_cut
+from flusher.files.node_directory import NodeDirectory
+from flusher.manifest import CutManifest
+from wal.log import Log
+from wal.timetick import physical_ms
+
+LEASES = "leases"
+
+CUTS_REMOVED_PER_ROUND_MAX = 1000
+"""Keeps one round short after a long pause; the next round takes more."""
+
+
+class TableLease(msgspec.Struct, frozen=True):
+    """What one table says it has taken, as the ingest writes it; other fields are the ingest's own."""
+
+    node_id: str
+    collection_id: int
+    cut: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionOptions:
+    """How long things are kept at least, and how often that is looked at; seconds."""
+
+    min_age_s: float = 86_400.0
+    interval_s: float = 60.0
+
+    @property
+    def min_age_ms(self) -> int:
+        """The minimum age in milliseconds."""
+        return int(self.min_age_s * 1000)
+
+
+def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, now_ms: int, min_age_ms: int) -> int:
+    """Return the position before which nobody needs the log any more; 0 when nothing may go."""
+    old_enough = [cut.position for cut in checkpoint.history if physical_ms(cut.tick) <= now_ms - min_age_ms]
+    if not old_enough:
+        return 0
+    bound = min(checkpoint.position, old_enough[-1])
+    return bound if reader_floor is None else min(bound, reader_floor)
+
+
+def may_remove_cut(
+    manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], now_ms: int, min_age_ms: int
+) -> bool:
+    """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped."""
+    if not leases or physical_ms(manifest.tick) > now_ms - min_age_ms:
+        return False
+    without_table = live - {lease.collection_id for lease in leases}
+    return manifest.number <= min(lease.cut for lease in leases) and not any(
+        file.collection_id in without_table for file in (*manifest.segments, *manifest.deletes)
+    )
+
+
+def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
+    """Return the leases of tables fed from this node; blocks.
+
+    A file that does not decode counts as a table that has taken nothing, so that it holds everything.
+    """
+    paths = [path for path in directory.files(LEASES) if path.endswith(".json")]
+    leases = [_read_lease(directory, path, node_id=node_id) for path in paths]
+    return [lease for lease in leases if lease.node_id == node_id]
+
+
+def _read_lease(directory: NodeDirectory, path: str, *, node_id: str) -> TableLease:
+    try:
+        return msgspec.json.decode(directory.read(path), type=TableLease)
+    except msgspec.DecodeError:
+        return TableLease(node_id=node_id, collection_id=0, cut=0)
+
+
+class Retention:
+    """Applies the bounds to one log and one node directory.
+
+    `reader_floor` returns the lowest position a named reader of the log still needs, None without one. Lives on the event
+    loop.
+    """
+
+    def __init__(
+        self,
+        directory: NodeDirectory,
+        log: Log,
+        *,
+        node_id: str,
+        options: RetentionOptions,
+        now_ms: Callable[[], int],
+        reader_floor: Callable[[], int | None],
+    ) -> None:
+        self.options = options
+        self._directory = directory
+        self._log = log
+        self._node_id = node_id
+        self._now_ms = now_ms
+        self._reader_floor = reader_floor
+
+    async def enforce(self, checkpoint: Checkpoint, live: frozenset[int]) -> int:
+        """Give up what the bounds allow, and return the tick at or below which no reader starts any more.
+
+        Idempotent. Raises `OSError` and what the log raises; nothing that is needed is lost then.
+        """
+        bound = truncation_bound(
+            checkpoint,
+            reader_floor=self._reader_floor(),
+            now_ms=self._now_ms(),
+            min_age_ms=self.options.min_age_ms,
+        )
+        if bound > self._log.first_position:
+            await self._log.truncate(bound)
+        await to_thread.run_sync(self._remove_cuts, checkpoint, live)
+        return max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
+
+    def _remove_cuts(self, checkpoint: Checkpoint, live: frozenset[int]) -> None:
+        leases = read_leases(self._directory, node_id=self._node_id)
+        if not leases:
+            return
+        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX]:
+            manifest = read_cut(self._directory, number).manifest
+            removable = number < checkpoint.cut_number and may_remove_cut(
+                manifest,
+                leases=leases,
+                live=live,
+                now_ms=self._now_ms(),
+                min_age_ms=self.options.min_age_ms,
+            )
+            if not removable:
+                return
+            self._remove_cut(manifest)
+
+    def _remove_cut(self, manifest: CutManifest) -> None:
+        path = manifest_path(manifest.number)
+        self._directory.remove(path)
+        self._directory.sync_parents([path])
+        for path in file_paths(manifest):
+            self._directory.remove(path)

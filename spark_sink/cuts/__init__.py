@@ -1,0 +1,1 @@
+"""A node's cuts as a table sees them: in order, verified, and what they change."""

@@ -1,0 +1,149 @@
+"""What a run of cuts changes in one collection, and which files of its table that touches. Pure: no Spark, no disk.
+
+Rules kept here: a row goes when a delete of its key has a larger offset; everything of a partition dropped at or before the
+cut goes, also when a partition of the same name was created again; files that no delete can reach stay as they are.
+Names of partitions are unique among the living at any tick, so a drop in these cuts ends all the table holds under the name.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
+from spark_sink.cuts.cut_log import Cut
+from spark_sink.table.table_model import TableFile
+from wal.errors import Corrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the cuts `first` to `last` change in a collection."""
+
+    entry: CollectionEntry
+    cuts: tuple[Cut, ...]
+    segments: tuple[SegmentFile, ...]
+    deletes: tuple[DeleteFile, ...]
+    partition_names: dict[int, str]
+    dropped_names: frozenset[str]
+    first_changed: int
+
+    @property
+    def last(self) -> Cut:
+        """The cut the table is at afterwards."""
+        return self.cuts[-1]
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """Every file of the node that has to be read."""
+        return (*self.segments, *self.deletes)
+
+    def of_partition(self, segments: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
+        """Return segments by partition name. Raises `Corrupt` for one of a partition no manifest names."""
+        grouped: dict[str, list[SegmentFile]] = {}
+        for segment in segments:
+            if segment.partition_id not in self.partition_names:
+                raise Corrupt(f"segment {segment.path} is of partition {segment.partition_id}, which no cut names")
+            grouped.setdefault(self.partition_names[segment.partition_id], []).append(segment)
+        return grouped
+
+
+def changes_of(entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int) -> Changes:
+    """Return what `cuts` (at least one) change in a table that is the collection's state at `after_tick`."""
+    collection_id = entry.collection_id
+    entries = [found for cut in cuts for found in cut.manifest.collections if found.collection_id == collection_id]
+    partitions = {partition.partition_id: partition for found in (entry, *entries) for partition in found.partitions}
+    dropped = {
+        partition.partition_id: partition.name
+        for partition in partitions.values()
+        if after_tick < partition.dropped_tick <= cuts[-1].tick
+    }
+    return Changes(
+        entry=entries[-1] if entries else entry,
+        cuts=tuple(cuts),
+        segments=tuple(
+            file
+            for cut in cuts
+            for file in cut.manifest.segments
+            if file.collection_id == collection_id and file.partition_id not in dropped
+        ),
+        deletes=tuple(file for cut in cuts for file in cut.manifest.deletes if file.collection_id == collection_id),
+        partition_names={number: partition.name for number, partition in partitions.items()},
+        dropped_names=frozenset(dropped.values()),
+        first_changed=_first_changed(collection_id, cuts, dropped.keys(), after_tick),
+    )
+
+
+def split_by_delete(
+    segments: Iterable[SegmentFile], deletes: Sequence[DeleteFile]
+) -> tuple[list[SegmentFile], list[SegmentFile]]:
+    """Return the segments that some delete can reach, and the others."""
+    reached: list[SegmentFile] = []
+    others: list[SegmentFile] = []
+    for segment in segments:
+        hit = any(
+            delete.vchannel == segment.vchannel
+            and segment.offset_min < delete.offset_max
+            and _ranges_meet(_key_range(delete), _key_range(segment))
+            for delete in deletes
+        )
+        (reached if hit else others).append(segment)
+    return reached, others
+
+
+def reachable(files: Iterable[TableFile], deletes: Sequence[DeleteFile]) -> list[TableFile]:
+    """Return the table's files that may hold a row some delete removes; a file without ranges may hold anything."""
+    return [file for file in files if any(_reaches(delete, file) for delete in deletes)]
+
+
+def batches(cuts: Sequence[Cut], *, bytes_max: int) -> list[list[Cut]]:
+    """Split cuts into runs for one commit each: in order, at least one cut, then at most `bytes_max` of files."""
+    runs: list[list[Cut]] = []
+    size = 0
+    for cut in cuts:
+        if not runs or size + cut.data_bytes > bytes_max:
+            runs.append([])
+            size = 0
+        runs[-1].append(cut)
+        size += cut.data_bytes
+    return runs
+
+
+def _first_changed(collection_id: int, cuts: Sequence[Cut], dropped: Iterable[int], after_tick: int) -> int:
+    """Return the first cut that changes the collection; one past the last when none does."""
+    gone = set(dropped)
+    for cut in cuts:
+        manifest = cut.manifest
+        files = any(file.collection_id == collection_id for file in (*manifest.segments, *manifest.deletes))
+        drops = any(
+            partition.partition_id in gone and after_tick < partition.dropped_tick <= cut.tick
+            for entry in manifest.collections
+            if entry.collection_id == collection_id
+            for partition in entry.partitions
+        )
+        if files or drops:
+            return cut.number
+    return cuts[-1].number + 1
+
+
+def _reaches(delete: DeleteFile, file: TableFile) -> bool:
+    if file.offset_min is not None and file.offset_min >= delete.offset_max:
+        return False
+    if file.vchannel_range is not None and not file.vchannel_range[0] <= delete.vchannel <= file.vchannel_range[1]:
+        return False
+    return _ranges_meet(_key_range(delete), file.key_range)
+
+
+def _key_range(file: DataFile) -> tuple[int | str, int | str] | None:
+    return None if file.key_min is None or file.key_max is None else (file.key_min, file.key_max)
+
+
+def _ranges_meet(one: tuple[int | str, int | str] | None, other: tuple[int | str, int | str] | None) -> bool:
+    """Whether two inclusive ranges can share a key; an unknown range can. Numbers and text never share one."""
+    if one is None or other is None:
+        return True
+    match one, other:
+        case (int() as low, int() as high), (int() as other_low, int() as other_high):
+            return low <= other_high and other_low <= high
+        case (str() as low, str() as high), (str() as other_low, str() as other_high):
+            return low <= other_high and other_low <= high
+        case _:
+            return True

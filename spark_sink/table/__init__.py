@@ -1,0 +1,1 @@
+"""The open table: its columns, files, statistics and commits in the Delta log."""

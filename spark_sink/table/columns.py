@@ -1,0 +1,95 @@
+"""The columns of a collection's table: from the Arrow schema a collection was created with to what tables and Spark hold.
+
+Two differences only. Types that Spark does not have become the next wider one it has (unsigned integers, fixed-size binary,
+dictionaries, nanoseconds), and four system columns follow the user's. `table_schema` is the one mapping: the open table, its
+readers and the data source all start from it, so they cannot disagree.
+"""
+
+import base64
+import binascii
+import functools
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from spark_sink.table.arrow_types import AnyField
+from wal.errors import Corrupt, SchemaMismatch
+
+TICK, OFFSET, VCHANNEL, PARTITION = "_tick", "_offset", "_vchannel", "_partition"
+
+ROW_SYSTEM_COLUMNS: tuple[AnyField, ...] = (
+    pa.field(TICK, pa.int64()),
+    pa.field(OFFSET, pa.int64()),
+    pa.field(VCHANNEL, pa.string()),
+)
+"""What each row of a segment file carries behind the user's columns; ticks stay below 2^63."""
+
+_WIDER: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+
+_SAME: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date32,
+    pa.types.is_decimal128,
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def decode_schema(encoded: str) -> pa.Schema:
+    """Return the Arrow schema in a collection entry of a manifest (IPC in base64)."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
+    except (binascii.Error, pa.ArrowException, OSError) as error:
+        raise Corrupt(f"a collection's schema in a cut manifest is no Arrow schema: {error}") from error
+
+
+def row_schema(collection: pa.Schema) -> pa.Schema:
+    """Return the columns of one data file of the table: the user's and the system's, without the partition.
+
+    Raises `SchemaMismatch` naming the column whose type no table format can hold.
+    """
+    user = [pa.field(field.name, stored_type(field.type, column=field.name)) for field in collection]
+    return pa.schema([*user, *ROW_SYSTEM_COLUMNS])
+
+
+def table_schema(collection: pa.Schema) -> pa.Schema:
+    """Return the columns of the table: those of its files, then `_partition`."""
+    return row_schema(collection).append(pa.field(PARTITION, pa.string()))
+
+
+def stored_type(given: pa.DataType, *, column: str) -> pa.DataType:
+    """Return the type in which tables and Spark hold values of `given`."""
+    nested = functools.partial(stored_type, column=column)
+    if given in _WIDER:
+        return _WIDER[given]
+    if any(holds(given) for holds in _SAME):
+        return given
+    match given:
+        case pa.DictionaryType():
+            return nested(given.value_type)
+        case pa.FixedSizeBinaryType():
+            return pa.binary()
+        case pa.TimestampType():
+            return pa.timestamp("us", tz="UTC" if given.tz else None)
+        case pa.ListType() | pa.LargeListType() | pa.FixedSizeListType():
+            return pa.list_(nested(given.value_type))
+        case pa.MapType():
+            return pa.map_(nested(given.key_type), nested(given.item_type))
+        case pa.StructType():
+            return pa.struct([pa.field(field.name, nested(field.type)) for field in given])
+        case _:
+            raise SchemaMismatch(f"column {column} has type {given}, which no table can hold", column=column)

@@ -1,0 +1,105 @@
+"""A finished file: its bytes are what its description says, and it is what its columns call for."""
+
+from pathlib import Path
+
+import crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flusher.files.node_directory import NodeDirectory
+from flusher.files.parquet_file import ParquetFile, WrittenFile, repetitive_columns
+from flusher.files.rows import OffsetRule, Rows, decode_rows
+
+KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
+    "integers": (pa.int64(), [5, -3, 2**62]),
+    "text": (pa.string(), ["b", "a", "ü"]),
+    "long text": (pa.large_string(), ["b", "a", "ü"]),
+    "bytes": (pa.binary(), [b"b", b"a", b"c"]),
+    "floats": (pa.float64(), [1.0, 0.5, 2.0]),
+}
+BOUNDS: dict[str, tuple[int, int] | tuple[str, str]] = {
+    "integers": (-3, 2**62),
+    "text": ("a", "ü"),
+    "long text": ("a", "ü"),
+}
+
+
+def write(root: Path, kind: pa.DataType, keys: list[object]) -> tuple[ParquetFile, WrittenFile]:
+    schema = pa.schema([pa.field("id", kind)], metadata={"mine": "kept"})
+    file = ParquetFile(NodeDirectory(root), "segments/1/2.parquet", schema, key="id", metadata={"streamingnode.x": "y"})
+    for number in range(2):
+        payload = pa.record_batch([pa.array(keys, kind)], schema=schema).serialize().to_pybytes()
+        rows = [Rows(payload, len(keys), 7 + number, 100 + number * len(keys))]
+        file.write(decode_rows(rows, schema, vchannel="p0_1v0", rule=OffsetRule.FIRST))
+    return file, file.finish()
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_the_description_is_of_the_bytes_on_disk(tmp_path: Path, case: str) -> None:
+    file, written = write(tmp_path, *KEYS[case])
+    content = (tmp_path / file.temporary_path).read_bytes()
+    low, high = BOUNDS.get(case, (None, None))
+    assert written == WrittenFile(
+        bytes=len(content),
+        crc32c=crc32c.crc32c(content),
+        rows=6,
+        tick_min=7,
+        tick_max=8,
+        offset_min=100,
+        offset_max=105,
+        key_min=low,
+        key_max=high,
+    )
+
+
+def test_arrow_reads_back_the_declared_types_and_the_footer_says_where_it_belongs(tmp_path: Path) -> None:
+    file, _ = write(tmp_path, pa.large_string(), ["a", "b"])
+    schema = pq.read_schema(tmp_path / file.temporary_path)
+    assert [(field.name, field.type) for field in schema] == [
+        ("id", pa.large_string()),
+        ("_tick", pa.int64()),
+        ("_offset", pa.int64()),
+        ("_vchannel", pa.string()),
+    ]
+    footer = pq.read_metadata(tmp_path / file.temporary_path).metadata
+    assert footer is not None
+    assert footer[b"streamingnode.format"] == b"1"
+    assert footer[b"streamingnode.x"] == b"y"
+
+
+def test_every_bit_flipped_in_a_page_is_found_by_the_page_checksums(tmp_path: Path) -> None:
+    file, _ = write(tmp_path, pa.int64(), list(range(64)))
+    path = tmp_path / file.temporary_path
+    content, good = path.read_bytes(), pq.read_table(path)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    start, end = chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size
+    silent = 0
+    for position in range(start, end):
+        flipped = bytearray(content)
+        flipped[position] ^= 4
+        try:
+            table = pq.read_table(pa.BufferReader(bytes(flipped)), page_checksum_verification=True)
+        except (OSError, pa.ArrowException):
+            continue
+        silent += not table.equals(good)
+    assert silent == 0
+
+
+def test_a_discarded_file_leaves_nothing_and_may_be_discarded_twice(tmp_path: Path) -> None:
+    file, _ = write(tmp_path, pa.int64(), [1])
+    file.discard()
+    file.discard()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_only_text_that_repeats_itself_gets_a_dictionary() -> None:
+    table = pa.table(
+        {
+            "number": [1] * 1000,
+            "unique": [f"text {number}" for number in range(1000)],
+            "repeated": [f"text {number % 10}" for number in range(1000)],
+            "raw": pa.array([b"x"] * 1000),
+        }
+    )
+    assert repetitive_columns(table) == ["repeated", "raw"]

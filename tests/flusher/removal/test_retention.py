@@ -1,0 +1,223 @@
+"""What may be given up, and that giving it up leaves nothing half there."""
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint
+from flusher.cuts.cut_directory import cut_numbers, file_paths
+from flusher.files.node_directory import NodeDirectory
+from flusher.flush_options import FlushOptions
+from flusher.flusher import Flusher, FlushHooks
+from flusher.removal.retention import RetentionOptions, TableLease, may_remove_cut, read_leases, truncation_bound
+from tests.flusher.cut_reading import manifests, rows_in
+from tests.flusher.stamped_log import START_MS, StampedLog, Table
+from wal.errors import Truncated
+from wal.memory_store import MemoryLogStore
+from wal.timetick import compose_tick, physical_ms
+
+HOUR_MS = 3_600_000
+
+
+@given(
+    ages_ms=st.lists(st.integers(0, 48 * HOUR_MS), max_size=8, unique=True),
+    reader_floor=st.none() | st.integers(1, 100),
+)
+def test_truncation_passes_neither_checkpoint_nor_reader_nor_age(ages_ms: list[int], reader_floor: int | None) -> None:
+    now_ms, retention_ms = START_MS, 24 * HOUR_MS
+    cuts = [CutPosition(compose_tick(now_ms - age), 10 * i) for i, age in enumerate(sorted(ages_ms, reverse=True), 1)]
+    checkpoint = Checkpoint(position=cuts[-1].position if cuts else 0, history=tuple(cuts))
+    bound = truncation_bound(checkpoint, reader_floor=reader_floor, now_ms=now_ms, min_age_ms=retention_ms)
+    assert bound <= checkpoint.position
+    assert reader_floor is None or bound <= reader_floor
+    young = [cut.position for cut in cuts if physical_ms(cut.tick) > now_ms - retention_ms]
+    assert all(bound < position for position in young)
+    if not young and reader_floor is None:
+        assert bound == checkpoint.position
+
+
+class Node:
+    """Cuts an hour apart, the newest now; leases as an ingest writes them."""
+
+    def __init__(self, root: Path, store: MemoryLogStore, log: StampedLog) -> None:
+        self.root = root
+        self.store = store
+        self.log = log
+        self.reader_floor: int | None = None
+
+    @classmethod
+    async def create(cls, root: Path, *, cuts: int) -> "Node":
+        store = MemoryLogStore(make_node_id=lambda: "me")
+        node = cls(root, store, StampedLog(await store.open_log("p0")))
+        table, other = node.log.create(), node.log.create()
+        for number in range(cuts):
+            node.log.insert(table, [number])
+            node.log.delete(other, [number])
+            node.log.cut()
+            node.log.tick += HOUR_MS << 18
+        return node
+
+    @property
+    def tables(self) -> list[Table]:
+        return list(self.log.tables.values())
+
+    def lease(self, table: Table, cut: int, *, node_id: str = "me", name: str = "") -> None:
+        content = {"table": "t", "node_id": node_id, "collection_id": table.id, "cut": cut, "tick": 5}
+        (self.root / "leases").mkdir(exist_ok=True)
+        (self.root / "leases" / f"{name or table.id}.json").write_text(json.dumps(content))
+
+    async def enforce(self, *, min_age_s: float) -> None:
+        options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s))
+        flusher = Flusher(
+            self.root,
+            self.store,
+            self.log.log,
+            None,
+            options=options,
+            now_ms=lambda: physical_ms(self.log.tick),
+            hooks=FlushHooks(reader_floor=lambda: self.reader_floor),
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flusher.run)
+            await flusher.wait_for_cut(len(self.log.cuts))
+            await flusher.enforce_retention()
+            tasks.cancel_scope.cancel()
+
+    def kept(self) -> list[int]:
+        """The cuts that are left, after checking that exactly their files are."""
+        named = {path for manifest in manifests(self.root) for path in file_paths(manifest)}
+        on_disk = {path.relative_to(self.root).as_posix() for path in self.root.rglob("*.parquet")}
+        assert named == on_disk
+        return cut_numbers(NodeDirectory(self.root))
+
+
+def test_without_a_lease_every_cut_is_kept_and_the_log_is_truncated(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=5)
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [1, 2, 3, 4, 5]
+        (last,) = await node.log.log.read(node.log.log.first_position, bytes_max=1 << 20)
+        assert last.time_tick == node.log.cuts[-1].tick
+
+    anyio.run(main)
+
+
+def test_cuts_taken_by_every_table_go_but_never_the_newest(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=5)
+        first, second = node.tables
+        node.lease(first, 5)
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [1, 2, 3, 4, 5], "the second collection has no table yet"
+        node.lease(second, 2)
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [3, 4, 5]
+        node.lease(second, 5)
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [5]
+
+    anyio.run(main)
+
+
+def test_young_cuts_stay_and_so_does_the_log_after_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=6)
+        for table in node.tables:
+            node.lease(table, 6)
+        await node.enforce(min_age_s=3.5 * 3600)
+        assert node.kept() == [4, 5, 6]
+        entries = await node.log.log.read(node.log.log.first_position, bytes_max=1 << 20)
+        assert entries[0].time_tick == node.log.cuts[2].tick
+
+    anyio.run(main)
+
+
+def test_a_named_reader_holds_the_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=3)
+        node.reader_floor = 4
+        await node.enforce(min_age_s=0)
+        assert node.log.log.first_position <= 4
+
+    anyio.run(main)
+
+
+def test_a_transaction_open_over_a_cut_holds_the_log_from_its_begin(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=1)
+        begin = node.log.log.next_position
+        txn_id = node.log.begin()
+        node.log.stream(txn_id, node.tables[0], [7], item="slow")
+        node.log.cut()
+        await node.enforce(min_age_s=0)
+        assert node.log.log.first_position == begin
+        assert decode_checkpoint(await node.store.get_meta("checkpoint/p0")).position == begin
+        node.log.commit(txn_id)
+        node.log.cut()
+        await node.enforce(min_age_s=0)
+        assert [row.key for row in rows_in(tmp_path, manifests(tmp_path)[-1])] == [7]
+
+    anyio.run(main)
+
+
+def test_a_collection_that_was_dropped_needs_no_table_to_let_its_cuts_go(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=3)
+        first, second = node.tables
+        node.log.drop_collection(second)
+        node.log.cut()
+        node.lease(first, 4)
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [4]
+
+    anyio.run(main)
+
+
+def test_waiting_for_a_cut_that_was_given_up_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=3)
+        for table in node.tables:
+            node.lease(table, 3)
+        await node.enforce(min_age_s=0)
+        flusher = Flusher(tmp_path, node.store, node.log.log, None, options=FlushOptions(), now_ms=lambda: START_MS)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flusher.run)
+            await flusher.wait_for_cut(3)
+            with pytest.raises(Truncated, match="cut 3"):
+                await flusher.wait_for_cut(2)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main)
+
+
+def test_leases_of_other_nodes_do_not_count_and_unreadable_ones_hold_everything(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=2)
+        first, second = node.tables
+        node.lease(first, 2)
+        node.lease(second, 2)
+        node.lease(first, 1, node_id="other", name="foreign")
+        assert {lease.cut for lease in read_leases(NodeDirectory(tmp_path), node_id="me")} == {2}
+        (tmp_path / "leases" / "torn.json").write_text('{"table": ')
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [1, 2]
+
+    anyio.run(main)
+
+
+def test_a_cut_without_any_lease_may_never_be_removed(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=1)
+        await node.enforce(min_age_s=0)
+        (manifest,) = manifests(tmp_path)
+        far = START_MS * 2
+        assert not may_remove_cut(manifest, leases=[], live=frozenset(), now_ms=far, min_age_ms=0)
+        lease = TableLease("me", 99, 1)
+        assert may_remove_cut(manifest, leases=[lease], live=frozenset(), now_ms=far, min_age_ms=0)
+        assert not may_remove_cut(manifest, leases=[lease], live=frozenset({1}), now_ms=far, min_age_ms=0)
+
+    anyio.run(main)

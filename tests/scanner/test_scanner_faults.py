@@ -1,0 +1,153 @@
+"""Faults of the log, cancelled callers and closed scanners: nothing lost, nothing twice, nobody left waiting."""
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scanner.deliver_policy import DeliverPolicy
+from scanner.patient_read import Retry
+from scanner.scanner import ScanLimits, Scanner
+from tests.scanner.faulty_log import Doors, FaultyLog, Pauses
+from tests.scanner.journal import (
+    SMALL,
+    Journal,
+    read_until,
+    scan,
+    seen,
+    tailed_journal,
+)
+from wal.errors import Corrupt, OnShutdown, StorageFailed
+from wal.message import AnyMessage
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_passing_storage_fault_is_retried_from_the_position_reached() -> None:
+    journal = await Journal.create()
+    for _ in range(20):
+        journal.insert(b"row")
+    log, pauses = FaultyLog(journal.log), Pauses()
+    limits = ScanLimits(batch_bytes=300)
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=limits, sleep=pauses)
+    messages = (await scanner.next_batch()).messages
+    log.failures = [StorageFailed("reads fail"), OSError("reads fail")]
+    messages += await read_until(scanner, 20)
+    assert seen(messages) == journal.visible
+    assert pauses == [0.1, 0.2]
+
+
+async def test_a_lasting_storage_fault_reaches_the_caller_who_may_go_on_later() -> None:
+    journal = await Journal.create()
+    journal.insert(b"row")
+    log, pauses = FaultyLog(journal.log), Pauses()
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=ScanLimits(retry=Retry(tries_max=3)), sleep=pauses)
+    log.failures = [StorageFailed("reads fail")] * 3
+    with pytest.raises(StorageFailed):
+        await scanner.next_batch()
+    assert len(pauses) == 2
+    assert seen(await read_until(scanner, 1)) == journal.visible
+
+
+async def test_damage_ends_the_scan_for_good() -> None:
+    journal = await Journal.create()
+    journal.insert(b"row")
+    log = FaultyLog(journal.log)
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all())
+    log.failures = [Corrupt("damaged")]
+    for _ in range(2):
+        with pytest.raises(Corrupt):
+            await scanner.next_batch()
+
+
+async def test_what_came_before_an_impossible_commit_is_delivered_before_the_error() -> None:
+    journal = await Journal.create()
+    txn_id = journal.begin()
+    journal.insert(b"before")
+    journal.commit(txn_id)
+    journal._open[txn_id] = (1, [])
+    journal.commit(txn_id)
+    journal.insert(b"after")
+    scanner = scan(journal, DeliverPolicy.all())
+    assert seen((await scanner.next_batch()).messages) == journal.visible[:2]
+    for _ in range(2):
+        with pytest.raises(Corrupt):
+            await scanner.next_batch()
+
+
+async def test_a_cancelled_next_batch_is_returned_by_the_next_call() -> None:
+    journal = await Journal.create()
+    for _ in range(10):
+        journal.insert(b"row")
+    log, doors = FaultyLog(journal.log), Doors()
+    log.gate = doors
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=SMALL)
+    messages: list[AnyMessage] = []
+    cancelled = 0
+    while not messages or messages[-1].time_tick < 10:
+        attempt = asyncio.create_task(scanner.next_batch())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        attempt.cancel()
+        try:
+            messages += (await attempt).messages
+        except asyncio.CancelledError:
+            cancelled += 1
+            doors.open_next()
+            messages += (await scanner.next_batch()).messages
+    assert seen(messages) == journal.visible
+    assert cancelled >= 3
+
+
+@given(st.randoms(use_true_random=False))
+async def test_cancelling_at_any_moment_loses_nothing(rng: random.Random) -> None:
+    journal = await tailed_journal(capacity_bytes=400)
+    scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), limits=SMALL)
+    messages: list[AnyMessage] = []
+    for _ in range(40):
+        if rng.random() < 0.6:
+            journal.insert(b"row")
+        attempt = asyncio.create_task(scanner.next_batch())
+        for _ in range(rng.randrange(6)):
+            await asyncio.sleep(0)
+        attempt.cancel()
+        with suppress(asyncio.CancelledError):
+            messages += (await attempt).messages
+    journal.insert(b"last")
+    messages += await read_until(scanner, journal.tick)
+    assert seen(messages) == journal.visible
+    await scanner.close()
+
+
+@pytest.mark.parametrize("tailed", [True, False])
+async def test_closing_releases_a_waiting_reader(tailed: bool) -> None:
+    journal = await (tailed_journal() if tailed else Journal.create())
+    journal.insert(b"row")
+    scanner = scan(journal, DeliverPolicy.all())
+    await read_until(scanner, 1)
+    waiting = asyncio.create_task(scanner.next_batch())
+    await asyncio.sleep(0)
+    await scanner.close()
+    await scanner.close()
+    with pytest.raises(OnShutdown):
+        await waiting
+    with pytest.raises(OnShutdown):
+        await scanner.next_batch()
+
+
+async def test_closing_releases_a_reader_that_waits_for_the_disk() -> None:
+    journal = await Journal.create()
+    journal.insert(b"row")
+    log = FaultyLog(journal.log)
+    log.gate = Doors()
+    for policy in (DeliverPolicy.all(), DeliverPolicy.start_after(0)):
+        scanner = Scanner(log.as_log, None, policy)
+        waiting = asyncio.create_task(scanner.next_batch())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await scanner.close()
+        with pytest.raises(OnShutdown):
+            await waiting

@@ -1,0 +1,115 @@
+"""Tailing and catching up against the model, over random schedules."""
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scanner.deliver_policy import DeliverPolicy
+from scanner.scanner import ScanLimits, Scanner
+from tests.scanner.journal import Journal, batches_until, read_until, scan, seen, tailed_journal
+from wal.message import TransactionMessage
+from wal.message_id import MemoryMessageId
+
+pytestmark = pytest.mark.anyio
+
+
+APPENDS = ["insert", "group", "transaction", "begin", "body", "body", "commit", "rollback", "time_tick", "idle", "late"]
+STEPS = st.sampled_from([*APPENDS, "read", "read", "read"])
+SCHEDULES = st.integers(0, 80).flatmap(lambda count: st.lists(STEPS, min_size=count, max_size=count))
+
+
+@settings(max_examples=60)
+@given(SCHEDULES, st.integers(100, 1500), st.integers(150, 2000))
+async def test_tailing_and_catching_up_deliver_what_the_model_says(
+    steps: list[str], capacity_bytes: int, batch_bytes: int
+) -> None:
+    journal = await tailed_journal(capacity_bytes)
+    with anyio.fail_after(30):
+        await check_invariants(journal, steps, batch_bytes)
+
+
+async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int) -> None:
+    limits = ScanLimits(batch_bytes=batch_bytes, batch_messages=5)
+    follower = Scanner(journal.log, journal.tail, DeliverPolicy.all(), limits=limits)
+    batches = []
+    for number, step in enumerate(steps):
+        apply(journal, step, number)
+        if step == "read" and published(journal) > follower.place.after_tick:
+            batches.append(await follower.next_batch())
+    end = journal.insert(b"end")
+    batches += await batches_until(follower, end.time_tick)
+    await follower.close()
+    messages = [message for batch in batches for message in batch.messages]
+    assert seen(messages) == journal.visible
+
+    ticks = [message.time_tick for message in messages]
+    assert ticks == sorted(ticks), "I1: ticks ascend"
+    confirmed = 0
+    for batch in batches:
+        assert batch.confirmed_tick > confirmed
+        assert all(confirmed < message.time_tick <= batch.confirmed_tick for message in batch.messages), "I2"
+        confirmed = batch.confirmed_tick
+
+    catching_up = Scanner(journal.log, None, DeliverPolicy.all(), limits=limits)
+    assert await read_until(catching_up, end.time_tick) == messages, "the log and the tail hold the same"
+    await catching_up.close()
+
+    for message in messages[::3]:
+        policy = DeliverPolicy.start_from(message.last_confirmed)
+        resumed = scan(journal, policy, after_tick=message.time_tick)
+        rest = seen(await read_until(resumed, end.time_tick)) if message.time_tick < end.time_tick else []
+        assert rest == [each for each in journal.visible if each.tick > message.time_tick], "I3"
+        await resumed.close()
+    for batch in batches:
+        later = [message for message in messages if message.time_tick > batch.confirmed_tick]
+        begins = [message.begin.position for message in later if isinstance(message, TransactionMessage)]
+        assert batch.resume_position <= min(begins, default=batch.resume_position), "a lease there keeps all it needs"
+    for batch in batches[:-1]:
+        resumed = scan(
+            journal,
+            DeliverPolicy.start_from(MemoryMessageId(batch.resume_position)),
+            after_tick=batch.confirmed_tick,
+        )
+        rest = seen(await read_until(resumed, end.time_tick))
+        assert rest == [each for each in journal.visible if each.tick > batch.confirmed_tick]
+        await resumed.close()
+
+
+def published(journal: Journal) -> int:
+    assert journal.tail is not None
+    return journal.tail.confirmed_tick
+
+
+def apply(journal: Journal, step: str, number: int) -> None:
+    """Do one step of a schedule; a step that has nothing to work on does nothing."""
+    payload = b"%d" % number
+    match step:
+        case "insert":
+            journal.insert(payload)
+        case "group":
+            journal.insert(payload, payload + b"'", payload + b"''")
+        case "transaction":
+            journal.transaction(payload, payload + b"'")
+        case "begin":
+            journal.begin()
+        case "body" | "commit" | "rollback" if journal.open_transactions:
+            go_on(journal, step, journal.open_transactions[number % len(journal.open_transactions)], payload)
+        case "time_tick":
+            journal.time_tick()
+        case "idle":
+            journal.idle()
+        case "late":
+            journal.append_unpublished(payload)
+        case _:
+            pass
+
+
+def go_on(journal: Journal, step: str, txn_id: int, payload: bytes) -> None:
+    match step:
+        case "body":
+            journal.body(txn_id, payload)
+        case "commit":
+            journal.commit(txn_id)
+        case _:
+            journal.rollback(txn_id)

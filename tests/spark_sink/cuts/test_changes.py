@@ -1,0 +1,138 @@
+"""What a run of cuts means for a collection, without files and without Spark."""
+
+from pathlib import Path
+
+import pytest
+
+from flusher.manifest import DeleteFile, SegmentFile
+from spark_sink.cuts.changes import batches, changes_of, reachable, split_by_delete
+from spark_sink.cuts.cut_log import CutLog
+from spark_sink.table.table_model import TableFile
+from tests.spark_sink.node_builder import NodeBuilder
+from wal.errors import Corrupt
+
+
+def delete(offset: int, *, vchannel: str = "v0", low: int | str | None = 0, high: int | str | None = 99) -> DeleteFile:
+    return DeleteFile(
+        path="d",
+        bytes=1,
+        crc32c=0,
+        rows=1,
+        collection_id=1,
+        vchannel=vchannel,
+        tick_min=1,
+        tick_max=1,
+        offset_min=0,
+        offset_max=offset,
+        key_min=low,
+        key_max=high,
+    )
+
+
+def segment(first: int, *, vchannel: str = "v0", low: int = 0, high: int = 99) -> SegmentFile:
+    return SegmentFile(
+        path="s",
+        bytes=1,
+        crc32c=0,
+        rows=1,
+        collection_id=1,
+        vchannel=vchannel,
+        tick_min=1,
+        tick_max=1,
+        offset_min=first,
+        offset_max=first + 9,
+        key_min=low,
+        key_max=high,
+        segment_id=1,
+        partition_id=1,
+    )
+
+
+@pytest.mark.parametrize(
+    "given, hit",
+    [
+        (segment(9), True),
+        (segment(10), False),  # a delete removes smaller offsets only
+        (segment(0, vchannel="v1"), False),
+        (segment(0, low=100, high=200), False),
+    ],
+    ids=["older", "newer", "other vchannel", "other keys"],
+)
+def test_a_delete_reaches_older_rows_of_its_keys_and_vchannel(given: SegmentFile, hit: bool) -> None:
+    assert split_by_delete([given], [delete(10)]) == (([given], []) if hit else ([], [given]))
+
+
+@pytest.mark.parametrize(
+    "file, hit",
+    [
+        (TableFile("p", 1, 1, "x"), True),
+        (TableFile("p", 1, 1, "x", offset_min=10), False),
+        (TableFile("p", 1, 1, "x", offset_min=9), True),
+        (TableFile("p", 1, 1, "x", vchannel_range=("v1", "v2")), False),
+        (TableFile("p", 1, 1, "x", vchannel_range=("a", "z")), True),
+        (TableFile("p", 1, 1, "x", key_range=(100, 200)), False),
+        (TableFile("p", 1, 1, "x", key_range=(99, 200)), True),
+        (TableFile("p", 1, 1, "x", key_range=("a", "b")), True),
+    ],
+)
+def test_a_file_is_read_unless_its_ranges_rule_every_delete_out(file: TableFile, hit: bool) -> None:
+    assert reachable([file], [delete(10)]) == ([file] if hit else [])
+
+
+def test_keys_without_ranges_may_be_anywhere() -> None:
+    file = TableFile("p", 1, 1, "x", key_range=(100, 200))
+    assert reachable([file], [delete(10, low=None, high=None)]) == [file]
+
+
+def test_runs_keep_order_and_bound_but_never_split_a_cut(tmp_path: Path) -> None:
+    node = NodeBuilder(tmp_path)
+    node.create(shards=1)
+    for _ in range(3):
+        node.insert("orders", [{"id": 1, "item": "a", "amount": 1.0}])
+        node.cut()
+    cuts = CutLog(tmp_path).span(1, 3)
+    size = cuts[0].data_bytes
+    assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=2 * size + 64)] == [[1, 2], [3]]
+    assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=1)] == [[1], [2], [3]]
+
+
+def test_a_dropped_partition_takes_its_segments_along(tmp_path: Path) -> None:
+    node = NodeBuilder(tmp_path)
+    collection = node.create(shards=1)
+    node.create_partition("orders", "eu")
+    node.insert("orders", [{"id": 1, "item": "a", "amount": 1.0}], "eu")
+    node.cut()
+    node.drop_partition("orders", "eu")
+    node.create_partition("orders", "eu")
+    node.cut()
+    cuts = CutLog(tmp_path).span(1, 2)
+    entry = cuts[0].manifest.collections[0]
+    both = changes_of(entry, cuts, after_tick=0)
+    assert (both.segments, both.dropped_names, both.first_changed) == ((), frozenset({"eu"}), 1)
+    first = changes_of(entry, cuts[:1], after_tick=0)
+    assert (len(first.segments), first.dropped_names, first.first_changed) == (1, frozenset(), 1)
+    second = changes_of(entry, cuts[1:], after_tick=cuts[0].tick)
+    assert (second.dropped_names, second.first_changed) == (frozenset({"eu"}), 2)
+    assert collection.name == "orders"
+
+
+def test_cuts_without_files_of_a_collection_do_not_change_it(tmp_path: Path) -> None:
+    node = NodeBuilder(tmp_path)
+    node.create()
+    node.create("other")
+    node.insert("other", [{"id": 1, "item": "a", "amount": 1.0}])
+    node.cut()
+    cuts = CutLog(tmp_path).span(1, 1)
+    entry = next(found for found in cuts[0].manifest.collections if found.name == "orders")
+    changes = changes_of(entry, cuts, after_tick=0)
+    assert (changes.files, changes.first_changed) == ((), 2)
+
+
+def test_a_segment_of_an_unknown_partition_is_corrupt(tmp_path: Path) -> None:
+    node = NodeBuilder(tmp_path)
+    node.create()
+    node.cut()
+    cuts = CutLog(tmp_path).span(1, 1)
+    changes = changes_of(cuts[0].manifest.collections[0], cuts, after_tick=0)
+    with pytest.raises(Corrupt, match="partition 1, which no cut names"):
+        changes.of_partition([segment(0)])

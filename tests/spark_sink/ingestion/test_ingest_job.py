@@ -1,0 +1,271 @@
+"""Tables equal the model after every ingest, and stay whole whatever is dropped or raced."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+import spark_sink
+from spark_sink.ingestion.lease import Lease, lease_path
+from spark_sink.ingestion.step import Step
+from spark_sink.ingestion.table_lock import LOCKS
+from tests.spark_sink.conftest import Ingest
+from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
+from tests.spark_sink.table_reading import lease_of, rows_of
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_version_of_every_table_is_the_model_at_its_cut(
+    seed: int, spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    chance = random.Random(seed)
+    for name in ("orders", "stock"):
+        node.create(name, shards=chance.randint(1, 3))
+    for _ in range(3):
+        for _ in range(chance.randint(1, 3)):
+            for _ in range(chance.randint(0, 8)):
+                act_at_random(node, chance)
+            node.cut()
+        ingest(commit_bytes_max=chance.choice([8_000, 1 << 30]))
+        for name in node.collections:
+            assert rows_of(tables / name) == node.expected(name)
+    for name, collection in node.collections.items():
+        for entry in DeltaTable(str(tables / name)).history():
+            if entry["streamingnode"]["tick"] > collection.created_tick:
+                expected = node.history[entry["streamingnode"]["cut"]].get(name, [])
+                assert rows_of(tables / name, entry["version"]) == ordered(expected)
+        frame = spark_sink.read_table(spark, tables / name)
+        assert ordered(row.asDict() for row in frame.collect()) == node.expected(name)
+        source = spark.read.format("streamingnode").option("node", str(node.path)).option("subscribe", name).load()
+        assert source.schema.simpleString() == frame.schema.simpleString()
+        assert ordered(row.asDict() for row in source.collect()) == node.expected(name)
+
+
+def act_at_random(node: NodeBuilder, chance: random.Random) -> None:
+    name = chance.choice(sorted(node.collections))
+    collection = node.collections[name]
+    numbers = [chance.randrange(40) for _ in range(chance.randint(1, 12))]
+    partition = chance.choice(sorted(collection.partitions))
+    match chance.choices(range(7), weights=[8, 5, 5, 2, 2, 1, 1])[0]:
+        case 0:
+            node.insert(name, orders(*numbers, amount=chance.random()), partition)
+        case 1:
+            node.upsert(name, orders(*set(numbers), amount=chance.random()), partition)
+        case 2:
+            node.delete(name, numbers)
+        case 3:
+            node.seal()
+        case 4 if len(collection.partitions) < 3:
+            node.create_partition(name, "eu" if "eu" not in collection.partitions else "us")
+        case 5 if partition != "_default":
+            node.drop_partition(name, partition)
+            if chance.random() < 0.7:
+                node.create_partition(name, partition)
+        case 6:
+            node.drop(name)
+            node.create(name)
+        case _:
+            node.insert(name, orders(*numbers), partition)
+
+
+def test_a_second_ingest_takes_nothing(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    node.create()
+    node.insert("orders", orders(1, 2))
+    node.cut()
+    ingest()
+    version = DeltaTable(str(tables / "orders")).version()
+    again = ingest()
+    assert (again.rows_added, again.tables[0].first_cut) == (0, 0)
+    assert DeltaTable(str(tables / "orders")).version() == version
+
+
+def test_report_counts_rows_files_and_cuts(node: NodeBuilder, ingest: Ingest) -> None:
+    node.create(shards=1)
+    node.insert("orders", orders(1, 2, 3))
+    node.delete("orders", [2])
+    node.cut()
+    first = ingest().tables[0]
+    assert (first.first_cut, first.last_cut, first.rows_added, first.rows_deleted) == (1, 1, 3, 1)
+    assert (first.files_added, first.files_removed) == (1, 0)
+    node.delete("orders", [1])
+    node.cut()
+    node.cut()
+    second = ingest().tables[0]
+    assert (second.first_cut, second.last_cut, second.rows_added, second.rows_deleted) == (2, 3, 0, 1)
+    assert (second.files_added, second.files_removed) == (1, 1)
+    assert second.tick == node.cut_tick
+
+
+def test_only_files_that_hold_a_deleted_row_are_rewritten(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    node.create(shards=1)
+    for numbers in ([1, 9], [2, 8], [3, 7]):
+        node.insert("orders", orders(*numbers))
+        node.cut()
+        ingest()
+    before = set(DeltaTable(str(tables / "orders")).file_uris())
+    node.delete("orders", [8, 5])  # 5 lies within the key range of all three files and in none of them
+    node.cut()
+    assert ingest().tables[0].files_removed == 1
+    after = set(DeltaTable(str(tables / "orders")).file_uris())
+    assert len(before & after) == 2
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def test_a_recreated_partition_keeps_only_its_new_rows(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    node.create()
+    node.create_partition("orders", "eu")
+    node.insert("orders", orders(1, 2), "eu")
+    node.insert("orders", orders(3))
+    node.cut()
+    ingest()
+    node.insert("orders", orders(4), "eu")
+    node.cut()
+    node.drop_partition("orders", "eu")
+    node.create_partition("orders", "eu")
+    node.insert("orders", orders(5), "eu")
+    node.cut()
+    report = ingest()
+    assert [row["id"] for row in rows_of(tables / "orders") if row["_partition"] == "eu"] == [5]
+    assert rows_of(tables / "orders") == node.expected("orders")
+    assert report.rows_deleted == 2
+
+
+def test_a_recreated_collection_gets_a_table_of_its_own(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    old = node.create()
+    node.insert("orders", orders(1, 2))
+    node.cut()
+    ingest()
+    last = node.expected("orders")
+    node.drop("orders")
+    node.create(schema=pa.schema([("id", pa.string())]))
+    node.insert("orders", [{"id": "a"}])
+    node.cut()
+    report = ingest()
+    assert rows_of(tables / f"orders@{old.id}") == last
+    assert rows_of(tables / "orders") == node.expected("orders")
+    assert [(table.path, table.dropped) for table in report.tables] == [
+        (str(tables / f"orders@{old.id}"), True),
+        (str(tables / "orders"), False),
+    ]
+
+
+def test_a_dropped_collection_gives_up_its_lease(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    node.create()
+    node.cut()
+    ingest()
+    assert lease_of(node, tables / "orders").cut == 1
+    node.drop("orders")
+    node.cut()
+    ingest()
+    assert not lease_path(node.path, tables / "orders").exists()
+
+
+def test_a_collection_born_and_dropped_between_ingests_leaves_no_table(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+    node.drop("orders")
+    node.cut()
+    assert ingest().tables == ()
+    assert not (tables / "orders").exists()
+
+
+def test_lease_says_what_the_table_has_taken(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    collection = node.create()
+    node.cut()
+    node.cut()
+    ingest()
+    assert lease_of(node, tables / "orders") == Lease(
+        table=str(tables / "orders"), node_id="node-1", collection_id=collection.id, cut=2, tick=node.cut_tick
+    )
+
+
+def test_two_table_directories_have_a_lease_each(
+    node: NodeBuilder, tables: Path, tmp_path: Path, ingest: Ingest
+) -> None:
+    node.create()
+    node.cut()
+    ingest()
+    node.cut()
+    ingest(into=tmp_path / "other")
+    assert lease_of(node, tables / "orders").cut == 1
+    assert lease_of(node, tmp_path / "other" / "orders").cut == 2
+
+
+def test_taken_cuts_may_be_deleted(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+    node.cut()
+    ingest()
+    node.insert("orders", orders(2))
+    node.cut()
+    for number in (1, 2):
+        (node.path / "cuts" / f"{number:016d}.json").unlink()
+    ingest()
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def test_a_job_that_loses_the_commit_finds_its_cuts_taken(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    node.create()
+    node.insert("orders", orders(1, 2, 3))
+    node.cut()
+    raced: list[Step] = []
+
+    def another_job_is_faster(step: Step) -> None:
+        if step is Step.SEALED and not raced:
+            raced.append(step)
+            shutil.rmtree(tables / LOCKS)  # as on a machine whose locks we do not see
+            assert ingest().rows_added == 3
+
+    report = ingest(on_step=another_job_is_faster)
+    assert raced
+    assert report.rows_added == 0
+    assert rows_of(tables / "orders") == node.expected("orders")
+    assert len(list((tables / "orders").glob("cut-*"))) == 1
+    assert not list((tables / "orders" / "_attempts").iterdir())
+
+
+def test_a_cut_taken_by_a_faster_job_after_the_listing_is_no_restored_node(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+
+    def another_cut_is_made_and_taken(step: Step) -> None:
+        if step is Step.SEALED and node.number == 1:
+            shutil.rmtree(tables / LOCKS)
+            node.insert("orders", orders(2))
+            node.cut()
+            ingest()
+
+    ingest(on_step=another_cut_is_made_and_taken)
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def test_what_a_failed_attempt_left_goes_once_it_is_old(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+
+    def fail(step: Step) -> None:
+        if step is Step.SEALED:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(on_step=fail)
+    [left] = (tables / "orders").glob("cut-*")
+    ingest()
+    assert left.exists()
+    ingest(now_s=left.stat().st_mtime + 7_200)
+    assert not left.exists()
+    assert rows_of(tables / "orders") == node.expected("orders")

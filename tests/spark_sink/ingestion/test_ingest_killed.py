@@ -1,0 +1,95 @@
+"""An ingest killed with SIGKILL at each of its steps, then run again: every row once, nothing left over that is not known.
+
+The killed process borrows the JVM of the test session, which saves its start: what dies is the driver.
+"""
+
+import copy
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_sink.ingestion.ingest_job import IngestJob
+from spark_sink.ingestion.step import Step
+from tests.spark_sink.conftest import Ingest
+from tests.spark_sink.node_builder import NodeBuilder, orders
+from tests.spark_sink.table_reading import lease_of, rows_of
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def start(spark: SparkSession, node: NodeBuilder, tables: Path, step: str) -> "subprocess.Popen[bytes]":
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    parameters = gateway.gateway_parameters
+    environment = {
+        **os.environ,
+        "PYSPARK_GATEWAY_PORT": str(parameters.port),
+        "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "tests.spark_sink.ingestion.killed_ingest", str(node.path), str(tables), step]
+    return subprocess.Popen(command, env=environment, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def prepared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> NodeBuilder:
+    """A node with a table beside it, and cuts to take that add, delete, drop a partition and end a collection."""
+    root = tmp_path_factory.mktemp("prepared")
+    node = NodeBuilder(root / "data")
+    node.create()
+    node.create_partition("orders", "eu")
+    node.insert("orders", orders(1, 2, 3))
+    node.insert("orders", orders(4, 5), "eu")
+    node.create("old")
+    node.insert("old", orders(1))
+    node.cut()
+    IngestJob(spark, node.path, root / "tables", progress=lambda *_: None).run()
+    node.upsert("orders", orders(2, 6, amount=2.0))
+    node.drop_partition("orders", "eu")
+    node.cut()
+    node.delete("orders", [1])
+    node.drop("old")
+    node.create("young")
+    node.insert("young", orders(9))
+    node.cut()
+    return node
+
+
+@pytest.fixture
+def node(prepared: NodeBuilder, tmp_path: Path) -> NodeBuilder:
+    """A copy of the prepared node and its tables; leases name places, so they are left behind and lag."""
+    shutil.copytree(prepared.path.parent, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("leases"))
+    mine = copy.copy(prepared)
+    mine.path = tmp_path / "data"
+    return mine
+
+
+@pytest.mark.parametrize("step", list(Step), ids=lambda step: step.value)
+def test_killed_at_any_step_every_row_is_there_once(
+    step: Step, spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    assert start(spark, node, tables, step.value).wait() == -signal.SIGKILL
+    ingest()
+    for name in ("orders", "young"):
+        assert rows_of(tables / name) == node.expected(name)
+        assert lease_of(node, tables / name).cut == 3
+        versions = [entry["streamingnode"]["cut"] for entry in DeltaTable(str(tables / name)).history()]
+        assert versions == sorted(set(versions), reverse=True)
+    assert not (tables / "old").exists()
+    assert not list((node.path / "leases").glob("old-*"))
+
+
+def test_two_jobs_at_once_take_every_cut_once(spark: SparkSession, node: NodeBuilder, tables: Path) -> None:
+    jobs = [start(spark, node, tables, "-") for _ in range(2)]
+    assert [job.wait() for job in jobs] == [0, 0]
+    for name in ("orders", "young"):
+        assert rows_of(tables / name) == node.expected(name)

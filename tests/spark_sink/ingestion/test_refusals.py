@@ -1,0 +1,111 @@
+"""What an ingest refuses: another node, an older or damaged one, cuts that are gone."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import spark_sink
+from spark_sink.cuts.cut_log import CutLog
+from tests.spark_sink.conftest import Ingest
+from tests.spark_sink.node_builder import NodeBuilder, orders
+from tests.spark_sink.table_reading import rows_of
+from wal.errors import AlreadyExists, Corrupt, TableAhead, Truncated
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_node_older_than_its_table_is_refused(
+    node: NodeBuilder, tmp_path: Path, tables: Path, ingest: Ingest
+) -> None:
+    node.create()
+    node.cut()
+    node.copy(tmp_path / "backup")
+    node.insert("orders", orders(1))
+    node.cut()
+    ingest()
+    shutil.rmtree(node.path)
+    shutil.copytree(tmp_path / "backup", node.path)
+    with pytest.raises(TableAhead, match="newest is 1"):
+        ingest()
+    assert len(rows_of(tables / "orders")) == 1
+
+
+def test_a_restored_node_that_went_on_is_refused(node: NodeBuilder, tmp_path: Path, ingest: Ingest) -> None:
+    node.create()
+    node.cut()
+    other = tmp_path / "other"
+    node.copy(other)
+    node.insert("orders", orders(1))
+    node.cut()
+    ingest()
+    shutil.rmtree(node.path)
+    shutil.copytree(other, node.path)
+    node.number, node.crc = 1, CutLog(node.path).read(1).crc32c
+    node.insert("orders", orders(2))
+    node.cut()
+    node.cut()
+    with pytest.raises(TableAhead, match="another cut 2"):
+        ingest()
+
+
+def test_a_table_of_another_node_is_refused(
+    node: NodeBuilder, tables: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    for number in (1, 2):
+        builder = NodeBuilder(tmp_path / f"node-{number}", f"node-{number}")
+        builder.create()
+        builder.cut()
+    spark_sink.ingest(spark, tmp_path / "node-1", tables, request_cut=False)
+    with pytest.raises(AlreadyExists, match="node-1"):
+        spark_sink.ingest(spark, tmp_path / "node-2", tables, request_cut=False)
+
+
+def test_a_directory_that_is_no_table_is_refused(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    node.create()
+    node.cut()
+    (tables / "orders").mkdir(parents=True)
+    (tables / "orders" / "precious.txt").write_text("mine")
+    with pytest.raises(AlreadyExists, match="is no table"):
+        ingest()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut short"])
+def test_a_damaged_file_is_named_and_nothing_is_committed(
+    damage: str, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create(shards=1)
+    node.insert("orders", orders(1))
+    node.cut()
+    [path] = (node.path / "segments").rglob("*.parquet")
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[10] ^= 1
+    else:
+        del content[-1]
+    path.write_bytes(content)
+    with pytest.raises(Corrupt, match=path.name):
+        ingest()
+    assert rows_of(tables / "orders") == []
+
+
+def test_a_missing_cut_is_refused(node: NodeBuilder, ingest: Ingest) -> None:
+    node.create()
+    for _ in range(3):
+        node.cut()
+    (node.path / "cuts" / f"{2:016d}.json").unlink()
+    with pytest.raises(Corrupt, match="cut 2 is missing"):
+        ingest()
+
+
+def test_cuts_that_retention_took_too_early_are_refused(node: NodeBuilder, ingest: Ingest) -> None:
+    node.create()
+    node.cut()
+    ingest()
+    for _ in range(3):
+        node.cut()
+    for number in (1, 2):
+        (node.path / "cuts" / f"{number:016d}.json").unlink()
+    with pytest.raises(Truncated, match="cut 2"):
+        ingest()

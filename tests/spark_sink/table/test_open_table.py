@@ -1,0 +1,109 @@
+"""The open table's commit: conditional on the version its watermark was read from, on real Delta logs."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from spark_sink.table.columns import stored_type
+from spark_sink.table.open_table import CommitConflict, OpenTable
+from spark_sink.table.table_model import NewFile, TableIdentity, Watermark
+from tests.spark_sink.node_builder import ORDERS
+from wal.errors import AlreadyExists, SchemaMismatch
+
+IDENTITY = TableIdentity("node-1", 7, "orders")
+STATS = '{"numRecords":3,"minValues":{"id":1,"_offset":5,"_vchannel":"v0"},"maxValues":{"id":9,"_vchannel":"v1"}}'
+
+
+def at(cut: int) -> Watermark:
+    return Watermark(cut, cut * 10, cut * 100)
+
+
+def take(table: OpenTable, cut: int, path: str = "f") -> int:
+    file = NewFile(f"{path}-{cut}.parquet", 10, 3, "eu", STATS)
+    return table.commit(at(cut), first_cut=cut, adds=[file], removes=[], attempt=f"{path}-{cut}")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> OpenTable:
+    return OpenTable.create(tmp_path / "orders", IDENTITY, ORDERS, at(0))
+
+
+def reopened(table: OpenTable) -> OpenTable:
+    again = OpenTable.load(table.path)
+    assert again is not None
+    return again
+
+
+def test_a_table_knows_whose_it_is_and_what_it_has_taken(table: OpenTable) -> None:
+    take(table, 1)
+    assert (reopened(table).identity, reopened(table).watermark) == (IDENTITY, at(1))
+
+
+def test_a_second_writer_from_the_same_version_is_refused(table: OpenTable) -> None:
+    stale = reopened(table)
+    take(table, 1)
+    with pytest.raises(CommitConflict):
+        take(stale, 1, "again")
+    assert [file.path for file in reopened(table).files(key="id")] == ["f-1.parquet"]
+
+
+def test_a_second_creator_is_refused(table: OpenTable) -> None:
+    with pytest.raises(CommitConflict):
+        OpenTable.create(table.path, IDENTITY, ORDERS, at(0))
+
+
+def test_a_cut_is_never_taken_twice_on_one_handle(table: OpenTable) -> None:
+    take(table, 1)
+    with pytest.raises(AssertionError, match="taken once"):
+        take(table, 1, "again")
+
+
+def test_files_report_the_ranges_that_pruning_needs(table: OpenTable) -> None:
+    take(table, 1)
+    [file] = reopened(table).files(key="id")
+    assert (file.key_range, file.offset_min, file.vchannel_range) == ((1, 9), 5, ("v0", "v1"))
+    assert (file.rows, file.bytes, file.partition) == (3, 10, "eu")
+
+
+def test_history_names_the_cut_of_each_version_newest_first(table: OpenTable) -> None:
+    for cut in range(1, 80):
+        take(table, cut)
+    assert [found.note.cut for found in reopened(table).history()] == list(range(79, -1, -1))
+    assert reopened(table).has_attempt("f-3")
+    assert not reopened(table).has_attempt("f-80")
+
+
+def test_a_watermark_survives_log_checkpoint_and_clean_up(table: OpenTable) -> None:
+    for cut in range(1, 5):
+        take(table, cut)
+    delta = DeltaTable(str(table.path))
+    delta.create_checkpoint()
+    for entry in (table.path / "_delta_log").glob("*.json"):
+        if entry.name < f"{delta.version():020d}":
+            entry.unlink()
+    assert reopened(table).watermark == at(4)
+
+
+def test_a_table_that_no_ingest_made_is_refused(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "t"), pa.table({"a": [1]}))
+    foreign = OpenTable.load(tmp_path / "t")
+    assert foreign is not None
+    with pytest.raises(AlreadyExists, match="no ingest made"):
+        foreign.owner()
+
+
+def test_a_new_column_is_adopted_and_a_changed_one_refused(table: OpenTable) -> None:
+    take(table, 1)
+    wider = table.adopt_columns(ORDERS.append(pa.field("note", pa.string())))
+    assert "note" in wider.spark_schema.names
+    assert wider.watermark == at(1)
+    take(wider, 2)
+    with pytest.raises(SchemaMismatch, match="column item"):
+        wider.adopt_columns(pa.schema([pa.field("item", pa.int32())]))
+
+
+def test_a_type_no_table_can_hold_is_named() -> None:
+    with pytest.raises(SchemaMismatch, match="column at has type time64"):
+        stored_type(pa.time64("us"), column="at")

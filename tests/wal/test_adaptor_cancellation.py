@@ -1,0 +1,122 @@
+"""A cancelled append is in the log once or never, and leaves nothing behind."""
+
+import asyncio
+
+import anyio
+import pytest
+
+from tests.wal.manual_log import insert, settle
+from tests.wal.steered_wal import SteeredWal, drop, start
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_append_cancelled_in_the_log_is_decided_and_published_without_its_caller() -> None:
+    steered = await SteeredWal().open()
+    group = insert()
+    append = await start(steered.wal, group)
+    append.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await append
+    steered.log.write()
+    await settle()
+    assert steered.tail.confirmed_tick == group.time_tick
+    assert steered.settled
+
+
+async def test_append_whose_cancel_scope_ends_in_the_log_is_decided_once() -> None:
+    steered = await SteeredWal().open()
+    group = insert()
+    scope = anyio.CancelScope()
+
+    async def append_within_scope() -> None:
+        with scope:
+            await steered.wal.append(group)
+
+    appending = asyncio.ensure_future(append_within_scope())
+    await settle()
+    scope.cancel()
+    await appending
+    assert scope.cancelled_caught
+    assert steered.wal.in_flight == 1
+    steered.log.write()
+    await settle()
+    assert steered.tail.confirmed_tick == group.time_tick
+    assert steered.settled
+
+
+@pytest.mark.parametrize("waits_for", ["room", "lock", "redo"])
+async def test_append_cancelled_before_the_log_never_happened(waits_for: str) -> None:
+    steered = await SteeredWal().open()
+    loop = asyncio.get_running_loop()
+    holder = None
+    if waits_for == "room":
+        steered.log.admission = loop.create_future()
+    elif waits_for == "lock":
+        holder = await start(steered.wal, drop())
+    else:
+        steered.gatekeeper.until = loop.create_future()
+    before = steered.log.next_position
+    append = await start(steered.wal, insert())
+    append.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await append
+    await settle()
+    if steered.log.admission is not None:
+        steered.log.admission.set_result(None)
+    if steered.gatekeeper.until is not None:
+        steered.gatekeeper.until.set_result(None)
+    if holder is not None:
+        steered.log.write()
+        await holder
+    await settle()
+    assert steered.log.next_position == before
+    assert steered.settled
+
+
+async def cancelled_after(steps: int) -> bool:
+    """Cancel an append after so many steps of the loop, check that nothing is half done; whether it was cancelled."""
+    steered = await SteeredWal().open()
+    until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    exclusive, group = drop(), insert()
+    holder = await start(steered.wal, exclusive)
+    steered.gatekeeper.until = until
+    append = asyncio.ensure_future(steered.wal.append(group))
+    script = {4: steered.log.write, 10: lambda: until.set_result(None), 18: steered.log.write}
+    for step in range(30):
+        if step == steps:
+            append.cancel()
+        if step in script:
+            script[step]()
+        await asyncio.sleep(0)
+    await holder
+    happened = group.ticket is not None
+    assert steered.log.next_position == 3 + happened, "the append is in the log once or never"
+    assert steered.tail.confirmed_tick == (group.time_tick if happened else exclusive.time_tick)
+    assert steered.settled
+    assert append.done()
+    assert append.cancelled() or happened
+    return append.cancelled()
+
+
+async def test_append_cancelled_at_any_step_is_in_the_log_once_or_never_and_leaves_nothing_behind() -> None:
+    outcomes = [await cancelled_after(step) for step in range(30)]
+    assert outcomes[0]
+    assert not outcomes[-1], "the script is long enough to reach the end"
+    first_uncancelled = outcomes.index(False)
+    assert first_uncancelled > 18, "cancelled while it waited for the lock, for the redo, and for the log"
+
+
+async def test_many_appends_cancelled_at_random_leave_an_unbroken_log() -> None:
+    steered = await SteeredWal().open()
+    appends = [await start(steered.wal, drop() if number % 7 == 0 else insert()) for number in range(60)]
+    for number, append in enumerate(appends):
+        if number % 3 == 0:
+            append.cancel()
+        steered.log.write()
+        await asyncio.sleep(0)
+    while steered.wal.in_flight:
+        steered.log.write()
+        await asyncio.sleep(0)
+    assert steered.settled
+    assert steered.tail.next_position == steered.log.next_position
