@@ -81,6 +81,8 @@ class FlushRun:
                         for message in batch.messages[start : start + MESSAGES_PER_STEP]:
                             await self._take_in(message, writers)
                         await self._make_room(writers)
+                    if 0 < len(batch.messages) < MESSAGES_PER_STEP:
+                        await anyio.sleep(self._context.options.gather_s)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._discard([*self.open_cut.segments.values(), *self.open_cut.deletes.values()])

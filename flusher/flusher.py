@@ -15,7 +15,6 @@ from enum import Enum, unique
 from pathlib import Path
 
 import anyio
-import structlog
 from anyio import to_thread
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
@@ -37,11 +36,12 @@ from wal.errors import (
     StorageFull,
     StreamingNodeError,
 )
+from wal.event_log import event_log
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message_id import message_id_kind
 
-_log = structlog.get_logger()
+_log = event_log(__name__)
 
 
 @unique

@@ -93,5 +93,5 @@ def _checked_id(message_id: object) -> MessageId:
     if not isinstance(message_id, MessageId):
         raise InvalidArgument(f"{message_id!r} is no message id — pass the message_id of a message or of a result")
     if not isinstance(message_id.position, int) or message_id.position < 1:
-        raise InvalidArgument(f"{message_id} names no message: positions start at 1 — use DeliverPolicy.all()")
+        raise InvalidArgument(f"{message_id!r} names no message: positions start at 1 — use DeliverPolicy.all()")
     return message_id

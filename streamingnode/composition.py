@@ -30,6 +30,7 @@ from streamingnode.ownership import assert_sole_owner
 from streamingnode.services import FlushedSegment, FlushResult, NodeServices
 from streamingnode.supervisor import Supervisor
 from wal.append import AppendObserver
+from wal.errors import InvalidArgument
 from wal.log import LogStore
 from wal.memory_store import MemoryLogStore
 from wal.message import AnyMessage
@@ -229,7 +230,10 @@ async def _snapshot(
     channel: Channel, flusher: Flusher, directory: NodeDirectory, info: CollectionInfo, as_of: int | None
 ) -> pa.Table:
     """Return a collection's rows from its cuts and, after the newest of them, from the log."""
-    tick = await channel.ticks.consistent_tick() if as_of is None else as_of
+    now = await channel.ticks.consistent_tick()
+    if as_of is not None and as_of > now:
+        raise InvalidArgument(f"as_of={as_of} is yet to come, it is {now} now — leave it out for the state as of now")
+    tick = now if as_of is None else as_of
     checkpoint = flusher.checkpoint
     tail = await _read_tail(channel, info, after_tick=checkpoint.tick, position=checkpoint.position, until=tick)
     source = SnapshotSource(directory=directory, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)

@@ -7,12 +7,13 @@ error with a suggestion.
 """
 
 import difflib
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -42,6 +43,24 @@ ALIASES = {
     "retention_s": "flush.retention.min_age_s",
 }
 """Short names for what people set most."""
+
+ZERO_IS_A_VALUE = frozenset(
+    {
+        "coalescer.insert_rows_max",
+        "flush.retention.min_age_s",
+        "flush.retry_first_s",
+        "flush.retry_max_s",
+        "log.free_bytes_min",
+        "scan.retry.pause_first_s",
+        "scan.retry.pause_max_s",
+        "segments.bytes_jitter",
+        "segments.idle_bytes_min",
+        "segments.rows_max",
+        "tail.age_s",
+        "tail.capacity_bytes",
+    }
+)
+"""Settings that may be 0: off, at once, or no limit. Every other number is above 0, and none is negative or infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +173,7 @@ def _read_toml(file: Path) -> Mapping[str, object]:
             f"config file {file} cannot be read: {error.strerror} — name another, or leave it out"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"config file {file} is not TOML: {error}") from error
+        raise InvalidArgument(f"config file {file} is not TOML: {error} — correct it") from error
 
 
 def _from_tables(tables: Mapping[str, object], origin: str) -> Iterator[tuple[str, _Given]]:
@@ -214,9 +233,22 @@ def _unknown(name: str, known: Mapping[str, object], origin: str) -> InvalidArgu
 
 def _convert(key: str, value: object, kind: object, origin: str, *, is_text: bool) -> object:
     try:
-        return msgspec.convert(value, kind, strict=not is_text)
+        converted: object = msgspec.convert(value, kind, strict=not is_text)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{origin}: {key} = {value!r} does not fit: {error}") from error
+        raise InvalidArgument(f"{origin}: {key} = {value!r} does not fit — give {_expected(kind)}") from error
+    if isinstance(converted, (int, float)) and not isinstance(converted, bool) and not _is_in_range(key, converted):
+        least = "0 or more" if key in ZERO_IS_A_VALUE else "more than 0"
+        raise InvalidArgument(f"{origin}: {key} = {value!r} is out of range — give {least}")
+    return converted
+
+
+def _is_in_range(key: str, number: float) -> bool:
+    return math.isfinite(number) and (number > 0 or (number == 0 and key in ZERO_IS_A_VALUE))
+
+
+def _expected(kind: object) -> str:
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    return " or ".join(map(repr, choices)) or str(getattr(kind, "__name__", kind))
 
 
 def _build(options: type, values: Mapping[str, object], prefix: str = "") -> object:

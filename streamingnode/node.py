@@ -7,6 +7,7 @@ durable (as the node's `durability` says) or raises; nothing is half done. Small
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from numbers import Real
 from typing import TypeVar
 
 import pyarrow as pa
@@ -16,11 +17,13 @@ from scanner.deliver_policy import DeliverPolicy
 from streamingnode import ddl
 from streamingnode.collection import Collection, collection_of
 from streamingnode.config import NodeConfig
+from streamingnode.names import not_text
 from streamingnode.reading.collection_reader import CollectionReader, ReadOptions
+from streamingnode.reading.read_arguments import check_tick, check_types
 from streamingnode.rows.row_shape import Keys, Rows
 from streamingnode.services import FlushResult, NodeServices
 from streamingnode.writing.coalescer import Coalescer
-from streamingnode.writing.deadline import within
+from streamingnode.writing.deadline import read_within, within
 from streamingnode.writing.direct_write import (
     Progress,
     checked_keys,
@@ -42,6 +45,8 @@ T = TypeVar("T")
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 
 ALL = DeliverPolicy.all()
+KEEPALIVE_S_MIN = 0.001
+"""Sessions count in milliseconds."""
 
 
 class Node:

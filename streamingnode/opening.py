@@ -42,6 +42,9 @@ def open_node(
     """
     if config is not None and (settings or config_file is not None):
         raise InvalidArgument("config= is all settings at once — leave out the others, or pass them without config=")
+    if config is not None and not isinstance(config, NodeConfig):
+        raise InvalidArgument(f"config={config!r} — pass a NodeConfig, or settings by name: durability='os'")
+    directory = _directory(path)
 
     def settle() -> NodeConfig:
         file = None if config_file is None else Path(config_file)
@@ -49,7 +52,16 @@ def open_node(
 
     from streamingnode.composition import compose
 
-    return OpenNode(None if path is None else Path(path), settle, compose)
+    return OpenNode(directory, settle, compose)
+
+
+def _directory(path: str | os.PathLike[str] | None) -> Path | None:
+    if path is None:
+        return None
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidArgument(f"{path!r} names no directory — pass a path, or None for a node in memory")
+    return Path(text)
 
 
 class OpenNode:
@@ -59,6 +71,7 @@ class OpenNode:
         self._path = path
         self._settle = settle
         self._compose = compose
+        self._entered = False
         self._scope: anyio.CancelScope | None = None
         self._supervisor = Supervisor(self._fail)
         self._parts = AsyncExitStack()
@@ -66,6 +79,9 @@ class OpenNode:
 
     async def __aenter__(self) -> Node:
         """Open the node; a failure on the way closes what was open already."""
+        if self._entered:
+            raise InvalidArgument("this open_node() was used already — call open_node() again")
+        self._entered = True
         config = await to_thread.run_sync(self._settle)
         try:
             self._parts.push_async_callback(self._supervisor.stop)

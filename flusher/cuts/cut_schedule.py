@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import anyio
-import structlog
 
 from wal.errors import ChannelFenced, OnShutdown, StreamingNodeError
+from wal.event_log import event_log
 
 RequestCut = Callable[[], Awaitable[int]]
 """Ask for a cut; returns the number of the cut that covers everything appended before, made now or earlier."""
@@ -18,7 +18,7 @@ RequestCut = Callable[[], Awaitable[int]]
 Wait = Callable[[anyio.Event, float | None], Awaitable[None]]
 """Return when the event is set, or after that many seconds (None: not before)."""
 
-_log = structlog.get_logger()
+_log = event_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

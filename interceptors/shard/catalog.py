@@ -65,7 +65,9 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
         for partition in self.partitions:
             if partition.name == name and not partition.dropped_tick:
                 return partition
-        raise PartitionNotFound(f"collection {self.name!r} has no partition {name!r} — create it first")
+        raise PartitionNotFound(
+            f"collection {self.name!r} has no partition {name!r} — create it, or look at its partitions"
+        )
 
     def partition(self, partition_id: int) -> PartitionInfo:
         """Return the live partition of this id. Raises `PartitionNotFound`."""

@@ -96,7 +96,7 @@ class TxnManager:
         keepalive_ms = keepalive_ms or self.limits.keepalive_ms_default
         if not 1 <= keepalive_ms <= self.limits.age_s_max * 1000:
             raise InvalidArgument(
-                f"a keepalive of {keepalive_ms} ms is not within 1 ms and {self.limits.age_s_max:g} s"
+                f"a keepalive of {keepalive_ms} ms is not within 1 ms and {self.limits.age_s_max:g} s — ask for one that is"
             )
         if len(self._sessions) >= self.limits.sessions_max:
             raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")

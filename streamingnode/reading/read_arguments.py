@@ -11,7 +11,9 @@ def check_tick(what: str, tick: int | None) -> int | None:
     """Return the tick given as the argument `what`, None for none. Raises `InvalidArgument`: a clock's time is no tick."""
     if tick is None or (isinstance(tick, int) and not isinstance(tick, bool) and 0 <= tick <= TICK_MAX):
         return tick
-    raise InvalidArgument(f"{what}={tick!r} is no time tick — pass one that a message, a result or consistent_tick() gave")
+    raise InvalidArgument(
+        f"{what}={tick!r} is no time tick — pass one that a message, a result or consistent_tick() gave"
+    )
 
 
 def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] | None:

@@ -48,7 +48,7 @@ def _check_sound(batch: pa.RecordBatch) -> None:
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise SchemaMismatch(f"the record batch is not valid Arrow data: {error}") from error
+        raise SchemaMismatch(f"the record batch is not valid Arrow data: {error} — build it again") from error
 
 
 def _rearrange(batch: pa.RecordBatch, schema: pa.Schema, first_row: int) -> pa.RecordBatch:
@@ -88,7 +88,11 @@ def _convert(array: AnyArray, field: AnyField, first_row: int) -> AnyArray:
         return array.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         row = first_row + _first_failing(array, field.type)
-        raise SchemaMismatch(f"column {field.name!r}, row {row}: {error}", column=field.name, row=row) from error
+        raise SchemaMismatch(
+            f"column {field.name!r}, row {row}: {error} — give a value that {field.type} holds",
+            column=field.name,
+            row=row,
+        ) from error
 
 
 def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:

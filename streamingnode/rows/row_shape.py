@@ -27,6 +27,17 @@ DICTS_PER_BATCH = 4_096
 # pyarrow looks for pandas when it makes its first array and imports it: half a second that must not fall into an event loop.
 pa.array([0])
 
+_CONVERSIONS = {
+    "dict": "one in a list: [...]",
+    "generator": "list(...)",
+    "set": "list(...)",
+    "ndarray": "its tolist()",
+    "Series": "its tolist()",
+    "DataFrame": "pa.Table.from_pandas(..., preserve_index=False)",
+    "RecordBatchReader": "its read_all()",
+}
+"""How what people pass instead becomes rows or keys, by the name of its type: it need not be imported here."""
+
 _CONVERSION_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
@@ -68,11 +79,14 @@ def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
         InvalidArgument: `rows` is nothing that holds rows.
     """
     if isinstance(rows, pa.RecordBatch):
-        return [conform(rows, shape.schema, shape.required)] if rows.num_rows else []
+        if rows.num_rows:
+            return [conform(rows, shape.schema, shape.required)]
+        check_column_names(rows.schema.names, shape.schema)
+        return []
     if isinstance(rows, pa.Table):
         return _table_to_batches(rows, shape)
     if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
-        raise InvalidArgument(f"rows are a {type(rows).__name__} — pass a list of dicts, a RecordBatch or a Table")
+        raise _not_sequence("rows", rows, "a list of dicts, a RecordBatch or a Table")
     return _dicts_to_batches(rows, shape)
 
 
@@ -83,7 +97,7 @@ def keys_to_batches(keys: Keys, shape: RowShape) -> list[pa.RecordBatch]:
     if isinstance(keys, (pa.Array, pa.ChunkedArray)):
         return to_batches(pa.table({shape.primary_key: keys}), shape)
     if not isinstance(keys, Sequence) or isinstance(keys, (str, bytes)):
-        raise InvalidArgument(f"keys are a {type(keys).__name__} — pass a list of key values, or Arrow data")
+        raise _not_sequence("keys", keys, "a list of key values, or Arrow data")
     return [pa.RecordBatch.from_arrays([_array(shape.columns[0], keys, 0)], schema=shape.schema)] if len(keys) else []
 
 
@@ -101,6 +115,13 @@ def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa
     for index in shape.nested_required:
         check_nulls(arrays[index], shape.schema.field(index), first_row=first_row, required=False)
     return pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
+
+
+def _not_sequence(what: str, given: object, expected: str) -> InvalidArgument:
+    kind = type(given).__name__
+    conversion = _CONVERSIONS.get(kind)
+    advice = expected if conversion is None else f"{expected}, here {conversion}"
+    return InvalidArgument(f"{what} cannot be a {kind} — pass {advice}")
 
 
 def _dicts_to_batches(rows: DictRows, shape: RowShape) -> list[pa.RecordBatch]:
@@ -149,7 +170,8 @@ def _value_mismatch(column: ColumnValues, values: Sequence[object], first_row: i
             pa.array([value], type=column.arrow_type)
         except _CONVERSION_ERRORS as error:
             return SchemaMismatch(
-                f"column {column.column!r}, row {row}: {shown(value)} does not fit {column.arrow_type}: {error}",
+                f"column {column.column!r}, row {row}: {shown(value)} does not fit {column.arrow_type}: {error} — "
+                "give one that does",
                 column=column.column,
                 row=row,
             )

@@ -28,8 +28,8 @@ COLUMNS_MAX = 2_000
 NESTING_MAX = 16
 """Lists and structs inside each other; readers of Parquet recurse."""
 
-_FORBIDDEN_CHARACTERS = frozenset(" ,;{}()\n\t=")
-"""What Parquet readers and table formats refuse in a column name."""
+_FORBIDDEN_CHARACTERS = frozenset(" ,;{}()=")
+"""What Parquet readers and table formats refuse in a column name; a name with a control character reads as null in Spark."""
 _TIMESTAMP_UNITS = ("ms", "us")
 
 
@@ -74,9 +74,7 @@ def is_key_type(kind: pa.DataType) -> bool:
 
 def is_supported_type(kind: pa.DataType) -> bool:
     """Whether a column that holds no others can be of this type."""
-    return (
-        is_key_type(kind) or pt.is_boolean(kind) or pt.is_float32(kind) or pt.is_float64(kind) or pt.is_decimal128(kind)
-    )
+    return is_key_type(kind) or pt.is_boolean(kind) or pt.is_float32(kind) or pt.is_float64(kind) or _is_decimal(kind)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -107,8 +105,22 @@ def decode_schema(data: bytes) -> pa.Schema:
         raise Corrupt(f"a stored schema does not decode: {error}") from error
 
 
+def _is_decimal(kind: pa.DataType) -> bool:
+    """Parquet has neither a negative scale nor one over the precision: such a column could be inserted and never flushed."""
+    return pt.is_decimal128(kind) and 0 <= kind.scale <= kind.precision
+
+
 def _is_timestamp(kind: pa.DataType) -> bool:
-    return pt.is_timestamp(kind) and kind.unit in _TIMESTAMP_UNITS
+    return pt.is_timestamp(kind) and kind.unit in _TIMESTAMP_UNITS and (kind.tz is None or _is_time_zone(kind))
+
+
+def _is_time_zone(kind: pa.TimestampType) -> bool:
+    """Whether this machine knows the zone: with another one rows could be inserted and never be Python values again."""
+    try:
+        pa.scalar(0, kind).as_py()
+    except (KeyError, ValueError):
+        return False
+    return True
 
 
 def _walk(fields: Iterable[AnyField], path: str = "", depth: int = 1) -> Iterator[tuple[str, AnyField, int]]:
@@ -127,9 +139,9 @@ def _children(kind: pa.DataType) -> list[AnyField]:
 def _check_field(path: str, field: AnyField, depth: int) -> None:
     if depth > NESTING_MAX:
         raise SchemaMismatch(f"column {path[:64]!r} is nested over {NESTING_MAX} deep — flatten it", column=path)
-    if not field.name or _FORBIDDEN_CHARACTERS & set(field.name):
+    if not field.name or not field.name.isprintable() or _FORBIDDEN_CHARACTERS & set(field.name):
         raise SchemaMismatch(
-            f"column name {path!r} is not allowed — rename it: no blank, tab, line end or any of ',;{{}}()='",
+            f"column name {path!r} is not allowed — rename it: no blank, no control character and none of ',;{{}}()='",
             column=path,
         )
     if field.name.startswith("_") and depth == 1:
@@ -138,11 +150,16 @@ def _check_field(path: str, field: AnyField, depth: int) -> None:
         )
     if pt.is_struct(field.type) and field.type.num_fields:
         _check_unique([child.name for child in _children(field.type)])
-    elif not is_list(field.type) and not is_supported_type(field.type):
+    elif not _is_filled_list(field.type) and not is_supported_type(field.type):
         raise SchemaMismatch(
             f"column {path!r} has type {field.type}, which is not kept exactly — use {_instead(field.type)}",
             column=path,
         )
+
+
+def _is_filled_list(kind: pa.DataType) -> bool:
+    """Parquet reads a list of fixed size 0 back as a list of one null."""
+    return is_list(kind) and not (pt.is_fixed_size_list(kind) and kind.list_size == 0)
 
 
 def _check_unique(names: Iterable[str]) -> None:
@@ -157,8 +174,12 @@ def _check_unique(names: Iterable[str]) -> None:
 def _instead(kind: pa.DataType) -> str:
     if pt.is_unsigned_integer(kind):
         return "a signed integer, int64 for example"
+    if pt.is_timestamp(kind) and kind.unit in _TIMESTAMP_UNITS:
+        return "a time zone this machine knows, Europe/Berlin or +02:00 for example"
     if pt.is_timestamp(kind) or pt.is_date64(kind):
         return "timestamp[us]"
+    if pt.is_decimal128(kind):
+        return "a decimal128 whose scale is within 0 and its precision"
     if pt.is_dictionary(kind):
         return f"{kind.value_type}"
     return f"one of {SUPPORTED_TYPES}"

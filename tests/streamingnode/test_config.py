@@ -1,5 +1,6 @@
 """Settings come from four places in one order, and a wrong one says what would be right."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,11 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"threads": "many"}, "does not fit"),
         ({"threads": 1.5}, "does not fit"),
         ({"durability": "never"}, "does not fit"),
-        ({"segments": {"bytes_max": -1}}, "segment limits"),
+        ({"durability": "never"}, "'fsync' or 'os'"),
+        ({"segments": {"bytes_jitter": 2}}, "segment limits"),
+        ({"cut_interval_s": 0}, "more than 0"),
+        ({"cut_interval_s": math.nan}, "more than 0"),
+        ({"retention_s": -1}, "0 or more"),
     ],
     ids=str,
 )

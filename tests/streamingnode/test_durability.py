@@ -11,7 +11,7 @@ pytestmark = pytest.mark.anyio
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 
 
-@pytest.mark.parametrize(("durability", "durable"), [("fsync", True), ("os", False)])
+@pytest.mark.parametrize("durability,durable", [("fsync", True), ("os", False)])
 async def test_a_result_says_whether_it_was_synced_when_it_was_acknowledged(
     tmp_path: Path, durability: str, durable: bool
 ) -> None:

@@ -74,8 +74,10 @@ class Engine:
 
     def _close(self) -> None:
         del self.entry_family, self.meta_family
-        self.entries.close()
-        self.database.close()
+        try:
+            self.entries.close()
+        finally:  # after a failed write RocksDB repeats the failure in both, and lets go of the directory only after both
+            self.database.close()
 
     def _classified(self, call: Callable[[], _T]) -> _T:
         try:

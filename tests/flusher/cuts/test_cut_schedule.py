@@ -67,10 +67,11 @@ async def test_a_cut_asked_for_covers_its_bytes_until_the_flusher_meets_it() -> 
     assert waits.set == [True, False, False, True]
 
 
-async def test_a_cut_that_could_not_be_made_is_asked_for_again() -> None:
+async def test_a_cut_that_could_not_be_made_is_asked_for_again_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     asked = Asked(Overloaded("not now"), 1)
     await CutSchedule(CutScheduleOptions(), now_ms=lambda: 0, wait=Waits()).run(asked)
     assert asked.count == 3
+    assert [record.name for record in caplog.records] == ["flusher.cuts.cut_schedule"]
 
 
 async def test_the_real_wait_ends_with_the_event_or_the_time() -> None:

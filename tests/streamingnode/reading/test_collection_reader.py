@@ -234,11 +234,12 @@ async def test_exception_in_the_block_comes_out_unchanged(node: Node) -> None:
 
 
 async def test_closed_reader_says_so(node: Node) -> None:
-    async with node.read("orders", sn.DeliverPolicy.latest()) as messages:
-        pass
-    assert await anext(messages, None) is None
-    with pytest.raises(OnShutdown):
-        await messages._fill()
+    async with node.read("orders") as messages:
+        await anext(messages)
+    with pytest.raises(OnShutdown, match="not open"):
+        await anext(messages)
+    with pytest.raises(InvalidArgument, match="once"):
+        await messages.__aenter__()
 
 
 async def test_message_without_rows_has_no_arrow(node: Node) -> None:

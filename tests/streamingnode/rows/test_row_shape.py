@@ -141,7 +141,7 @@ def test_value_that_would_change_or_does_not_fit_is_named_by_column_and_row(kind
     [
         ({"id": 2, "item": "tea"}, "amount", "is missing"),
         ({"id": 2, "item": "tea", "amount": 1.0, "extra": 1}, "extra", "is not in the schema"),
-        ({"id": 2, "item": "tea", "amout": 1.0}, "amount", "is missing"),
+        ({"id": 2, "item": "tea", "total": 1.0}, "amount", "is missing"),
         ({"id": None, "item": "tea", "amount": 1.0}, "id", "null"),
         ({"id": "2", "item": "tea", "amount": 1.0}, "id", "is no int64"),
     ],

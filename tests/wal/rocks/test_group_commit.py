@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from rocksdict import WriteBatch
 
@@ -224,7 +225,7 @@ async def test_a_low_disk_refuses_appends_and_lets_them_pass_again_by_itself(sto
                 await log.admit(1)
                 break
             except StorageFull:
-                await anyio.sleep(0.01)
+                await anyio.lowlevel.checkpoint()
     await append(log, b"again")
 
 

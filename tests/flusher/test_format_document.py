@@ -1,0 +1,136 @@
+"""What docs/format.md says about files, manifests and checkpoints is what the flusher writes."""
+
+import base64
+import re
+from pathlib import Path
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flusher.buffers.delete_buffer import DeleteBuffer
+from flusher.buffers.file_in_progress import FileInProgress
+from flusher.buffers.segment_buffer import SegmentBuffer
+from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint, encode_checkpoint
+from flusher.cuts.cut_directory import manifest_path
+from flusher.files.node_directory import NodeDirectory
+from flusher.files.parquet_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL
+from flusher.files.rows import OFFSET, TICK, VCHANNEL, Rows
+from flusher.manifest import CutManifest, decode_manifest, encode_manifest, manifest_crc32c
+from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.snapshot import ShardSnapshot
+
+TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
+FIRST_TICK = 469_762_048_000_000
+SCHEMA = pa.schema([pa.field("id", pa.int64())])
+
+
+def section(title: str) -> str:
+    return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def example(name: str) -> str:
+    (block,) = re.findall(rf"test_format_document.py: {name} -->\n```\n(.*?)```", TEXT, re.DOTALL)
+    return str(block)
+
+
+def documented_manifest() -> CutManifest:
+    return decode_manifest(example("manifest").encode(), name="the example")
+
+
+def test_the_documented_manifest_is_byte_for_byte_what_is_written() -> None:
+    content = example("manifest")
+    assert content.count("\n") == 2
+    assert encode_manifest(documented_manifest()).decode() == content
+
+
+def test_the_documented_manifest_says_what_the_text_around_it_says() -> None:
+    manifest = documented_manifest()
+    (collection,), (segment,), (delete,) = manifest.collections, manifest.segments, manifest.deletes
+    assert (manifest.node_id, manifest.number, collection.name) == ("n1", 1, "t")
+    assert pa.ipc.read_schema(pa.py_buffer(base64.b64decode(collection.schema))) == SCHEMA
+    assert (segment.rows, segment.key_min, segment.key_max) == (2, 7, 8)
+    assert (delete.rows, delete.key_min, delete.key_max) == (1, 7, 7)
+    assert segment.offset_max < delete.offset_min
+
+
+@pytest.mark.parametrize("struct", [CutManifest, Checkpoint, ShardSnapshot])
+def test_every_field_of_a_document_is_in_the_tables(struct: type[msgspec.Struct]) -> None:
+    text = section("Cut manifest" if struct is CutManifest else "Checkpoint")
+    documented = {
+        name for row in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE) for name in row.split(", ")
+    }
+    assert {f"`{name}`" for name in struct.__struct_fields__} <= documented
+
+
+def test_the_documented_checkpoint_is_byte_for_byte_what_is_written() -> None:
+    content = bytes.fromhex("".join(line.partition("  ")[0] for line in example("checkpoint").splitlines()))
+    tick = FIRST_TICK + 4
+    assert decode_checkpoint(content) == Checkpoint(
+        cut_number=1,
+        tick=tick,
+        position=5,
+        manifest_crc32c=manifest_crc32c(example("manifest").encode()),
+        history=(CutPosition(tick, 5),),
+    )
+    assert encode_checkpoint(decode_checkpoint(content)) == content
+
+
+def test_the_documented_arrays_of_a_checkpoint_have_the_fields_in_that_order() -> None:
+    documented = "[id, name, schema, schema version, primary key, vchannels, partitions, created tick, dropped tick]"
+    assert documented in section("Checkpoint")
+    fields = documented.strip("[]").replace(" version", "_version").replace(" key", "_key").replace(" tick", "_tick")
+    assert tuple(fields.split(", ")) == CollectionInfo.__struct_fields__
+
+
+async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
+    """Write the two files of the worked example, as the flusher does, and return their footers."""
+    buffers = [
+        SegmentBuffer(segment_id=3, partition_id=2, collection_id=1, vchannel="p0_1v0", schema=SCHEMA, key="id"),
+        DeleteBuffer(cut_number=1, collection_id=1, vchannel="p0_1v0", schema=SCHEMA, key="id"),
+    ]
+    footers = []
+    for buffer, keys, offset in zip(buffers, ([7, 8], [7]), (0, 2), strict=True):
+        payload = pa.record_batch([pa.array(keys)], schema=SCHEMA).serialize().to_pybytes()
+        buffer.add(Rows(payload, len(keys), FIRST_TICK + 2 + bool(offset), offset))
+        limiter = anyio.CapacityLimiter(1)
+        file = FileInProgress(buffer, NodeDirectory(root), node_id="n1", row_group_bytes=1 << 20, limiter=limiter)
+        await file.finish()
+        assert file.described is not None
+        footers.append(pq.read_metadata(root / file.temporary_path))
+        assert file.path in example("manifest")
+    return footers[0], footers[1]
+
+
+@pytest.mark.anyio
+async def test_files_have_the_documented_columns_encodings_and_keys(tmp_path: Path) -> None:
+    segment, delete = await written(tmp_path)
+    text = section("Segment file")
+    columns = re.findall(r"^\| `(_\w+)` \| `(\w+)` \|", text, re.MULTILINE)
+    assert columns == [(TICK, "int64"), (OFFSET, "int64"), (VCHANNEL, "string")]
+    for footer in (segment, delete):
+        arrow = footer.schema.to_arrow_schema()
+        assert [(field.name, str(field.type)) for field in arrow] == [("id", "int64"), *columns]
+        chunks = [footer.row_group(0).column(index) for index in range(4)]
+        assert {chunk.compression for chunk in chunks} == {"ZSTD"}
+        assert all("DELTA_BINARY_PACKED" in chunk.encodings for chunk in chunks[1:3])
+        assert "RLE_DICTIONARY" in chunks[3].encodings
+        assert f"format version {footer.format_version}" in text.replace("\n", " ")
+    documented = set(re.findall(r"^\| `((?:streamingnode|ARROW)[.:]\w+)` \|", text, re.MULTILINE))
+    keys = {key.decode() for key in segment.metadata or {}}
+    assert keys == documented
+    assert {key.decode() for key in delete.metadata or {}} == documented - {"streamingnode.segment_id"}
+
+
+def test_the_documented_bounds_of_files_are_the_real_ones() -> None:
+    text = section("Segment file")
+    assert f"zstd, level {ZSTD_LEVEL} |" in text
+    assert f"at most 2^{ROW_GROUP_ROWS_MAX.bit_length() - 1} rows" in text
+    assert f"the first {DICTIONARY_SAMPLE_ROWS} rows" in text
+
+
+def test_the_documented_name_of_a_manifest_is_the_real_one() -> None:
+    digits = re.findall(r"`cuts/<cut number, (\d+) digits>.json`", TEXT)
+    assert [manifest_path(7)] == [f"cuts/{7:0{count}d}.json" for count in map(int, digits)]

@@ -1,0 +1,75 @@
+"""What docs/format.md says about tables is what their Delta log holds."""
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from spark_sink.table.columns import stored_type
+from spark_sink.table.open_table import OpenTable
+from spark_sink.table.table_model import CommitNote, NewFile, TableIdentity, Watermark
+
+SECTION = (Path(__file__).parents[3] / "docs" / "format.md").read_text("utf-8").partition("\n## Tables\n")[2]
+IDENTITY = TableIdentity("n1", 1, "t")
+STATS = '{"numRecords":2}'
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> DeltaTable:
+    schema = pa.schema([("id", pa.int64())])
+    table = OpenTable.create(tmp_path / "t", IDENTITY, schema, Watermark(0, 0, 0))
+    file = NewFile("cut-1/f.parquet", 10, 2, "_default", STATS)
+    table.commit(Watermark(1, 40, 400), first_cut=1, adds=[file], removes=[], attempt="cut-1")
+    return DeltaTable(str(tmp_path / "t"))
+
+
+def test_the_documented_columns_are_those_of_a_table(delta: DeltaTable) -> None:
+    documented = re.findall(r"`(_\w+)`\s\(`(\w+)`\)", SECTION)
+    found = [(field.name, str(field.type).split('"')[1]) for field in delta.schema().fields]
+    assert found == [("id", "long"), *documented]
+    assert delta.metadata().partition_columns == [documented[-1][0]]
+
+
+def test_the_documented_properties_are_those_of_a_table(delta: DeltaTable) -> None:
+    documented = re.findall(r"^\| `(streamingnode\.\w+)` \|", SECTION, re.MULTILINE)
+    ours = {name: value for name, value in delta.metadata().configuration.items() if name.startswith("streamingnode")}
+    assert ours == dict(zip(documented, ["n1", "1", "t"], strict=True))
+
+
+def test_the_documented_app_transactions_hold_cut_tick_and_checksum(delta: DeltaTable) -> None:
+    documented = re.findall(r"^\| `(streamingnode/<node id>/\w+)` \|", SECTION, re.MULTILINE)
+    versions = [delta.transaction_version(app.replace("<node id>", "n1")) for app in documented]
+    assert versions == [1, 40, 400]
+
+
+def test_the_documented_commit_info_is_that_of_every_commit(delta: DeltaTable) -> None:
+    text = SECTION.partition("**Commit info**")[2].partition("**Files**")[0]
+    documented = set(re.findall(r"`(\w+)`", text)) - {"streamingnode"}
+    assert documented == set(CommitNote.__struct_fields__)
+    assert all(set(entry["streamingnode"]) == documented for entry in delta.history())
+
+
+@pytest.mark.parametrize(
+    "given, stored",
+    [
+        (pa.uint8(), pa.int16()),
+        (pa.uint16(), pa.int32()),
+        (pa.uint32(), pa.int64()),
+        (pa.uint64(), pa.decimal128(20, 0)),
+        (pa.large_string(), pa.string()),
+        (pa.string_view(), pa.string()),
+        (pa.large_binary(), pa.binary()),
+        (pa.binary_view(), pa.binary()),
+        (pa.binary(4), pa.binary()),
+        (pa.date64(), pa.date32()),
+        (pa.timestamp("ns"), pa.timestamp("us")),
+        (pa.timestamp("s", "Europe/Berlin"), pa.timestamp("us", "UTC")),
+        (pa.dictionary(pa.int32(), pa.string()), pa.string()),
+        (pa.large_list(pa.uint8()), pa.list_(pa.int16())),
+    ],
+    ids=str,
+)
+def test_a_type_that_spark_lacks_becomes_the_documented_one(given: pa.DataType, stored: pa.DataType) -> None:
+    assert stored_type(given, column="x") == stored
