@@ -6,7 +6,8 @@
 A fault of the disk (or of the log store) throws the run away and starts another from the checkpoint after a pause: the same
 path as after a crash, so there is only one. Nothing is lost by that, because the log is truncated only behind checkpoints.
 Damage, where stored bytes are not what was written, is not retried: the flusher stops, the log grows, and whoever waits
-for a cut gets the error; appends and readers go on.
+for a cut gets the error; appends and readers go on. Nor is a write of the log store whose outcome is open: the store takes
+no more in this term, so there will be no checkpoint to wait for.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,7 +30,6 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import (
     ChannelFenced,
-    Indeterminate,
     OnShutdown,
     Overloaded,
     StorageFailed,
@@ -106,7 +106,7 @@ def classify(error: BaseException) -> FlusherEvent | None:
             return next(event for event in order if event in events)
         case OnShutdown() | ChannelFenced():
             return FlusherEvent.CLOSE
-        case OSError() | StorageFailed() | StorageFull() | Indeterminate() | Overloaded():
+        case OSError() | StorageFailed() | StorageFull() | Overloaded():
             return FlusherEvent.FAULT
         case StreamingNodeError():
             return FlusherEvent.DAMAGE
@@ -130,7 +130,10 @@ NO_HOOKS = FlushHooks()
 
 
 class Flusher:
-    """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work is in threads."""
+    """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work is in threads.
+
+    `checkpoint` is the stored one, for those who ask before the first run has read it: the log before it may be gone.
+    """
 
     def __init__(
         self,
@@ -142,6 +145,7 @@ class Flusher:
         options: FlushOptions,
         now_ms: Callable[[], int],
         hooks: FlushHooks = NO_HOOKS,
+        checkpoint: Checkpoint = NO_CHECKPOINT,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.state = FlusherState.RECOVERING
@@ -170,7 +174,7 @@ class Flusher:
             kept_tick=lambda: self._kept_tick,
         )
         self._run: FlushRun | None = None
-        self._checkpoint = NO_CHECKPOINT
+        self._checkpoint = checkpoint
         self._kept_tick = 0
         self._last_cut = NO_CUT
         self._changed = anyio.Event()
@@ -299,7 +303,8 @@ class Flusher:
             _log.warning("flush_failed", error=self._last_error, faults=self._faults)
         elif isinstance(error, StreamingNodeError):
             self._failure = error
-            _log.error("flusher_stopped", error=self._last_error)
+            say = _log.error if event is FlusherEvent.DAMAGE else _log.info  # a closing node is nothing to worry about
+            say("flusher_stopped", error=self._last_error)
         self._apply(event)
 
     def _apply(self, event: FlusherEvent) -> None:

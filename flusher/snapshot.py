@@ -21,7 +21,7 @@ from flusher.files.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stor
 from flusher.manifest import CutManifest, DataFile
 from interceptors.shard.catalog import CollectionInfo
 from wal.errors import Corrupt, Truncated
-from wal.headers import DeleteHeader, InsertHeader
+from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
 from wal.message import AnyMessage, Message, TransactionMessage
 from wal.timetick import TICK_MAX
 
@@ -94,10 +94,13 @@ def _live_partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -
         entries = (entry for entry in manifest.collections if entry.collection_id == info.id)
         partitions = (each for entry in entries for each in entry.partitions)
         drops |= {each.partition_id: each.dropped_tick for each in partitions if each.dropped_tick}
+    for message in source.tail:
+        if isinstance(message, Message) and isinstance(message.header, DropPartitionHeader):
+            drops[message.header.partition_id] = message.time_tick
     later = [tick for tick in drops.values() if tick > source.as_of]
     if later:
         raise Truncated(f"the state at {source.as_of}, before a partition was dropped,", max(later))
-    return frozenset(each.id for each in info.partitions if not each.dropped_tick)
+    return frozenset(each.id for each in info.partitions if each.id not in drops)  # some may have gone since `info`
 
 
 def _wanted(source: SnapshotSource, file: DataFile) -> bool:

@@ -7,6 +7,7 @@ after a crash the reader resumes there.
 
 import asyncio
 import re
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -65,9 +66,19 @@ class NamedReaders:
         stored = await self._store.scan_meta(_PREFIX)
         self._positions = {key: _decode_position(key, value) for key, value in stored.items()}
 
-    def lease(self, pchannel: str) -> int | None:
-        """Return the lowest position of a log that a named reader still needs; None without one."""
-        return min((at.position for at in self._positions.values() if at.pchannel == pchannel), default=None)
+    def lease(self, pchannel: str, *, live: Collection[int] | None = None) -> int | None:
+        """Return the lowest position of a log that a named reader still needs; None without one.
+
+        Readers of collections that are not `live` (None: all are) hold nothing: nobody can open them again.
+        """
+        return min(
+            (
+                at.position
+                for key, at in self._positions.items()
+                if at.pchannel == pchannel and (live is None or _collection_id(key) in live)
+            ),
+            default=None,
+        )
 
     def list_readers(self, collection_id: int) -> dict[str, ReaderPosition]:
         """Return the collection's named readers and their durable positions, by name."""
@@ -103,15 +114,15 @@ class NamedReaders:
         finally:
             del self._open[key]
 
-    async def forget_collection(self, collection_id: int) -> None:
-        """Forget the readers of a dropped collection, open ones too."""
-        prefix = _key(collection_id, "")
-        keys = [key for key in self._positions if key.startswith(prefix)]
+    async def keep_only(self, live: Collection[int]) -> None:
+        """Forget the readers of collections that are not `live`, open ones too."""
+        keys = [key for key in self._positions if _collection_id(key) not in live]
         for key in keys:
             reader = self._open.get(key)
             if reader is not None:
                 await reader.close()
-        await self._store.put_meta(dict.fromkeys(keys))
+        if keys:
+            await self._store.put_meta(dict.fromkeys(keys))
         for key in keys:
             self._positions.pop(key, None)
 
@@ -149,6 +160,11 @@ class NamedReader:
         self._closed = False
         self.position = position
         """The durable position; a scan starts here."""
+
+    @property
+    def acknowledged_tick(self) -> int:
+        """Everything at or below it is acknowledged, durably or on its way."""
+        return self._wanted.tick
 
     async def ack(self, message: Acknowledgeable) -> None:
         """Acknowledge a message and everything before it; returns when that is durable.
@@ -194,6 +210,10 @@ class NamedReader:
 
 def _key(collection_id: int, name: str) -> str:
     return f"{_PREFIX}{collection_id}/{name}"
+
+
+def _collection_id(key: str) -> int:
+    return int(key.removeprefix(_PREFIX).partition("/")[0])
 
 
 def _decode_position(key: str, value: bytes) -> ReaderPosition:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from flusher.checkpoint import checkpoint_key, decode_checkpoint
+from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
@@ -67,7 +67,7 @@ class Worker(Protocol):
 
 @dataclass(slots=True)
 class Channel:
-    """An open pchannel; `workers` are for the node to run, with `append`."""
+    """An open pchannel; `workers` are for the node to run, with `append`. `checkpoint` is what it was opened from."""
 
     wal: Wal[DeliverPolicy, Scanner]
     log: Log
@@ -78,6 +78,7 @@ class Channel:
     mvcc: MvccManager
     ticks: TimeTickSyncOperator
     workers: tuple[Worker, ...]
+    checkpoint: Checkpoint
     _cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def append(self, group: AppendGroup) -> AppendResult:
@@ -87,11 +88,14 @@ class Channel:
     async def request_cut(self) -> int:
         """Cut if there is something to cut, and return the number of the cut that covers everything before the call.
 
-        That is 0 when there has never been anything to cut. Requests that come together share one cut.
+        That is 0 when there has never been anything to cut. Requests that come together share one cut. Raises as an append,
+        also when the newest cut is in the log's queue and its write fails.
         """
         async with self._cutting:
             if self.shards.something_to_cut:
                 await self.append(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
+            else:
+                await self.ticks.sync()
             return self.shards.state.cut_number
 
     async def close(self) -> None:
@@ -129,7 +133,7 @@ async def open_channel(
         limits=options.wal,
         observer=observer,
     )
-    channel = builder.channel(wal)
+    channel = builder.channel(wal, checkpoint)
     try:
         yield channel
     finally:
@@ -204,7 +208,7 @@ class _ChannelBuilder:
             ShardInterceptor(self.shards, self._allocator, self._sealer),
         )
 
-    def channel(self, wal: Wal[DeliverPolicy, Scanner]) -> Channel:
+    def channel(self, wal: Wal[DeliverPolicy, Scanner], checkpoint: Checkpoint) -> Channel:
         """Return the finished channel."""
         return Channel(
             wal=wal,
@@ -216,4 +220,5 @@ class _ChannelBuilder:
             mvcc=self.mvcc,
             ticks=self.sync_operator,
             workers=self.workers,
+            checkpoint=checkpoint,
         )

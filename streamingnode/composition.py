@@ -30,7 +30,7 @@ from streamingnode.ownership import assert_sole_owner
 from streamingnode.services import FlushedSegment, FlushResult, NodeServices
 from streamingnode.supervisor import Supervisor
 from wal.append import AppendObserver
-from wal.errors import InvalidArgument
+from wal.errors import CollectionNotFound, InvalidArgument, Truncated
 from wal.log import LogStore
 from wal.memory_store import MemoryLogStore
 from wal.message import AnyMessage
@@ -62,7 +62,8 @@ async def compose(
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
     done again from the log), and the directory is synced and let go last.
     """
-    async with AsyncExitStack() as closing:
+    closing = AsyncExitStack()
+    try:
         if path is not None:
             await anyio.to_thread.run_sync(assert_sole_owner)
         store = await _open_store(path, config)
@@ -75,11 +76,15 @@ async def compose(
         )
         readers = NamedReaders(store)
         await readers.load()
+        await readers.keep_only(_live_ids(channel))
         closing.push_async_callback(readers.close)
         flusher = _start_flusher(directory, store, channel, readers, config, supervisor, now_ms)
         for worker in channel.workers:
             supervisor.spawn(worker.run(channel.append))
         yield _services(path, config, store, channel, readers, flusher, directory)
+    finally:
+        with anyio.CancelScope(shield=True):  # half opened and then cancelled is closed in order too
+            await closing.aclose()
 
 
 def _channel_options(config: NodeConfig) -> ChannelOptions:
@@ -138,11 +143,21 @@ def _start_flusher(
         channel.tail,
         options=config.flush,
         now_ms=now_ms,
-        hooks=FlushHooks(reader_floor=partial(readers.lease, PCHANNEL), on_progress=schedule.report),
+        hooks=FlushHooks(reader_floor=partial(_reader_floor, channel, readers), on_progress=schedule.report),
+        checkpoint=channel.checkpoint,
     )
     supervisor.spawn(flusher.run())
     supervisor.spawn(schedule.run(channel.request_cut))
     return flusher
+
+
+def _reader_floor(channel: Channel, readers: NamedReaders) -> int | None:
+    """Return the lowest position that a named reader of a live collection still needs."""
+    return readers.lease(PCHANNEL, live=_live_ids(channel))
+
+
+def _live_ids(channel: Channel) -> frozenset[int]:
+    return frozenset(info.id for info in channel.shards.catalog.collections())
 
 
 def _services(
@@ -230,12 +245,23 @@ async def _snapshot(
     channel: Channel, flusher: Flusher, directory: NodeDirectory, info: CollectionInfo, as_of: int | None
 ) -> pa.Table:
     """Return a collection's rows from its cuts and, after the newest of them, from the log."""
-    now = await channel.ticks.consistent_tick()
-    if as_of is not None and as_of > now:
-        raise InvalidArgument(f"as_of={as_of} is yet to come, it is {now} now — leave it out for the state as of now")
-    tick = now if as_of is None else as_of
-    checkpoint = flusher.checkpoint
-    tail = await _read_tail(channel, info, after_tick=checkpoint.tick, position=checkpoint.position, until=tick)
+    while True:
+        checkpoint = flusher.checkpoint
+        now = await channel.ticks.consistent_tick()  # above the checkpoint, so what its cuts know had happened by then
+        if as_of is not None and as_of > now:
+            raise InvalidArgument(
+                f"as_of={as_of} is yet to come, it is {now} now — leave it out for the state as of now"
+            )
+        tick = now if as_of is None else as_of
+        try:
+            tail = await _read_tail(channel, info, after_tick=checkpoint.tick, position=checkpoint.position, until=tick)
+        except Truncated:
+            if flusher.checkpoint is checkpoint:
+                raise
+            continue  # a cut and the truncation behind it overtook this
+        break
+    if channel.shards.catalog.collection(info.id).dropped_tick:
+        raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
     source = SnapshotSource(directory=directory, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
     return await anyio.to_thread.run_sync(read_snapshot, source)
 

@@ -7,14 +7,17 @@ durable (as the node's `durability` says) or raises; nothing is half done. Small
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from numbers import Real
 from typing import TypeVar
 
 import pyarrow as pa
+from anyio import to_thread
 
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode import ddl
+from streamingnode.catalog_changes import CatalogChanges
 from streamingnode.collection import Collection, collection_of
 from streamingnode.config import NodeConfig
 from streamingnode.names import not_text
@@ -38,7 +41,7 @@ from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
 from streamingnode.writing.write_target import WriteTarget, WriteTargets, pchannel_of
 from wal.append import AppendGroup, AppendResult
-from wal.errors import AlreadyExists, InvalidArgument, OnShutdown, StreamingNodeError
+from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError
 from wal.message_type import MessageType
 
 T = TypeVar("T")
@@ -67,6 +70,7 @@ class Node:
             spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
         )
         self._coalesced_rows_max = config.coalescer.insert_rows_max
+        self._changes = CatalogChanges(services, self._info, self._append)
         self._closed: StreamingNodeError | None = None
 
     # --- what it is -----------------------------------------------------------------------------------------------------
@@ -249,6 +253,13 @@ class Node:
             pchannels = sorted({pchannel_of(self._info(name).vchannels[0]) for name in collections})
         return await read_within(timeout, lambda: self._services.consistent_tick(pchannels), "the tick")
 
+    async def delete_reader(self, collection: str, name: str) -> bool:
+        """Forget a named reader and let go of what it holds; return whether there was one. Raises `ReaderBusy` while open.
+
+        A named reader that nobody opens again holds the log for ever, unless its collection is dropped.
+        """
+        return await self._services.named_readers.delete_reader(self._info(collection).id, name)
+
     # --- collections ----------------------------------------------------------------------------------------------------
 
     async def create_collection(
@@ -268,49 +279,30 @@ class Node:
         `InvalidName`; `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
         """
         self._check_open()
-        definition = ddl.check_definition(name, schema, primary_key=primary_key, shards=shards, partitions=partitions)
-        existing = self._find(name)
-        if existing is not None:
-            return collection_of(ddl.same_definition(existing, definition, if_not_exists=if_not_exists))
-        pchannel = next(iter(self._services.appends))
-        group = ddl.create_collection_group(definition, pchannel, lambda: self._services.allocate_id(pchannel))
-        try:
-            await self._append(pchannel, group, "the collection", timeout)
-        except AlreadyExists:  # somebody made it meanwhile
-            existing = self._info(name)
-            ddl.same_definition(existing, definition, if_not_exists=if_not_exists)
-        return collection_of(self._info(name))
+        check = partial(ddl.check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
+        definition = await to_thread.run_sync(check, name, schema)  # looking a time zone up reads files
+        return collection_of(
+            await self._changes.create_collection(definition, if_not_exists=if_not_exists, timeout=timeout)
+        )
 
     async def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
         """Drop a collection with all its rows; ends open transactions on it. Raises `CollectionNotFound`."""
         self._check_open()
-        info = self._find(name)
-        if info is None and if_exists:
-            return
-        info = self._info(name)
-        group = ddl.drop_collection_group(info)
-        await self._append(pchannel_of(info.vchannels[0]), group, "the drop", timeout)
+        await self._changes.drop_collection(name, if_exists=if_exists, timeout=timeout)
 
     async def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidName`."""
         info = self._info(collection)
-        if if_not_exists and ddl.has_partition(info, partition):
-            return
-        pchannel = pchannel_of(info.vchannels[0])
-        group = ddl.create_partition_group(info, partition, lambda: self._services.allocate_id(pchannel))
-        await self._append(pchannel, group, "the partition", timeout)
+        await self._changes.create_partition(info, partition, if_not_exists=if_not_exists, timeout=timeout)
 
     async def drop_partition(
         self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot be dropped."""
         info = self._info(collection)
-        if if_exists and not ddl.has_partition(info, partition):
-            return
-        group = ddl.drop_partition_group(info, partition)
-        await self._append(pchannel_of(info.vchannels[0]), group, "the drop", timeout)
+        await self._changes.drop_partition(info, partition, if_exists=if_exists, timeout=timeout)
 
     def collections(self) -> tuple[Collection, ...]:
         """Return the collections that exist now, oldest first."""
@@ -365,9 +357,6 @@ class Node:
         if not isinstance(collection, str):
             raise not_text("collection", collection)
         return self._services.catalog.collection_by_name(collection)
-
-    def _find(self, collection: str) -> CollectionInfo | None:
-        return next((info for info in self._services.catalog.collections() if info.name == collection), None)
 
     def _pchannel(self, pchannel: str | None) -> str:
         """Return the log a transaction by id lives on, the first one for None."""

@@ -19,6 +19,7 @@ from streamingnode.node import Node
 from streamingnode.services import NodeServices
 from streamingnode.supervisor import Supervisor
 from wal.errors import InvalidArgument
+from wal.outlast import outlast
 
 Compose = Callable[[Path | None, NodeConfig, Supervisor], AbstractAsyncContextManager[NodeServices]]
 """Open the parts of a node; leaving the context closes them in reverse order. Work that lasts goes to the supervisor."""
@@ -82,15 +83,13 @@ class OpenNode:
         if self._entered:
             raise InvalidArgument("this open_node() was used already — call open_node() again")
         self._entered = True
-        config = await to_thread.run_sync(self._settle)
+        opening = anyio.CancelScope()
         try:
-            self._parts.push_async_callback(self._supervisor.stop)
-            services = await self._parts.enter_async_context(self._compose(self._path, config, self._supervisor))
+            await outlast(self._open(opening), on_cancel=opening.cancel)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._parts.aclose()
+            await outlast(self._parts.aclose())
             raise
-        self._node = Node(services, config, self._supervisor.spawn)
+        assert self._node is not None, "opening ends with a node, or it raises"
         self._scope = anyio.CancelScope().__enter__()
         if self._supervisor.failure is not None:  # it failed while the rest was opening
             self._fail(self._supervisor.failure)
@@ -103,11 +102,22 @@ class OpenNode:
         assert self._node is not None and self._scope is not None, "entered before it is left"  # noqa: PT018
         swallowed = self._scope.__exit__(kind, error, traceback)
         failure = self._supervisor.failure
-        with anyio.CancelScope(shield=True):
-            await self._node.aclose()
-            await self._parts.aclose()
+        await outlast(self._close(self._node))
         if failure is not None and (kind is None or swallowed):
             raise failure
+
+    async def _open(self, scope: anyio.CancelScope) -> None:
+        with scope:
+            config = await to_thread.run_sync(self._settle)
+            # Absolute, because a program may change its directory while the node is open.
+            path = None if self._path is None else await to_thread.run_sync(self._path.absolute)
+            self._parts.push_async_callback(self._supervisor.stop)
+            services = await self._parts.enter_async_context(self._compose(path, config, self._supervisor))
+            self._node = Node(services, config, self._supervisor.spawn)
+
+    async def _close(self, node: Node) -> None:
+        async with self._parts:
+            await node.aclose()
 
     def _fail(self, failure: BaseException) -> None:
         if self._node is not None:

@@ -1,12 +1,15 @@
 """Owner of a node's background tasks: none outlives the node, and none dies unnoticed.
 
 In: coroutines that work until they are cancelled. Out: nothing while all is well. The first one that fails ends the node:
-the failure is kept, and whoever waits in `failed` (the body of `open_node`) is told. Plain tasks in one set, because a task
-group costs ten times as much per task and wraps errors in groups.
+the failure is kept, and whoever waits in `failed` (the body of `open_node`) is told. Plain tasks, because a task group costs
+ten times as much per task and wraps errors in groups; but cancelled by a scope each, because `Task.cancel` would leave a
+thread behind that a task waits for, and its work would go on while the node closes around it.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
+
+import anyio
 
 
 class Supervisor:
@@ -14,7 +17,7 @@ class Supervisor:
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], anyio.CancelScope] = {}
         self._failure: BaseException | None = None
 
     @property
@@ -29,24 +32,29 @@ class Supervisor:
 
     def spawn(self, work: Coroutine[None, None, None], *, name: str | None = None) -> asyncio.Task[None]:
         """Start `work` as a task. A task may end early; one that raises ends the node, unless it was cancelled."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
+        scope = anyio.CancelScope()
+        task = asyncio.get_running_loop().create_task(_within(scope, work), name=name)
+        self._tasks[task] = scope
         task.add_done_callback(self._ended)
         return task
 
     async def stop(self) -> None:
         """Cancel every task and return when all have ended; their errors no longer count. Idempotent."""
         while self._tasks:
-            tasks = set(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            for scope in self._tasks.values():
+                scope.cancel()
+            await asyncio.wait(set(self._tasks))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if task.cancelled():
             return
         failure = task.exception()
         if failure is not None and self._failure is None:
             self._failure = failure
             self._on_failure(failure)
+
+
+async def _within(scope: anyio.CancelScope, work: Coroutine[None, None, None]) -> None:
+    with scope:
+        await work

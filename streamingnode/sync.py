@@ -5,20 +5,22 @@ open. Iterating fetches messages many at a time, because each hop between thread
 
     with sn.sync.open_node("data") as node:
         node.insert("orders", [{"id": 1, "item": "tea"}])
+
+In a notebook, `node = sn.sync.open_node("data")` in one cell and `node.close()` in another do the same.
 """
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode import opening as asynchronous
+from streamingnode.blocking_loop import BlockingLoop
 from streamingnode.collection import Collection
 from streamingnode.config import NodeConfig
 from streamingnode.node import ALL, Node
@@ -31,33 +33,42 @@ from streamingnode.writing.transaction import Transaction
 from wal.message_type import MessageType
 
 
-@contextmanager
 def open_node(
     path: str | os.PathLike[str] | None,
     *,
     config: NodeConfig | None = None,
     config_file: str | os.PathLike[str] | None = None,
     **settings: object,
-) -> Iterator["SyncNode"]:
-    """Open a node for a `with` block; see `streamingnode.open_node`."""
-    opening = asynchronous.open_node(path, config=config, config_file=config_file, **settings)
-    with open_blocking(opening) as node:
-        yield node
+) -> "SyncNode":
+    """Open a node, for a `with` block or until `close`; see `streamingnode.open_node`."""
+    return open_blocking(asynchronous.open_node(path, config=config, config_file=config_file, **settings))
 
 
-@contextmanager
-def open_blocking(opening: AbstractAsyncContextManager[Node, bool | None]) -> Iterator["SyncNode"]:
-    """Run an asynchronous node on an event loop in another thread, for a `with` block."""
-    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(opening) as node:
-        yield SyncNode(node, portal)
+def open_blocking(opening: AbstractAsyncContextManager[Node, bool | None]) -> "SyncNode":
+    """Open an asynchronous node on an event loop in another thread."""
+    loop = BlockingLoop()
+    return SyncNode(loop.enter(opening), loop)
 
 
 class SyncNode:
     """An open node; see `streamingnode.node.Node`. Any thread may call it."""
 
-    def __init__(self, node: Node, portal: BlockingPortal) -> None:
+    def __init__(self, node: Node, loop: BlockingLoop) -> None:
         self._node = node
-        self._portal = portal
+        self._loop = loop
+
+    def close(self) -> None:
+        """Close the node, as the end of a `with` block does; idempotent. At the end of the program it happens by itself."""
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        self._loop.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.exit(kind, error, traceback)
 
     @property
     def path(self) -> str | None:
@@ -90,7 +101,7 @@ class SyncNode:
     ) -> WriteResult:
         """See `Node.insert`."""
         insert = partial(self._node.insert, partition=partition, txn_id=txn_id, timeout=timeout)
-        return self._portal.call(insert, collection, rows)
+        return self._loop.call(insert, collection, rows)
 
     def upsert(
         self,
@@ -103,11 +114,11 @@ class SyncNode:
     ) -> WriteResult:
         """See `Node.upsert`."""
         upsert = partial(self._node.upsert, partition=partition, txn_id=txn_id, timeout=timeout)
-        return self._portal.call(upsert, collection, rows)
+        return self._loop.call(upsert, collection, rows)
 
     def delete(self, collection: str, keys: Keys, *, txn_id: int = 0, timeout: float | None = None) -> WriteResult:
         """See `Node.delete`."""
-        return self._portal.call(partial(self._node.delete, txn_id=txn_id, timeout=timeout), collection, keys)
+        return self._loop.call(partial(self._node.delete, txn_id=txn_id, timeout=timeout), collection, keys)
 
     def transaction(self, *, keepalive_s: float | None = None) -> "SyncTransaction":
         """See `Node.transaction`; use it with `with`."""
@@ -115,24 +126,24 @@ class SyncNode:
         async def make() -> Transaction:
             return self._node.transaction(keepalive_s=keepalive_s)
 
-        return SyncTransaction(self._portal.call(make), self._portal)
+        return SyncTransaction(self._loop.call(make), self._loop)
 
     def begin_transaction(
         self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
     ) -> int:
         """See `Node.begin_transaction`."""
         begin = self._node.begin_transaction
-        return self._portal.call(partial(begin, keepalive_s=keepalive_s, pchannel=pchannel, timeout=timeout))
+        return self._loop.call(partial(begin, keepalive_s=keepalive_s, pchannel=pchannel, timeout=timeout))
 
     def commit_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> WriteResult:
         """See `Node.commit_transaction`."""
-        return self._portal.call(partial(self._node.commit_transaction, pchannel=pchannel, timeout=timeout), txn_id)
+        return self._loop.call(partial(self._node.commit_transaction, pchannel=pchannel, timeout=timeout), txn_id)
 
     def rollback_transaction(self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None) -> None:
         """See `Node.rollback_transaction`."""
-        self._portal.call(partial(self._node.rollback_transaction, pchannel=pchannel, timeout=timeout), txn_id)
+        self._loop.call(partial(self._node.rollback_transaction, pchannel=pchannel, timeout=timeout), txn_id)
 
     def read(
         self,
@@ -149,15 +160,19 @@ class SyncNode:
         async def make() -> CollectionReader:
             return self._node.read(collection, policy, until=until, name=name, types=types, include_ticks=include_ticks)
 
-        return SyncReader(self._portal.call(make), self._portal)
+        return SyncReader(self._loop.call(make), self._loop)
 
     def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
         """See `Node.snapshot`."""
-        return self._portal.call(partial(self._node.snapshot, as_of=as_of, timeout=timeout), collection)
+        return self._loop.call(partial(self._node.snapshot, as_of=as_of, timeout=timeout), collection)
 
     def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
         """See `Node.consistent_tick`."""
-        return self._portal.call(partial(self._node.consistent_tick, timeout=timeout), collections)
+        return self._loop.call(partial(self._node.consistent_tick, timeout=timeout), collections)
+
+    def delete_reader(self, collection: str, name: str) -> bool:
+        """See `Node.delete_reader`."""
+        return self._loop.call(self._node.delete_reader, collection, name)
 
     def create_collection(
         self,
@@ -179,46 +194,44 @@ class SyncNode:
             if_not_exists=if_not_exists,
             timeout=timeout,
         )
-        return self._portal.call(create, name, schema)
+        return self._loop.call(create, name, schema)
 
     def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
         """See `Node.drop_collection`."""
-        self._portal.call(partial(self._node.drop_collection, if_exists=if_exists, timeout=timeout), name)
+        self._loop.call(partial(self._node.drop_collection, if_exists=if_exists, timeout=timeout), name)
 
     def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
         """See `Node.create_partition`."""
         create = partial(self._node.create_partition, if_not_exists=if_not_exists, timeout=timeout)
-        self._portal.call(create, collection, partition)
+        self._loop.call(create, collection, partition)
 
     def drop_partition(
         self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
     ) -> None:
         """See `Node.drop_partition`."""
-        self._portal.call(
-            partial(self._node.drop_partition, if_exists=if_exists, timeout=timeout), collection, partition
-        )
+        self._loop.call(partial(self._node.drop_partition, if_exists=if_exists, timeout=timeout), collection, partition)
 
     def collections(self) -> tuple[Collection, ...]:
         """See `Node.collections`."""
-        return self._portal.call(self._node.collections)
+        return self._loop.call(self._node.collections)
 
     def collection(self, name: str) -> Collection:
         """See `Node.collection`."""
-        return self._portal.call(self._node.collection, name)
+        return self._loop.call(self._node.collection, name)
 
     def flush(self, *, timeout: float | None = None) -> FlushResult:
         """See `Node.flush`."""
-        return self._portal.call(partial(self._node.flush, timeout=timeout))
+        return self._loop.call(partial(self._node.flush, timeout=timeout))
 
 
 class SyncTransaction:
     """A transaction for a `with` block; see `streamingnode.writing.transaction.Transaction`."""
 
-    def __init__(self, transaction: Transaction, portal: BlockingPortal) -> None:
+    def __init__(self, transaction: Transaction, loop: BlockingLoop) -> None:
         self._transaction = transaction
-        self._portal = portal
+        self._loop = loop
 
     @property
     def result(self) -> WriteResult | None:
@@ -227,46 +240,44 @@ class SyncTransaction:
 
     def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """See `Transaction.insert`."""
-        self._portal.call(partial(self._transaction.insert, partition=partition), collection, rows)
+        self._loop.call(partial(self._transaction.insert, partition=partition), collection, rows)
 
     def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """See `Transaction.upsert`."""
-        self._portal.call(partial(self._transaction.upsert, partition=partition), collection, rows)
+        self._loop.call(partial(self._transaction.upsert, partition=partition), collection, rows)
 
     def delete(self, collection: str, keys: Keys) -> None:
         """See `Transaction.delete`."""
-        self._portal.call(self._transaction.delete, collection, keys)
+        self._loop.call(self._transaction.delete, collection, keys)
 
     def commit(self) -> WriteResult:
         """See `Transaction.commit`."""
-        return self._portal.call(self._transaction.commit)
+        return self._loop.call(self._transaction.commit)
 
     def rollback(self) -> None:
         """See `Transaction.rollback`."""
-        self._portal.call(self._transaction.rollback)
+        self._loop.call(self._transaction.rollback)
 
     def __enter__(self) -> Self:
-        self._portal.call(self._transaction.__aenter__)
+        self._loop.call(self._transaction.__aenter__)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._portal.call(self._transaction.__aexit__, kind, error, traceback)
+        self._loop.call(self._transaction.__aexit__, kind, error, traceback)
 
 
 class SyncReader:
     """A reader for a `with` block; see `CollectionReader`. One thread iterates at a time."""
 
-    def __init__(self, reader: CollectionReader, portal: BlockingPortal) -> None:
+    def __init__(self, reader: CollectionReader, loop: BlockingLoop) -> None:
         self._reader = reader
-        self._portal = portal
+        self._loop = loop
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        opening: AbstractContextManager[CollectionReader, bool | None] = self._portal.wrap_async_context_manager(
-            self._reader
-        )
+        opening: AbstractContextManager[CollectionReader, bool | None] = self._loop.wrap(self._reader)
         self._open.enter_context(opening)
         return self
 
@@ -276,17 +287,17 @@ class SyncReader:
         self._open.__exit__(kind, error, traceback)
 
     def __iter__(self) -> Iterator[ReadMessage]:
-        while messages := self._portal.call(self._reader.next_messages):
+        while messages := self._loop.call(self._reader.next_messages):
             yield from messages
 
     def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:
         """See `CollectionReader.batches`."""
         batches = self._reader.batches(max_rows=max_rows, max_wait_s=max_wait_s)
         end: list[ReadMessage] = []
-        next_batch: Callable[[], list[ReadMessage]] = partial(self._portal.call, partial(anext, batches, end))
+        next_batch: Callable[[], list[ReadMessage]] = partial(self._loop.call, partial(anext, batches, end))
         while batch := next_batch():
             yield batch
 
     def ack(self, message: ReadMessage) -> None:
         """See `CollectionReader.ack`."""
-        self._portal.call(self._reader.ack, message)
+        self._loop.call(self._reader.ack, message)

@@ -31,7 +31,8 @@ def write_until_killed(directory: Path, first: int, lines_before: int) -> list[s
     lines: list[str] = []
     with writer:
         for line in writer.stdout:
-            lines.append(line.strip())
+            if line.endswith("\n"):  # the last one may be cut short by the kill
+                lines.append(line.strip())
             if len(lines) == lines_before:
                 writer.send_signal(signal.SIGKILL)
     watchdog.cancel()

@@ -6,6 +6,8 @@ rollbacks of a streamed one move its session's state machine. Nothing here suspe
 whose bodies are on their way is sent back with `Redo`.
 """
 
+from dataclasses import replace
+
 import msgspec
 
 from interceptors.redo import Redo
@@ -75,7 +77,7 @@ class TxnInterceptor:
             raise InvalidArgument("a begin carries the header of a begin")
         for message in group.messages:
             message.txn_id = group.time_tick
-        return _of_transaction(await append(group), group.time_tick)
+        return replace(await append(group), txn_id=group.time_tick)
 
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
         begin = group.messages[0]
@@ -90,7 +92,7 @@ class TxnInterceptor:
             if group.ticket is None:
                 self._sessions.end(session)
             raise
-        return _of_transaction(result, session.txn_id)
+        return replace(result, txn_id=session.txn_id)
 
     async def _bodies(self, group: AppendGroup, append: Append) -> AppendResult:
         txn_id = group.messages[0].txn_id
@@ -107,7 +109,7 @@ class TxnInterceptor:
             raise
         finally:
             self._sessions.bodies_ended(session, ended_at)
-        return _of_transaction(result, txn_id)
+        return replace(result, txn_id=txn_id)
 
     async def _commit(self, group: AppendGroup, append: Append) -> AppendResult:
         txn_id = group.messages[0].txn_id
@@ -123,7 +125,7 @@ class TxnInterceptor:
             self._failed(group, session, SessionEvent.COMMIT_REFUSED, Doom.COMMIT_FAILED)
             raise
         self._sessions.end(session, SessionEvent.COMMIT_DONE)
-        return _of_transaction(result, txn_id)
+        return replace(result, txn_id=txn_id)
 
     async def _rollback(self, group: AppendGroup, append: Append) -> AppendResult:
         session = self._sessions.request_rollback(group.messages[0].txn_id)
@@ -133,7 +135,7 @@ class TxnInterceptor:
             self._failed(group, session, SessionEvent.ROLLBACK_REFUSED, Doom.ROLLBACK_FAILED)
             raise
         self._sessions.end(session, SessionEvent.ROLLBACK_DONE)
-        return _of_transaction(result, session.txn_id)
+        return replace(result, txn_id=session.txn_id)
 
     def _failed(self, group: AppendGroup, session: Session, event: SessionEvent, doom: Doom) -> None:
         """Decide a session whose end the log never had.
@@ -151,14 +153,3 @@ class TxnInterceptor:
             if group.ticket is None:
                 self._sessions.unfence(before)
             raise
-
-
-def _of_transaction(result: AppendResult, txn_id: int) -> AppendResult:
-    return AppendResult(
-        first_message_id=result.first_message_id,
-        count=result.count,
-        time_tick=result.time_tick,
-        last_confirmed=result.last_confirmed,
-        txn_id=txn_id,
-        row_offsets=result.row_offsets,
-    )

@@ -124,7 +124,7 @@ class TxnManager:
         """Return the session, and a future if its commit has to wait for bodies on their way and then come again."""
         session = self._get(txn_id)
         self._judge(session, group.time_tick, session.vchannels)
-        if session.request_commit(group):
+        if session.request_commit():
             return session, None
         return session, self._drained.setdefault(txn_id, asyncio.get_running_loop().create_future())
 

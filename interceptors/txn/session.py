@@ -52,6 +52,7 @@ _S, _E = SessionState, SessionEvent
 TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (_S.IN_FLIGHT, _E.BODY): _S.IN_FLIGHT,
     (_S.IN_FLIGHT, _E.COMMIT): _S.ON_COMMIT,
+    (_S.ON_COMMIT, _E.COMMIT): _S.ON_COMMIT,
     (_S.ON_COMMIT, _E.HAND_OVER): _S.COMMITTING,
     (_S.COMMITTING, _E.SENT_BACK): _S.ON_COMMIT,
     (_S.COMMITTING, _E.COMMIT_REFUSED): _S.DOOMED,
@@ -111,8 +112,6 @@ class Session:
     in_flight: int = 0
     size_bytes: int = 0
     bodies: list[Change] = field(default_factory=list)
-    committing: object = None
-    """What asked for the commit, so that its next try is told from a second commit."""
 
     def __post_init__(self) -> None:
         self.last_tick = max(self.last_tick, self.txn_id)
@@ -170,14 +169,13 @@ class Session:
         self.last_tick = max(self.last_tick, tick)
         return not self.in_flight
 
-    def request_commit(self, by: object) -> bool:
+    def request_commit(self) -> bool:
         """Ask for the commit; return whether it may go to the log now, or has to wait for bodies on their way.
 
-        The same `by` may ask again. Raises `InvalidTransactionState` for another one.
+        Asking again is how it comes back after a wait, and how a client repeats a commit that gave up waiting: of two, the
+        first to be handed over is the commit. Raises a typed error when the session cannot commit any more.
         """
-        if self.state is not SessionState.ON_COMMIT or self.committing is not by:
-            self.apply(SessionEvent.COMMIT)
-            self.committing = by
+        self.apply(SessionEvent.COMMIT)
         if self.in_flight:
             return False
         self.apply(SessionEvent.HAND_OVER)

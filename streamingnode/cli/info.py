@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_fields, format_tick
-from wal.errors import StreamingNodeError
+from wal.errors import StorageFailed, StreamingNodeError
 
 if TYPE_CHECKING:
     from streamingnode.inspection.node_files import NodeFiles
@@ -32,9 +32,9 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     try:
         records, unread = read_node_records(arguments.directory), ""
     except StreamingNodeError as error:
-        if files.holder is None:
+        if files.holder is None and not isinstance(error, StorageFailed):
             raise
-        # Beside a running owner files go away between two looks; the rest is still worth showing.
+        # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
         records, unread = None, str(error)
     document = describe(files, records)
     _print(document, files, records, unread, output)
@@ -96,7 +96,7 @@ def _print(
     for line in format_fields(fields):
         output.line(line)
     if records is None:
-        output.note(f"checkpoints and readers cannot be read beside the running node: {unread}")
+        output.note(f"checkpoints and readers cannot be read: {unread}")
         return
     _print_marks(files, records, output)
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
-from wal.errors import CollectionNotFound, InvalidArgument
+from wal.errors import AlreadyExists, CollectionNotFound, InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from streamingnode.cli.row_batch import RowBatch
     from streamingnode.cli.row_source import RowSource
+    from streamingnode.collection import Collection
     from streamingnode.node import Node
     from streamingnode.writing.results import WriteResult
 
@@ -86,7 +87,10 @@ def _check(arguments: _Arguments) -> None:
             raise InvalidArgument(
                 "--primary-key and --shards describe a new collection — add --create, or leave them out"
             )
-        check_node(arguments.directory)
+        try:
+            check_node(arguments.directory)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}, or add --create --primary-key COLUMN to make one") from error
     elif arguments.primary_key is None:
         raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
 
@@ -103,9 +107,9 @@ async def _schema(node: "Node", arguments: _Arguments, rows: "RowSource") -> "pa
     """Return the columns rows are read as: the collection's, or those it is created with."""
     import anyio.to_thread
 
-    known = {collection.name: collection.schema for collection in node.collections()}
+    known = {collection.name: collection for collection in node.collections()}
     if arguments.collection in known:
-        return known[arguments.collection]
+        return _existing(known[arguments.collection], arguments)
     if not arguments.create:
         there = ", ".join(sorted(known)[:20]) or "none"
         raise CollectionNotFound(
@@ -113,10 +117,20 @@ async def _schema(node: "Node", arguments: _Arguments, rows: "RowSource") -> "pa
         )
     assert arguments.primary_key is not None, "checked with the other arguments"
     schema = await anyio.to_thread.run_sync(rows.infer_schema, abandon_on_cancel=True)
-    await node.create_collection(
-        arguments.collection, schema, primary_key=arguments.primary_key, shards=arguments.shards or 1
-    )
+    shards = 1 if arguments.shards is None else arguments.shards
+    await node.create_collection(arguments.collection, schema, primary_key=arguments.primary_key, shards=shards)
     return schema
+
+
+def _existing(collection: "Collection", arguments: _Arguments) -> "pa.Schema":
+    """Return the columns of a collection that is there. Raises `AlreadyExists` when --create describes another."""
+    shards = len(collection.vchannels)
+    if arguments.primary_key in {None, collection.primary_key} and arguments.shards in {None, shards}:
+        return collection.schema
+    raise AlreadyExists(
+        f"collection {collection.name!r} exists with primary key {collection.primary_key!r} and "
+        f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
+    )
 
 
 async def _insert_batches(

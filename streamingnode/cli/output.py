@@ -8,11 +8,13 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
 
-from wal.errors import StreamingNodeError
+from wal.errors import StorageFailed, StreamingNodeError
 from wal.timetick import physical_ms
 
 EXIT_OK = 0
@@ -31,23 +33,29 @@ class Output:
 
     def __init__(self, *, as_json: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self.as_json = as_json
-        self.stdout = stdout or sys.stdout
-        self.stderr = stderr or sys.stderr
+        # A program started with its output closed has None there; what it prints then goes nowhere.
+        self.stdout = stdout or sys.stdout or _nowhere()
+        self.stderr = stderr or sys.stderr or _nowhere()
 
     def line(self, text: str = "") -> None:
         """Print a line for people; nothing with `--json`."""
         if not self.as_json:
-            self.stdout.write(f"{text}\n")
+            self.write(f"{text}\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print aligned columns for people; numbers to the right."""
         if not self.as_json:
-            self.stdout.writelines(f"{line}\n" for line in format_table(columns, rows))
+            self.write("".join(f"{line}\n" for line in format_table(columns, rows)))
 
     def document(self, value: object) -> None:
         """Print one JSON document when `--json` was given; nothing otherwise."""
         if self.as_json:
-            self.stdout.write(f"{to_json(value)}\n")
+            self.write(f"{to_json(value)}\n")
+
+    def write(self, text: str) -> None:
+        """Print text as it is. Raises `BrokenPipeError` when the reader is gone, `StorageFailed` when it takes no more."""
+        with _typed():
+            self.stdout.write(text)
 
     def note(self, text: str) -> None:
         """Tell a person something that is no result, on stderr."""
@@ -64,14 +72,29 @@ class Output:
         self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the reader. Raises `BrokenPipeError` when it is gone."""
-        self.stdout.flush()
+        """Hand everything to the reader. Raises as `write` does."""
+        with _typed():
+            self.stdout.flush()
 
     def hang_up(self) -> None:
-        """The reader is gone: whatever is still buffered goes nowhere, so that the interpreter's exit is quiet too."""
+        """The reader takes no more: what is still buffered goes nowhere, so that the interpreter's exit is quiet too."""
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, self.stdout.fileno())
         os.close(devnull)
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w")
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageFailed(f"the output cannot be written: {error.strerror} — print to somewhere else") from error
 
 
 def describe_error(error: StreamingNodeError) -> dict[str, object]:

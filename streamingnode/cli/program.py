@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from streamingnode.cli import bench, config, demo, doctor, flush, info, ingest, insert, ls, tail
 from streamingnode.cli.command import Command
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
-from wal.errors import StreamingNodeError
+from wal.errors import StorageFailed, StreamingNodeError
 
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
@@ -84,9 +84,17 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
         code = command.run(arguments, output)
         output.flush()
     except StreamingNodeError as error:
-        output.error(error, debug=arguments.debug)
-        return error.exit_code
+        return _failed(error, arguments, output)
     return code
+
+
+def _failed(error: StreamingNodeError, arguments: argparse.Namespace, output: Output) -> int:
+    try:
+        output.error(error, debug=arguments.debug)
+    except StorageFailed as unwritable:  # stdout takes nothing, so stderr has to do
+        output.note(f"{unwritable.code}: {unwritable}")
+        output.hang_up()
+    return error.exit_code
 
 
 def _version() -> str:

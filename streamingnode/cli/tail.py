@@ -109,7 +109,7 @@ async def _tail(arguments: _Arguments, start: "DeliverPolicy", types: frozenset[
 
 
 def _write(message: "ReadMessage", output: Output) -> None:
-    output.stdout.write(f"{to_json(describe_message(message))}\n")
+    output.write(f"{to_json(describe_message(message))}\n")
     output.flush()
 
 

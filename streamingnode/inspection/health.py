@@ -185,7 +185,9 @@ def _node(directory: Path) -> Iterator[Finding]:
 def _no_node(directory: Path) -> Finding:
     if not directory.exists():
         return Finding(Status.OK, "node", f"{directory} does not exist yet; opening a node makes it")
-    if directory.is_dir() and not any(directory.iterdir()):
+    if not directory.is_dir():
+        return Finding(Status.FAIL, "node", f"{directory} is a file", "name a directory")
+    if not any(directory.iterdir()):
         return Finding(Status.OK, "node", f"{directory} is empty; opening a node fills it")
     return Finding(Status.FAIL, "node", f"{directory} holds no node but other things", "name another directory")
 

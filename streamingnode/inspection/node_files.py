@@ -49,9 +49,14 @@ class NodeFiles:
 def check_node(directory: Path) -> Path:
     """Return `directory` if it holds a node. Raises `InvalidArgument`; a name mistyped must not make a new node."""
     if not is_node(directory):
-        what = "is no node directory" if directory.is_dir() else "does not exist"
-        raise InvalidArgument(f"{directory} {what} — name the directory a node was opened with")
+        raise InvalidArgument(f"{directory} {_what_it_is(directory)} — name the directory a node was opened with")
     return directory
+
+
+def _what_it_is(path: Path) -> str:
+    if path.is_dir():
+        return "is no node directory"
+    return "is a file" if path.exists() else "does not exist"
 
 
 def is_node(directory: Path) -> bool:

@@ -6,7 +6,7 @@ missing and nothing twice. A transaction comes whole, with only this collection'
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from itertools import groupby
 from numbers import Real
@@ -17,19 +17,20 @@ import anyio
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverPolicy
-from scanner.named_reader import NamedReader
+from scanner.deliver_policy import DeliverAll, DeliverPolicy
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.names import check_name
 from streamingnode.reading.read_arguments import check_tick, check_types
 from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
+from streamingnode.reading.reader_lease import ReaderLease
 from streamingnode.rows.schema import decode_schema
 from streamingnode.services import NodeServices
 from streamingnode.writing.write_target import pchannel_of
-from wal.errors import InvalidArgument, OnShutdown, UnsupportedFormat
+from wal.errors import InvalidArgument, OnShutdown, Truncated, UnsupportedFormat
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
 from wal.message_type import MessageType
+from wal.outlast import outlast
 
 Clock = Callable[[], float]
 
@@ -73,7 +74,7 @@ class CollectionReader:
         self._ready: deque[ReadMessage] = deque()
         self._entered, self._ended = False, False
         self._scanner: Scanner | None = None
-        self._named: NamedReader | None = None
+        self._lease: ReaderLease | None = None
         self._message_id = message_id_kind(services.wal_name)
 
     async def __aenter__(self) -> Self:
@@ -84,15 +85,14 @@ class CollectionReader:
         try:
             await self._open()
         except BaseException:
-            await self.close()
+            await outlast(self.close())
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with anyio.CancelScope(shield=True):  # closing waits at most for one small write of the reader's position
-            await self.close()
+        await outlast(self.close())  # waits at most for one read, and one small write of the reader's position
 
     def __aiter__(self) -> Self:
         return self
@@ -139,29 +139,46 @@ class CollectionReader:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{message!r} is no message — pass one that this reader delivered")
-        if self._named is None:
+        if self._lease is None:
             raise _not_open()
-        await self._named.ack(message)
+        await self._lease.ack(message)
 
     async def close(self) -> None:
         """End the reader; idempotent."""
         scanner, self._scanner = self._scanner, None
-        named, self._named = self._named, None
+        lease, self._lease = self._lease, None
         self._ready.clear()
         if scanner is not None:
             await scanner.close()
-        if named is not None:
-            await named.close()
+        if lease is not None:
+            await lease.close()
 
     async def _open(self) -> None:
-        services, options = self._services, self._options
-        policy, after_tick = options.policy, 0
-        if options.name is not None:
-            known = services.named_readers.list_readers(self._info.id).get(options.name)
-            start = known or await services.find_position(self._pchannel, policy)
-            named = self._named = await services.named_readers.open(self._info.id, options.name, start=start)
-            policy, after_tick = named.position.policy, named.position.tick
-        self._scanner = services.open_scanner(
+        if self._options.name is None:
+            await self._scan(self._options.policy)
+        else:
+            await self._open_named(self._options.name)
+
+    async def _open_named(self, name: str) -> None:
+        readers, policy = self._services.named_readers, self._options.policy
+        known = readers.list_readers(self._info.id).get(name)
+        start = known or await self._services.find_position(self._pchannel, policy)
+        named = await readers.open(self._info.id, name, start=start)
+        self._lease = ReaderLease(named, self._clock)
+        try:
+            await self._scan(named.position.policy, after_tick=named.position.tick)
+        except Truncated:
+            if known is not None:
+                raise
+            # The log was truncated between finding a place for a new reader and holding it.
+            await self.close()
+            await readers.delete_reader(self._info.id, name)
+            if not isinstance(policy, DeliverAll):
+                raise
+            await self._open_named(name)
+
+    async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
+        self._scanner = self._services.open_scanner(
             self._pchannel, policy, vchannels=self._vchannels, types=self._types, after_tick=after_tick
         )
         await self._scanner.open()
@@ -171,9 +188,14 @@ class CollectionReader:
         if self._scanner is None:
             raise _not_open()
         batch = await self._scanner.next_batch()
-        self._ready.extend(self._merge(batch))
+        delivered = self._merge(batch)
+        self._ready.extend(delivered)
         until = self._options.until
         self._ended = until is not None and batch.confirmed_tick >= until
+        if self._lease is not None:
+            self._lease.saw(delivered, self._passed(batch))
+            if not delivered:
+                await self._lease.follow()
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
         until = self._options.until
@@ -185,15 +207,17 @@ class CollectionReader:
             if message is not None:
                 delivered.append(message)
         if self._options.include_ticks:
-            delivered += self._tick_after(delivered, batch)
+            passed = self._passed(batch)
+            delivered += [] if delivered and delivered[-1].time_tick >= passed.time_tick else [passed]
         return delivered
 
-    def _tick_after(self, delivered: Sequence[ReadMessage], batch: ScanBatch) -> list[ReadMessage]:
+    def _passed(self, batch: ScanBatch) -> ReadMessage:
+        """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
         until = self._options.until
-        tick = batch.confirmed_tick if until is None else min(batch.confirmed_tick, until)
-        if delivered and delivered[-1].time_tick >= tick:
-            return []
-        return [tick_message(tick, self._message_id(batch.resume_position))]
+        if until is None or batch.confirmed_tick <= until:
+            return tick_message(batch.confirmed_tick, self._message_id(batch.resume_position))
+        held_back = next((message for message in batch.messages if message.time_tick > until), None)
+        return tick_message(until, held_back.last_confirmed if held_back else self._message_id(batch.resume_position))
 
     async def _has_next(self, deadline: float) -> bool:
         while not self._ready and not self._ended:

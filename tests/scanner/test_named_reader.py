@@ -213,7 +213,9 @@ async def test_a_dropped_collection_takes_its_readers_along() -> None:
     readers = NamedReaders(MemoryLogStore())
     for collection_id in (1, 11):
         await readers.open(collection_id, "billing", start=ReaderPosition("p0", "memory", collection_id, 0))
-    await readers.forget_collection(1)
+    assert readers.lease("p0", live={11}) == 11, "nobody can open the others again"
+    assert readers.lease("p0") == 1
+    await readers.keep_only({11})
     assert readers.list_readers(1) == {}
     assert list(readers.list_readers(11)) == ["billing"]
     assert readers.lease("p0") == 11

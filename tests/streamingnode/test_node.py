@@ -1,8 +1,11 @@
 """The node's calls, over a whole node in memory."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
+import anyio
 import pyarrow as pa
 import pytest
 
@@ -200,6 +203,45 @@ async def test_partitions_come_and_go(node: Node) -> None:
         await node.insert("orders", [{"id": 1, "item": "a"}], partition="us")
     with pytest.raises(InvalidArgument, match="cannot be dropped"):
         await node.drop_partition("orders", "_default")
+
+
+async def test_changes_somebody_else_makes_meanwhile_will_do_when_asked_so(node: Node) -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(partial(node.create_partition, "orders", "us", if_not_exists=True))
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(partial(node.drop_partition, "orders", "us", if_exists=True))
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(partial(node.drop_collection, "orders", if_exists=True))
+    assert node.collections() == ()
+
+
+@pytest.mark.parametrize("flushed", [False, True], ids=["in the log", "in a cut"])
+async def test_snapshot_that_a_drop_overtakes_has_no_part_of_what_was_dropped(node: Node, *, flushed: bool) -> None:
+    await node.insert("orders", [{"id": 1, "item": "a"}])
+    await node.insert("orders", [{"id": 2, "item": "b"}], partition="eu")
+    await node.flush()
+    await node.insert("orders", [{"id": 3, "item": "c"}], partition="eu")
+    services, known_before = node._services, node._services.catalog.collection_by_name("orders")
+    await node.drop_partition("orders", "eu")
+    if flushed:
+        await node.flush()
+    assert (await services.snapshot(known_before, None))["id"].to_pylist() == [1]
+    await node.drop_collection("orders")
+    if flushed:
+        await node.flush()
+    with pytest.raises(CollectionNotFound, match="orders"):
+        await services.snapshot(known_before, None)
+
+
+@pytest.mark.parametrize("call", ["flush", "consistent_tick"])
+async def test_call_that_finds_nothing_to_do_lets_others_run(node: Node, call: str) -> None:
+    others_ran = asyncio.Event()
+    asyncio.get_running_loop().call_soon(others_ran.set)
+    await getattr(node, call)()
+    assert others_ran.is_set()
 
 
 async def test_collection_made_again_is_another_one(node: Node) -> None:

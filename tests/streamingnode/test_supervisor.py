@@ -1,8 +1,10 @@
 """Background tasks have an owner: failures are told, and none outlives it."""
 
 import asyncio
+import threading
 
 import pytest
+from anyio import to_thread
 
 from streamingnode.supervisor import Supervisor
 
@@ -45,5 +47,24 @@ async def test_stop_ends_every_task_and_may_be_repeated() -> None:
     tasks = [supervisor.spawn(wait_for_ever()) for _ in range(3)]
     await supervisor.stop()
     await supervisor.stop()
-    assert all(task.cancelled() for task in tasks)
+    assert all(task.done() for task in tasks)
     assert supervisor.running == 0
+
+
+async def test_stop_waits_for_the_thread_that_a_task_waits_for() -> None:
+    began, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def write_files() -> None:
+        began.set()
+        goes_on.wait(30)
+        ended.set()
+
+    async def flush() -> None:
+        await to_thread.run_sync(write_files)
+
+    supervisor = Supervisor(lambda _: pytest.fail("nothing failed"))
+    supervisor.spawn(flush())
+    await to_thread.run_sync(began.wait)
+    asyncio.get_running_loop().call_later(0.02, goes_on.set)
+    await supervisor.stop()
+    assert ended.is_set()

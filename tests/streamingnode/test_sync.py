@@ -1,6 +1,10 @@
 """The node without `async` does the same things under the same names."""
 
 import inspect
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -11,7 +15,7 @@ from streamingnode.reading.collection_reader import CollectionReader
 from streamingnode.sync import SyncNode, SyncReader, SyncTransaction
 from streamingnode.writing.transaction import Transaction
 from tests.streamingnode.append_double import schema_of
-from wal.errors import CollectionNotFound, OnShutdown, SchemaMismatch
+from wal.errors import AlreadyOwned, CollectionNotFound, OnShutdown, SchemaMismatch
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 ONLY_ASYNC = {"fail", "aclose", "state", "buffered_bytes", "next_messages", "close"}
@@ -24,7 +28,7 @@ ONLY_ASYNC = {"fail", "aclose", "state", "buffered_bytes", "next_messages", "clo
 )
 def test_every_public_name_is_there_with_the_same_arguments(blocking: type, original: type) -> None:
     public = {name for name in vars(original) if not name.startswith("_")} - ONLY_ASYNC
-    assert public == {name for name in vars(blocking) if not name.startswith("_")}
+    assert public == {name for name in vars(blocking) if not name.startswith("_")} - {"close"}
     for name in public:
         theirs = getattr(original, name)
         if callable(theirs):
@@ -78,5 +82,45 @@ def test_errors_come_out_unchanged() -> None:
         assert node.snapshot("orders").num_rows == 0
         raise error
     assert caught.value is error
-    with pytest.raises((OnShutdown, RuntimeError)):
+    with pytest.raises(OnShutdown, match="open it again"):
         node.flush()
+
+
+def test_node_of_a_notebook_is_closed_by_hand(tmp_path: Path) -> None:
+    node = sn.sync.open_node(tmp_path)
+    node.create_collection("orders", SCHEMA, primary_key="id")
+    txn, reader = node.transaction(), node.read("orders")
+    node.close()
+    node.close()
+    for use in (node.collections, txn.commit, lambda: list(reader), node.__enter__, reader.__enter__):
+        with pytest.raises(OnShutdown, match="open it again"):
+            use()
+    with sn.sync.open_node(tmp_path) as again:
+        assert [each.name for each in again.collections()] == ["orders"]
+
+
+def test_node_that_is_never_closed_is_closed_with_the_program(tmp_path: Path) -> None:
+    program = (
+        "import pyarrow as pa, streamingnode as sn\n"
+        f"node = sn.sync.open_node({str(tmp_path)!r})\n"
+        "node.create_collection('orders', pa.schema([('id', pa.int64())]), primary_key='id')\n"
+        "print(node.insert('orders', [{'id': 1}]).time_tick > 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
+    with sn.sync.open_node(tmp_path) as node:
+        assert node.snapshot("orders").num_rows == 1
+
+
+def test_node_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
+    with sn.sync.open_node(tmp_path):
+        before = loops()
+        with pytest.raises(AlreadyOwned):
+            sn.sync.open_node(tmp_path)
+        assert loops() == before
+
+
+def loops() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "portal" in thread.name]

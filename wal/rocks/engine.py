@@ -15,6 +15,7 @@ import anyio.to_thread
 from rocksdict import ColumnFamily, Rdict, WriteBatch
 
 from wal.errors import StreamingNodeError
+from wal.outlast import outlast
 from wal.rocks.failures import classify_failure
 from wal.rocks.options import ENTRY_FAMILY, META_FAMILY
 
@@ -41,9 +42,8 @@ class Engine:
 
     async def read(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
         """Run a call that reads, on a reader thread."""
-        return await anyio.to_thread.run_sync(
-            partial(self._classified, partial(call, *arguments, **options)), limiter=self._readers
-        )
+        classified = partial(self._classified, partial(call, *arguments, **options))
+        return await outlast(anyio.to_thread.run_sync(classified, limiter=self._readers))
 
     def get(self, key: bytes) -> bytes | None:
         """Return the record of the default family under `key`. Reader thread."""
@@ -61,9 +61,8 @@ class Engine:
 
     async def compact(self, begin: bytes, end: bytes) -> None:
         """Give back the space of deleted entries between two keys; one compaction at a time."""
-        await anyio.to_thread.run_sync(
-            partial(self._classified, partial(self.entries.compact_range, begin, end)), limiter=self._compactor
-        )
+        classified = partial(self._classified, partial(self.entries.compact_range, begin, end))
+        await outlast(anyio.to_thread.run_sync(classified, limiter=self._compactor))
 
     async def close(self) -> None:
         """Wait for the calls under way, then close the database."""

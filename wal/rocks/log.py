@@ -105,19 +105,21 @@ class RocksLog:
         self._check_kept(position)
         if position > self.durable_position:
             return []
+        first_position = self.first_position
         try:
             return await self._engine.read(
                 read_range,
                 self._engine.entries,
                 self._log_id,
                 position=position,
-                first_position=self.first_position,
+                first_position=first_position,
                 end_position=self.durable_position,
                 bytes_max=bytes_max,
                 wal_name=WAL_NAME,
             )
         except Corrupt as error:
-            self._check_kept(position)  # a truncation that overtook this read looks like a gap to it
+            if self.first_position > first_position:  # a truncation that overtook this read looks like a gap to it
+                return await self.read(position, bytes_max=bytes_max)
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
 
     async def wait_beyond(self, position: int) -> None:

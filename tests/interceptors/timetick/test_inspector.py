@@ -114,4 +114,4 @@ async def test_inspector_ends_with_the_log(end: str, caplog: pytest.LogCaptureFi
         inspector.trigger_persisted()
     with anyio.fail_after(10):
         await inspector.run(channel.append)
-    assert "idle ticks end" in caplog.text
+    assert "idle_ticks_ended" in caplog.text

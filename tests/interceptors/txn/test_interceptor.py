@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from interceptors.txn.session import SessionState, TxnLimits
+from interceptors.txn.session import TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
@@ -202,14 +202,12 @@ async def test_commit_waits_until_no_body_is_on_its_way(channel: LiveChannel) ->
         assert MessageType.COMMIT_TXN not in await channel.types()
         with pytest.raises(InvalidTransactionState):
             await channel.append(insert(info, txn_id=txn_id))
-        with pytest.raises(InvalidTransactionState):
-            await channel.commit(txn_id)
         channel.log.release()
     assert list(results) == ["body", "commit"]
     assert len(await transactions(channel)) == 1
 
 
-async def test_commit_given_up_while_it_waits_is_rolled_back_by_expiry(channel: LiveChannel) -> None:
+async def test_commit_given_up_while_it_waits_may_be_repeated(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     txn_id = await channel.begin()
@@ -222,11 +220,50 @@ async def test_commit_given_up_while_it_waits_is_rolled_back_by_expiry(channel: 
             await settle_tasks()
             patience.cancel_scope.cancel()
         channel.log.release()
-    with pytest.raises(InvalidTransactionState, match=SessionState.ON_COMMIT.name):
-        await channel.commit(txn_id)
+    await channel.commit(txn_id)
+    assert len(await transactions(channel)) == 1
+
+
+async def test_commit_given_up_and_not_repeated_is_rolled_back_by_expiry(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    await channel.append(insert(info))
+    txn_id = await channel.begin()
+    channel.log.hold()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channel.append, insert(info, txn_id=txn_id))
+        await settle_tasks()
+        async with anyio.create_task_group() as patience:
+            patience.start_soon(channel.commit, txn_id)
+            await settle_tasks()
+            patience.cancel_scope.cancel()
+        channel.log.release()
     channel.now_ms += 10_001
     assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
     assert await transactions(channel) == []
+
+
+async def test_of_two_commits_that_wait_together_one_is_the_commit(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    await channel.append(insert(info))
+    txn_id = await channel.begin()
+    channel.log.hold()
+    outcomes: list[object] = []
+
+    async def commit_once() -> None:
+        try:
+            outcomes.append(await channel.commit(txn_id))
+        except InvalidTransactionState as error:
+            outcomes.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(channel.append, insert(info, txn_id=txn_id))
+        await settle_tasks()
+        tasks.start_soon(commit_once)
+        tasks.start_soon(commit_once)
+        await settle_tasks()
+        channel.log.release()
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["AppendResult", "InvalidTransactionState"]
+    assert len(await transactions(channel)) == 1
 
 
 async def test_second_commit_after_the_first_says_that_it_is_committed(channel: LiveChannel) -> None:

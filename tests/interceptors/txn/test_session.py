@@ -68,7 +68,7 @@ def test_doomed_session_stays_so_and_says_why(doom: Doom, error: type[Exception]
         with pytest.raises(error, match=doom.value):
             doomed.add_bodies([BODY])
         with pytest.raises(error, match=doom.value):
-            doomed.request_commit(by="a commit")
+            doomed.request_commit()
     assert doomed.bodies == []
     assert doomed.in_flight == 0
 
@@ -76,21 +76,21 @@ def test_doomed_session_stays_so_and_says_why(doom: Doom, error: type[Exception]
 def test_commit_waits_for_bodies_on_their_way_and_takes_no_more() -> None:
     busy = session()
     busy.add_bodies([BODY])
-    assert not busy.request_commit(by="a commit")
+    assert not busy.request_commit()
     with pytest.raises(InvalidTransactionState):
         busy.add_bodies([BODY])
     assert busy.bodies_ended(T0 + 1)
-    assert busy.request_commit(by="a commit")
+    assert busy.request_commit()
 
 
-def test_second_commit_is_refused_and_changes_nothing() -> None:
+def test_commit_may_be_asked_for_again_until_it_is_handed_over() -> None:
     busy = session()
     busy.add_bodies([BODY])
-    first = object()
-    busy.request_commit(by=first)
+    assert not busy.request_commit()
+    busy.bodies_ended(T0 + 1)
+    assert busy.request_commit()
     with pytest.raises(InvalidTransactionState):
-        busy.request_commit(by=object())
-    assert busy.committing is first
+        busy.request_commit()
 
 
 def test_commit_done_out_of_place_is_a_bug() -> None:

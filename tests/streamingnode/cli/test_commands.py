@@ -1,6 +1,7 @@
 """Commands on real node directories: what they print, what they change, and what they refuse."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,6 +133,29 @@ def test_create_without_a_key_is_refused_before_anything_is_made(tmp_path: Path,
     refused = run("insert", tmp_path / "new", "orders", tmp_path / "x.jsonl", "--create")
     assert refused.code == 2
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "options, code, text",
+    [
+        (("--primary-key", "item"), 1, "ALREADY_EXISTS: .* primary key 'id' and 2 shards — leave out --create"),
+        (("--primary-key", "id", "--shards", "5"), 1, "ALREADY_EXISTS: .* 2 shards"),
+    ],
+    ids=["another key", "other shards"],
+)
+def test_create_of_another_collection_than_there_is_is_refused(
+    data: Path, run: "Run", options: tuple[str, ...], code: int, text: str
+) -> None:
+    refused = run("insert", data, "orders", data.parent / "orders.jsonl", "--create", *options)
+    assert refused.code == code
+    assert re.match(text, refused.err)
+    assert _items(run("ls", data, "--json"))["orders"]["inserted"] == 3
+
+
+def test_shards_of_0_are_refused(data: Path, run: "Run") -> None:
+    rows = data.parent / "orders.jsonl"
+    refused = run("insert", data, "new", rows, "--create", "--primary-key", "id", "--shards", "0")
+    assert (refused.code, refused.err) == (2, "INVALID_ARGUMENT: shards=0 — pass 1 to 256\n")
 
 
 def test_missing_input_file_makes_no_node(tmp_path: Path, run: "Run") -> None:

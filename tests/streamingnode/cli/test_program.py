@@ -99,6 +99,29 @@ def test_reader_that_goes_away_ends_the_program_quietly(arguments: list[str]) ->
     assert running.returncode in {0, 141}  # argparse swallows a failed write of the help
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
+def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "streamingnode", "config", "show"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("STORAGE_FAILED: the output cannot be written: No space left")
+    assert "Traceback" not in done.stderr
+
+
+def test_program_started_with_its_output_closed_works(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m streamingnode ls {tmp_path} --json >&-"
+    done = subprocess.run(command, cwd=ROOT, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.split(":")[0]) == (2, "INVALID_ARGUMENT")
+
+
+def test_file_in_place_of_a_directory_is_called_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["ls", str(file)]) == 2
+    assert "is a file — " in capsys.readouterr().err
+
+
 def test_help_loads_nothing_heavy_and_starts_fast() -> None:
     heavy = "{'pyarrow', 'anyio', 'rocksdict', 'rich', 'numpy', 'msgspec', 'pyspark'}"
     program = (

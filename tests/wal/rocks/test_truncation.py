@@ -1,10 +1,12 @@
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from tests.wal.log_contract import append, fill, read_all
 from wal.errors import Truncated
+from wal.rocks.engine import Engine
 from wal.rocks.options import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 
@@ -79,6 +81,25 @@ async def test_readers_behind_a_truncation_get_all_they_asked_for_or_truncated(t
         tasks.start_soon(read_behind)
         for position in range(100, 2001, 100):
             await log.truncate(position)
+    await store.close()
+
+
+async def test_read_that_a_truncation_to_its_own_position_overtakes_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_rocks_store(tmp_path / "node", options=SMALL_MEMTABLES)
+    log = await store.open_log("p0")
+    await fill(log, 10)
+    run = Engine.read
+
+    async def truncate_first(engine: Engine, call: Any, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Engine, "read", run)
+        await log.truncate(7)
+        return await run(engine, call, *arguments, **options)
+
+    monkeypatch.setattr(Engine, "read", truncate_first)
+    entries = await log.read(7, bytes_max=MIB)
+    assert [entry.first_position for entry in entries] == [7, 8, 9, 10]
     await store.close()
 
 

@@ -1,0 +1,219 @@
+"""Directories that hold no sound node, belong to another, are read-only or full: a typed error, and nothing is lost."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pytest
+from rocksdict import DBRecoveryMode, Rdict
+
+import streamingnode as sn
+from streamingnode.node import Node
+from tests.streamingnode.append_double import schema_of
+from wal.errors import (
+    AlreadyOwned,
+    Corrupt,
+    DeadlineExceeded,
+    Indeterminate,
+    InvalidArgument,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+    UnsupportedFormat,
+)
+from wal.rocks.keys import FORMAT_KEY, encode_number
+from wal.rocks.options import RocksOptions, database_options, families
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = schema_of(id=pa.int64(), item=pa.string())
+ROW = {"id": -1, "item": "tea"}
+NEXT_STEP = " — "
+MIB = 1 << 20
+
+
+async def open_and_close(path: Any, **settings: Any) -> None:
+    async with sn.open_node(path, **settings):
+        pass
+
+
+def write_newer_format(path: Path) -> None:
+    options = RocksOptions()
+    settings = database_options(options, recovery=DBRecoveryMode.point_in_time())
+    database = Rdict(str(path / "log"), settings, column_families=families(options))
+    database.put(FORMAT_KEY, encode_number(99))
+    database.close()
+
+
+def replace_log_by_a_file(path: Path) -> None:
+    shutil.rmtree(path / "log")
+    (path / "floor").unlink()
+    (path / "log").write_text("something else")
+
+
+def replace_by_a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_text("x")
+
+
+DIRECTORIES: dict[str, tuple[type[StreamingNodeError], str, Callable[[Path], object]]] = {
+    "newer format": (UnsupportedFormat, "99", write_newer_format),
+    "something else": (UnsupportedFormat, "no node's", replace_log_by_a_file),
+    "floor gone": (Corrupt, "no floor file", lambda path: (path / "floor").unlink()),
+    "log gone": (Corrupt, "no database", lambda path: shutil.rmtree(path / "log")),
+    "a file": (StorageFailed, "File exists", replace_by_a_file),
+}
+
+
+@pytest.mark.parametrize("kind, text, change", DIRECTORIES.values(), ids=DIRECTORIES.keys())
+async def test_a_directory_that_is_no_sound_node_is_refused_and_left_alone(
+    tmp_path: Path, kind: type[StreamingNodeError], text: str, change: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "node"
+    await open_and_close(path)
+    change(path)
+    before = sorted(each.name for each in path.iterdir()) if path.is_dir() else path.read_text()
+    with pytest.raises(kind, match=text) as caught:
+        await open_and_close(path)
+    assert NEXT_STEP in str(caught.value)
+    assert (sorted(each.name for each in path.iterdir()) if path.is_dir() else path.read_text()) == before
+
+
+async def test_a_directory_in_use_names_its_process(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path) as node:
+        with pytest.raises(AlreadyOwned, match=f"process {os.getpid()} — ") as caught:
+            await open_and_close(node.path)
+    assert caught.value.pid == os.getpid()
+
+
+@pytest.mark.parametrize("path", [5, b"node", "", "a\0b"], ids=repr)
+async def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    with pytest.raises(InvalidArgument, match="names no directory"):
+        await open_and_close(path)
+
+
+async def test_a_program_may_change_its_directory_while_a_node_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with sn.open_node("node") as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        await node.insert("orders", [ROW])
+        assert (await node.flush()).number == 1
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 MiB; mounting one takes a right that not everybody has."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(path)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a tmpfs here")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def remount(disk: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
+
+
+async def fill(node: Node, error: type[StreamingNodeError]) -> int:
+    """Insert until it is refused; return how many rows were acknowledged."""
+    rows = pa.table({"id": range(1000), "item": [os.urandom(1024).hex() for _ in range(1000)]})
+    acknowledged = 0
+    with pytest.raises(error, match=NEXT_STEP):
+        while True:
+            await node.insert("orders", rows)
+            acknowledged += len(rows)
+    return acknowledged
+
+
+async def rows_of(node: Node) -> int:
+    return (await node.snapshot("orders")).num_rows
+
+
+@pytest.mark.may_block
+async def test_a_read_only_disk_is_refused_and_serves_again_when_it_is_not(disk: Path) -> None:
+    async with sn.open_node(disk / "node", free_bytes_min=MIB) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        await node.insert("orders", [ROW])
+    remount(disk, "ro")
+    for path in (disk / "node", disk / "new"):
+        with pytest.raises(StorageFailed, match=f"Read-only file system{NEXT_STEP}"):
+            await open_and_close(path)
+    remount(disk, "rw")
+    async with sn.open_node(disk / "node", free_bytes_min=MIB) as node:
+        assert await rows_of(node) == 1
+
+
+@pytest.mark.may_block
+async def test_a_disk_that_gets_low_refuses_appends_and_serves_readers_until_it_has_room(disk: Path) -> None:
+    remount(disk, "size=192m")  # the node looks ten times a second, and an empty tmpfs takes 50 MiB in that time
+    async with sn.open_node(disk / "node", free_bytes_min=152 * MIB, cut_interval_s=None) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        acknowledged = await fill(node, StorageFull)
+        assert await rows_of(node) == acknowledged
+        async with node.read("orders", until=await node.consistent_tick()) as messages:
+            assert sum([message.num_rows async for message in messages]) == acknowledged
+        with pytest.raises(StorageFull):
+            async with node.transaction() as txn:
+                await txn.insert("orders", [ROW])
+        remount(disk, "size=512m")
+        await insert_when_possible(node)
+        assert (await node.flush()).number == 1
+        assert await rows_of(node) == acknowledged + 1
+
+
+async def insert_when_possible(node: Node) -> None:
+    """The node looks at the disk ten times a second."""
+    with anyio.fail_after(10):
+        while True:
+            try:
+                await node.insert("orders", [ROW])
+            except StorageFull:
+                await node.consistent_tick()  # lets the loop turn
+            else:
+                return
+
+
+@pytest.mark.may_block
+async def test_a_disk_that_is_full_in_the_middle_of_a_write_loses_nothing_acknowledged(disk: Path) -> None:
+    async with sn.open_node(disk / "node", free_bytes_min=0, cut_interval_s=None) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        acknowledged = await fill(node, Indeterminate)
+        with pytest.raises(StorageFailed, match="reopen"):
+            await node.insert("orders", [ROW])
+    with pytest.raises(StorageFailed, match="full — free space"):
+        await open_and_close(disk / "node", free_bytes_min=0)
+    remount(disk, "size=256m")
+    async with sn.open_node(disk / "node", free_bytes_min=0, cut_interval_s=None) as node:
+        assert await rows_of(node) in {acknowledged, acknowledged + 1000}  # the last outcome was open
+        await node.insert("orders", [ROW])
+
+
+@pytest.mark.may_block
+async def test_a_disk_without_room_for_a_cut_keeps_the_rows_and_cuts_when_there_is(disk: Path) -> None:
+    async with sn.open_node(disk / "node", free_bytes_min=0, cut_interval_s=None) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        await node.insert(
+            "orders", pa.table({"id": range(4000), "item": [os.urandom(1024).hex() for _ in range(4000)]})
+        )
+        (disk / "other").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - MIB))
+        with pytest.raises(DeadlineExceeded):
+            await node.flush(timeout=0.5)
+        assert not list((disk / "node" / "cuts").glob("*"))
+        await node.insert("orders", [ROW])
+        assert await rows_of(node) == 4001
+        (disk / "other").unlink()
+        cut = await node.flush(timeout=30)
+        assert sum(segment.rows for segment in cut.segments) in {1, 4001}  # one cut more when the first was late
+        assert await rows_of(node) == 4001

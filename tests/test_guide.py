@@ -1,0 +1,41 @@
+"""The guide, run as a reader would: block after block in one session, printing what the guide shows."""
+
+import io
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from streamingnode.sync import SyncNode
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
+BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
+
+
+def test_every_block_of_the_guide_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    session: dict[str, object] = {}
+    try:
+        check_blocks(session)
+    finally:
+        if isinstance(node := session.get("node"), SyncNode):
+            node.close()
+
+
+def check_blocks(session: dict[str, object]) -> None:
+    printed = ""
+    for kind, text in BLOCK.findall(GUIDE.read_text("utf-8")):
+        if kind == "python":
+            assert printed == "", "a block that prints is followed by what it prints"
+            printed = run(text, session)
+        else:
+            assert printed == text
+            printed = ""
+    assert printed == ""
+
+
+def run(block: str, session: dict[str, object]) -> str:
+    with redirect_stdout(io.StringIO()) as output:
+        exec(compile(block, str(GUIDE), "exec"), session)
+    return output.getvalue()

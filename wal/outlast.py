@@ -1,0 +1,40 @@
+"""A wait that no cancellation cuts short: what was begun ends first, and only then is the caller cancelled.
+
+In: work that must not be left half done, or left to a thread that nobody waits for. Out: its result. anyio's shield does
+not hold against `asyncio.Task.cancel`, which is what asyncio's own timeouts and task groups use; so the work gets a task of
+its own, which nobody cancels.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+
+async def outlast(work: Coroutine[Any, Any, T], *, on_cancel: Callable[[], None] = lambda: None) -> T:
+    """Return what `work` returns, or raise what it raises.
+
+    A cancellation that comes meanwhile calls `on_cancel` and is raised when the work has ended; what that returned or
+    raised is then lost, so the work keeps what somebody has to let go of.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        on_cancel()
+        await _end_of(task)
+        raise
+    return task.result()
+
+
+async def _end_of(task: asyncio.Task[T]) -> None:
+    with anyio.CancelScope(shield=True):  # anyio cancels again and again, asyncio may
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()  # counts as heard: the cancellation is what the caller gets
