@@ -361,6 +361,7 @@ STEPS = int(os.environ.get("MODEL_STEPS", "25"))
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "20"))
 
 
+@pytest.mark.timeout(900)  # finding the shortest failing example takes up to five minutes
 @pytest.mark.parametrize("model", [NodeModel, ThriftyNodeModel])
 def test_the_node_behaves_as_the_list_it_is_compared_with(model: type[NodeModel]) -> None:
     run_state_machine_as_test(
