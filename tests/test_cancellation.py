@@ -11,7 +11,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.node import Node
-from tests.cancelled import Way, cancel_at
+from tests.cancelled import HANGS_S, Way, cancel_at
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -159,32 +159,43 @@ async def test_cancelled_call_leaves_a_node_that_works_and_a_model_that_holds(
 
 
 @pytest.mark.parametrize("by_task", [True, False], ids=["task.cancel", "scope.cancel"])
+@pytest.mark.parametrize("stage", ["opening", "closing"])
 async def test_node_cancelled_while_it_opens_or_closes_lets_go_of_its_directory(
-    tmp_path: Path, *, by_task: bool
+    tmp_path: Path, stage: str, *, by_task: bool
 ) -> None:
-    async def use() -> None:
-        async with sn.open_node(tmp_path, cut_interval_s=None) as node:
-            await node.create_collection("c", SCHEMA, primary_key="key", if_not_exists=True)
-            await node.insert("c", [{"key": 1, "value": 1}])
-            await node.flush()
-
     before, turns, finished = asyncio.all_tasks(), 0, False
     while not finished:
-        scope = anyio.CancelScope()
-        task = asyncio.get_running_loop().create_task(_in_scope(scope, use))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        finished = task.done()
-        (task.cancel if by_task else scope.cancel)()
-        done, _ = await asyncio.wait((task,), timeout=20)
-        assert done, f"cancelled after {turns} turns of the event loop, it hangs"
-        if not task.cancelled():
-            task.result()  # AlreadyOwned, when the one before kept the directory
+        finished = await cancel_after(turns, tmp_path, stage, by_task=by_task)
         assert asyncio.all_tasks() == before, "a task outlived its node"
         turns = 1 + int(turns * 1.3)
-    await use()
+    await use_once(tmp_path, leaving=asyncio.Event())
 
 
-async def _in_scope(scope: anyio.CancelScope, use: Callable[[], Awaitable[None]]) -> None:
-    with scope:
-        await use()
+async def use_once(path: Path, leaving: asyncio.Event) -> None:
+    async with sn.open_node(path, cut_interval_s=None) as node:
+        await node.create_collection("c", SCHEMA, primary_key="key", if_not_exists=True)
+        await node.insert("c", [{"key": 1, "value": 1}])
+        await node.flush()
+        leaving.set()
+
+
+async def cancel_after(turns: int, path: Path, stage: str, *, by_task: bool) -> bool:
+    """Use a node, cancel that so many turns of the event loop into a stage, and return whether it had ended by itself."""
+    scope, leaving = anyio.CancelScope(), asyncio.Event()
+
+    async def in_scope() -> None:
+        with scope:
+            await use_once(path, leaving)
+
+    task = asyncio.get_running_loop().create_task(in_scope())
+    if stage == "closing":
+        await leaving.wait()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    finished = task.done()
+    (task.cancel if by_task else scope.cancel)()
+    done, _ = await asyncio.wait((task,), timeout=HANGS_S)
+    assert done, f"cancelled {turns} turns into {stage}, it hangs"
+    if not task.cancelled():
+        task.result()  # AlreadyOwned, when the one before kept the directory
+    return finished
