@@ -12,14 +12,14 @@ class FlushOptions:
 
     A file gets a row group when its encoded rows reach `row_group_bytes` (twice as large ones were measured to take half as
     much processor time again, in page faults); when all rows in memory reach `buffered_bytes_max`, the largest are written
-    first and reading waits. `threads` files are written at a time. After a few messages it waits `gather_s` for more:
-    appends that come one by one would otherwise each wake it on the event loop they share. A cut takes that much longer.
+    first and reading waits. `threads` files are written at a time. After a few messages it waits `gather_s` for more, unless
+    somebody waits for a cut: appends that come one by one would otherwise each wake it on the event loop they share.
     """
 
     row_group_bytes: int = 32 << 20
     buffered_bytes_max: int = 256 << 20
     threads: int = 2
-    gather_s: float = 0.005
+    gather_s: float = 0.02
     retry_first_s: float = 0.5
     retry_max_s: float = 30.0
     retention: RetentionOptions = field(default_factory=RetentionOptions)

@@ -65,6 +65,7 @@ class FlushRun:
         self._ahead = ahead
         self._limiter = CapacityLimiter(context.options.threads)
         self._spilling: set[FileInProgress] = set()
+        self._hurry = anyio.Event()
         self.open_cut = self._new_cut(checkpoint.cut_number + 1)
 
     async def follow(self, scanner: Scanner) -> None:
@@ -81,11 +82,17 @@ class FlushRun:
                         for message in batch.messages[start : start + MESSAGES_PER_STEP]:
                             await self._take_in(message, writers)
                         await self._make_room(writers)
+                        if len(batch.messages) > MESSAGES_PER_STEP:
+                            await anyio.lowlevel.checkpoint()
                     if 0 < len(batch.messages) < MESSAGES_PER_STEP:
-                        await anyio.sleep(self._context.options.gather_s)
+                        await self._gather()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._discard([*self.open_cut.segments.values(), *self.open_cut.deletes.values()])
+
+    def hurry(self) -> None:
+        """Stop gathering until the next cut: somebody waits for it."""
+        self._hurry.set()
 
     async def _take_in(self, message: AnyMessage, writers: TaskGroup) -> None:
         self.state.observe(message)
@@ -125,7 +132,11 @@ class FlushRun:
                 self._start(file, file.spill, writers)
         while cut.held_bytes > options.buffered_bytes_max:
             await max(cut.files(), key=lambda file: file.held_bytes).spill()
-        await anyio.lowlevel.checkpoint()
+
+    async def _gather(self) -> None:
+        """Let more messages come before the next look: appends that come one by one share the event loop with this."""
+        with anyio.move_on_after(self._context.options.gather_s):
+            await self._hurry.wait()
 
     def _seal(self, segment_id: int, writers: TaskGroup) -> None:
         file = self.open_cut.segments.get(segment_id)
@@ -201,6 +212,7 @@ class FlushRun:
         await context.store.put_meta({checkpoint_key(context.pchannel): encode_checkpoint(checkpoint)})
         self._checkpoint = checkpoint
         self.open_cut = self._new_cut(manifest.number + 1)
+        self._hurry = anyio.Event()
         context.on_cut(checkpoint, cut_result(manifest))
 
     def _new_cut(self, number: int) -> OpenCut:

@@ -207,6 +207,8 @@ class Flusher:
         while self._checkpoint.cut_number < number:
             if self.state not in _ALIVE:
                 raise self._failure
+            if self._run is not None:
+                self._run.hurry()
             await self._changed.wait()
         if number in {NO_CUT.number, self._last_cut.number}:
             return self._last_cut if number else NO_CUT

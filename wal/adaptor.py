@@ -1,9 +1,9 @@
 """The WAL of one pchannel: a log with a term, a lifecycle and an append path in front of it.
 
 An append passes these checks in order: is the WAL available, does the group fit, is there room in the log's queue; then it
-gets the term and runs through the chain. From there on the append belongs to the WAL: a caller that is cancelled or times
-out stops waiting, and what it began is finished or undone in a task that closing waits for. The WAL is given its chain and
-its readers; it knows neither interceptors nor scanners.
+gets the term and runs through the chain. A caller that is cancelled or times out stops waiting, and what it began is
+finished or undone without it; closing waits for that. The WAL is given its chain and its readers; it knows neither
+interceptors nor scanners.
 
 Opening is staged: the first tick of the new term is durable before anything is recovered, so every earlier owner's
 entries are below it; then state is rebuilt, then the chain is built on it, then appends pass.
@@ -26,7 +26,7 @@ from wal.lifecycle import WalEvent, WalLifecycle, WalState, refusal
 from wal.log import Log, LogStore
 from wal.message import LogEntry, MutableMessage, into_entry
 from wal.message_id import message_id_kind
-from wal.message_type import MessageType
+from wal.message_type import DML, MessageType
 from wal.timetick import TickAllocator
 
 GRACE_S = 3.0
@@ -89,7 +89,7 @@ def log_end(log: Log) -> Append:
             time_tick=group.time_tick,
             last_confirmed=message_id(first_position if last_confirmed is None else last_confirmed),
             row_offsets=group.row_offsets,
-            durable=ticket.written is ticket.durable,
+            durable=ticket.durable.done(),
         )
 
     return append_to_log
@@ -116,7 +116,9 @@ class Wal(Generic[PolicyT, ReaderT]):
         self._clock = clock
         self._lifecycle = WalLifecycle()
         self._chain: AppendChain | None = None
-        self._in_flight: dict[asyncio.Future[AppendResult], asyncio.Task[None]] = {}
+        self._in_flight: set[AppendGroup] = set()
+        self._drained: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Lock()
 
     @classmethod
@@ -222,18 +224,38 @@ class Wal(Generic[PolicyT, ReaderT]):
     async def _append(self, group: AppendGroup) -> AppendResult:
         self._check_available()
         self._check_fits(group)
+        self._in_flight.add(group)
+        if _has_books_to_close(group):
+            return await self._run_detached(group)
+        try:
+            result = await self._admit_and_append(group)
+        except asyncio.CancelledError:
+            if group.ticket is None:  # it waited for room, a lock or a redo, and all of these leave no trace
+                self._ended(group)
+            else:
+                group.ticket.durable.add_done_callback(lambda _: self._ended(group))
+            raise
+        except BaseException:
+            self._ended(group)
+            raise
+        self._ended(group)
+        return result
+
+    async def _run_detached(self, group: AppendGroup) -> AppendResult:
+        """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[AppendResult] = loop.create_future()
-        task = self._in_flight[outcome] = loop.create_task(self._run(group, outcome))
+        task = loop.create_task(self._run(group, outcome))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._task_ended(task, group))
         try:
             return await outcome
         except asyncio.CancelledError:
-            if group.ticket is None:  # it waits for room, a lock or a redo, and all of these leave no trace
+            if group.ticket is None:
                 task.cancel()
             raise
 
     async def _run(self, group: AppendGroup, outcome: asyncio.Future[AppendResult]) -> None:
-        """Run one append to its end whoever listens; cheaper than a shielded task, and to the same effect."""
         try:
             result = await self._admit_and_append(group)
             if not outcome.done():
@@ -245,8 +267,15 @@ class Wal(Generic[PolicyT, ReaderT]):
                 outcome.set_exception(error)
             elif not isinstance(error, StreamingNodeError):
                 _log.exception("unattended_append_failed")
-        finally:
-            self._in_flight.pop(outcome, None)
+
+    def _task_ended(self, task: asyncio.Task[None], group: AppendGroup) -> None:
+        self._tasks.discard(task)
+        self._ended(group)
+
+    def _ended(self, group: AppendGroup) -> None:
+        self._in_flight.discard(group)
+        if self._drained is not None and not self._in_flight and not self._drained.done():
+            self._drained.set_result(None)
 
     async def _admit_and_append(self, group: AppendGroup) -> AppendResult:
         try:
@@ -280,7 +309,9 @@ class Wal(Generic[PolicyT, ReaderT]):
 
     async def _drain(self) -> None:
         while self._in_flight:
-            await asyncio.wait(set(self._in_flight.values()))
+            if self._drained is None or self._drained.done():
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
 
     async def _append_first_tick(self, end: Append, ticks: TickAllocator, source_id: str) -> LogEntry:
         """Append the tick that bounds recovery and comes before everything else of this term."""
@@ -301,6 +332,18 @@ class Wal(Generic[PolicyT, ReaderT]):
             crc32c=ticket.crc32c,
             size_bytes=ticket.size_bytes,
         )
+
+
+def _has_books_to_close(group: AppendGroup) -> bool:
+    """Whether the chain has something to do for the group after its place in the log's queue.
+
+    Rows that are a whole by themselves need nothing more than their ticket, so they run in their caller's own task; a
+    transaction's session, and who else has an exclusive message's vchannels, wait for the end of the append.
+    """
+    head = group.messages[0]
+    if head.type is MessageType.BEGIN_TXN:
+        return len(group.messages) == 1
+    return bool(head.txn_id) or head.type not in DML
 
 
 async def _last_confirmed_of(log: Log) -> int | None:

@@ -15,9 +15,10 @@ from wal.message_type import EXCLUSIVE
 class AppendTicket(msgspec.Struct, frozen=True):
     """A group that has its place in the log.
 
-    `written` is done when the store's durability mode says the append is acknowledged, `durable` when it is synced; with
-    fsync durability they are one future. Both fail with `Indeterminate` when the write failed. Abandoning them abandons
-    nothing: the outcome is decided without a listener.
+    `written` is done when the store's durability mode says the append is acknowledged: it is the appender's own, who may
+    wait for it and be cancelled. `durable` is done when the append is synced, never later than an acknowledgement that
+    promises it; nobody cancels it, so it decides the outcome whoever listens. Both fail with `Indeterminate` when the write
+    failed.
     """
 
     first_position: int
@@ -50,12 +51,16 @@ class AppendGroup:
     @property
     def exclusive(self) -> bool:
         """Whether the group takes its vchannels for itself."""
-        return any(message.type in EXCLUSIVE for message in self.messages)
+        messages = self.messages
+        if len(messages) == 1:  # most appends
+            return messages[0].type in EXCLUSIVE
+        return any(message.type in EXCLUSIVE for message in messages)
 
     @property
     def size_bytes(self) -> int:
         """The messages' sizes added up."""
-        return sum(message.size_bytes for message in self.messages)
+        messages = self.messages
+        return messages[0].size_bytes if len(messages) == 1 else sum(message.size_bytes for message in messages)
 
     def stamp_time_tick(self, time_tick: int, last_confirmed: int | None) -> None:
         """Give every message the group's tick and last-confirmed position (None: its own)."""

@@ -45,13 +45,16 @@ def encode_entry(messages: Sequence[MutableMessage], *, first_position: int, pre
     assert len(messages) <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
     last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
     parts: list[bytes | memoryview] = [
-        _CHECKED.pack(previous_crc32c, len(messages), first_position, head.time_tick, last_confirmed, head.wal_term)
+        b"",
+        _CHECKED.pack(previous_crc32c, len(messages), first_position, head.time_tick, last_confirmed, head.wal_term),
     ]
+    checksum = crc32c.crc32c(parts[1])
     for message in messages:
-        parts += _encode_message(message)
-    checked = b"".join(parts)
-    # The extra copy is cheaper than a checksum over many small parts.
-    return _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, crc32c.crc32c(checked)) + checked
+        before_payload = _encode_message(message)
+        checksum = crc32c.crc32c(message.payload, crc32c.crc32c(before_payload, checksum))
+        parts += before_payload, message.payload
+    parts[0] = _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum)
+    return b"".join(parts)
 
 
 def entry_crc32c(data: bytes) -> int:
@@ -100,7 +103,8 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     )
 
 
-def _encode_message(message: MutableMessage) -> tuple[bytes | memoryview, ...]:
+def _encode_message(message: MutableMessage) -> bytes:
+    """Return a message's bytes up to its payload."""
     vchannel = message.vchannel.encode()
     properties = _encode(message.properties) if message.properties else b""
     header = _encode(message.header)
@@ -113,7 +117,7 @@ def _encode_message(message: MutableMessage) -> tuple[bytes | memoryview, ...]:
         len(message.payload),
         message.txn_id,
     )
-    return fixed, vchannel, properties, header, message.payload
+    return b"".join((fixed, vchannel, properties, header))
 
 
 def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, int, int, int]:

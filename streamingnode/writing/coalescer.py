@@ -1,14 +1,15 @@
 """Puts small concurrent inserts together before they are encoded: encoding one row costs what encoding fifty does.
 
 In: dicts of many callers. Out: one append group for all that came in one turn of the event loop, and to each caller its
-own result. Inserts meet in a lane, one for each collection and partition; a lane has a bounded number of groups in flight,
-and what comes meanwhile waits and goes together. An insert that is cancelled while it waits never happened; once it is in a
-group, the outcome is decided without the caller. A bad insert fails alone.
+own result; an insert that comes when others do not goes at once. Inserts meet in a lane, one for each collection and
+partition; a lane has a bounded number of groups in flight, and what comes meanwhile waits and goes together. An insert that
+is cancelled while it waits never happened; once it is in a group, the outcome is decided without the caller. A bad insert
+fails alone.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -18,7 +19,7 @@ from streamingnode.rows.routing import route
 from streamingnode.rows.row_shape import DictRows, dicts_to_batch
 from streamingnode.writing.append_groups import insert_messages
 from streamingnode.writing.deadline import within
-from streamingnode.writing.results import WriteResult
+from streamingnode.writing.results import WriteResult, result_of
 from streamingnode.writing.row_shares import share_result
 from streamingnode.writing.write_target import WriteTarget
 from wal.append import AppendGroup
@@ -90,38 +91,64 @@ class Coalescer:
         """Groups on their way to the log."""
         return len(self._tasks)
 
-    async def insert(
+    def insert(
         self, target: WriteTarget, partition_id: int, rows: DictRows, *, timeout: float | None = None
-    ) -> WriteResult:
-        """Insert a few dicts together with others and return this insert's own result, when the log acknowledges it.
+    ) -> Awaitable[WriteResult]:
+        """Insert a few dicts together with others; what is returned is awaited at once, for this insert's own result.
 
-        Raises `SchemaMismatch` for rows that do not fit, naming this insert's own row; errors of the append reach every
-        insert of the group. With a `timeout`, raises as `deadline.within` does.
+        That comes when the log acknowledges it. Raises `SchemaMismatch` for rows that do not fit, naming this insert's own
+        row; errors of the append reach every insert of the group. With a `timeout`, raises as `deadline.within` does.
         """
         lane = self._lanes.get((target.info.id, partition_id)) or self._open_lane(target, partition_id, rows)
         lane.target = target
-        insert = _Insert(rows, lane.loop.create_future())
         if timeout is not None:
-            return await within(timeout, lambda: self._join(lane, insert), "the insert", begun=lambda: insert.taken)
-        return await self._join(lane, insert)
+            insert = _Insert(rows, lane.loop.create_future())
+            return within(timeout, lambda: self._join(lane, insert), "the insert", begun=lambda: insert.taken)
+        if lane.lonely:
+            return self._insert_now(lane, target, rows)
+        return self._join(lane, _Insert(rows, lane.loop.create_future()))
 
     async def drain(self) -> None:
         """Return once every insert that came before has ended."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _join(self, lane: "_Lane", insert: _Insert) -> WriteResult:
-        while lane.waiting_rows >= self.limits.waiting_rows_max:
-            await lane.wait_for_room()
+    async def _insert_now(self, lane: "_Lane", target: WriteTarget, rows: DictRows) -> WriteResult:
+        """Send an insert from its caller's own task: none came together with another lately, so none is waited for."""
+        lane.sending += 1
+        try:
+            batch = dicts_to_batch(rows, target.rows)
+            routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
+            group = AppendGroup(insert_messages(target, lane.partition_id, routed))
+            if group.size_bytes > self._group_bytes_max:
+                return await self._write_alone(target, lane.partition_id, [batch])
+            return result_of(await target.append(group))
+        finally:
+            lane.sending -= 1
+            if lane.waiting:
+                self._start(lane)
+
+    def _join(self, lane: "_Lane", insert: _Insert) -> Awaitable[WriteResult]:
+        if lane.waiting_rows >= self.limits.waiting_rows_max:
+            return self._join_later(lane, insert)
         lane.waiting.append(insert)
         lane.waiting_rows += len(insert.rows)
+        self._start(lane)
+        return insert.future
+
+    async def _join_later(self, lane: "_Lane", insert: _Insert) -> WriteResult:
+        while lane.waiting_rows >= self.limits.waiting_rows_max:
+            await lane.wait_for_room()
+        return await self._join(lane, insert)
+
+    def _start(self, lane: "_Lane") -> None:
+        """Have what waits sent in the next turn of the event loop, unless enough groups are on their way."""
         if not lane.starting and lane.sending < self.limits.groups_in_flight_max:
             lane.starting = True
             lane.sending += 1
             task = self._spawn(self._send_waiting(lane))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return await insert.future
 
     def _open_lane(self, target: WriteTarget, partition_id: int, rows: DictRows) -> "_Lane":
         """Make a lane; those of dropped collections go when it is one too many."""
@@ -131,7 +158,7 @@ class Coalescer:
         return lane
 
     async def _send_waiting(self, lane: "_Lane") -> None:
-        """Send groups until nothing waits. It begins one turn of the event loop after the insert that started it."""
+        """Send groups until nothing waits."""
         inserts: list[_Insert] = []
         try:
             lane.starting = False
@@ -189,6 +216,7 @@ class _Lane:
     __slots__ = (
         "_room",
         "_row_bytes",
+        "_together",
         "loop",
         "partition_id",
         "sending",
@@ -207,7 +235,13 @@ class _Lane:
         self.sending = 0
         self.starting = False
         self._row_bytes = row_bytes
+        self._together = True
         self._room: asyncio.Future[None] | None = None
+
+    @property
+    def lonely(self) -> bool:
+        """Whether nothing waits or is on its way, and the last group was one insert; a new lane does not know yet."""
+        return not self.sending and not self.waiting and not self._together
 
     def take(self, limits: CoalescerLimits) -> list[_Insert]:
         """Return the inserts of the next group, oldest first, without those whose callers are gone; empty when none is."""
@@ -220,6 +254,8 @@ class _Lane:
                 insert.taken = True
                 taken.append(insert)
                 rows += len(insert.rows)
+        if taken:
+            self._together = len(taken) > 1
         if self._room is not None and self.waiting_rows < limits.waiting_rows_max:
             self._room.set_result(None)
             self._room = None

@@ -14,7 +14,7 @@ Durability = Literal["fsync", "os"]
 RowOffsets = Mapping[str, tuple[int, int]]
 
 
-class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
+class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What became of an insert, upsert, delete or transaction that is in the log.
 
     Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows
@@ -24,7 +24,8 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
 
     A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
     each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of
-    no rows did nothing: its tick is 0.
+    no rows did nothing: its tick is 0. It holds no cycles and is left out of garbage collection: a busy node makes a
+    hundred thousand a second.
     """
 
     time_tick: int

@@ -36,7 +36,7 @@ class ManualLog:
     def durable_position(self) -> int:
         return 0
 
-    async def admit(self, size_bytes: int) -> None:
+    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         if self.refusal is not None:
             raise self.refusal
         if self.admission is not None:
@@ -48,7 +48,7 @@ class ManualLog:
         assert group.time_tick > self.last_tick, "position order is tick order"
         self.last_tick = group.time_tick
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        durable = written if self._fsync else asyncio.get_running_loop().create_future()
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ticket = AppendTicket(self.next_position, 0, group.size_bytes, written, durable)
         self.next_position += len(group.messages)
         self.queue.append(ticket)
@@ -61,7 +61,10 @@ class ManualLog:
         count = len(self.queue) if count is None else count
         for _ in range(count):
             ticket = self.queue.pop(0)
-            ticket.written.set_result(None)
+            if self._fsync:
+                ticket.durable.set_result(None)
+            if not ticket.written.done():
+                ticket.written.set_result(None)
             self.written.append(ticket)
 
     def sync(self) -> None:
@@ -72,8 +75,10 @@ class ManualLog:
     def break_down(self) -> None:
         error = Indeterminate("the disk is gone")
         for ticket in self.queue:
-            ticket.written.set_exception(error)
-            ticket.written.exception()
+            for outcome in (ticket.written, ticket.durable):
+                if not outcome.done():
+                    outcome.set_exception(error)
+                    outcome.exception()
         self.queue.clear()
         self.refusal = error
 

@@ -74,7 +74,6 @@ class RocksLog:
         self._synced = SyncedPosition(ends.last_position)
         self._truncating = anyio.Lock()
         self._make_outcome = asyncio.get_running_loop().create_future
-        self._one_outcome = commit.acknowledges_when_synced
 
     @property
     def durable_position(self) -> int:
@@ -92,8 +91,7 @@ class RocksLog:
         assert tick > self.last_tick, "ticks ascend in append order"
         data = encode_entry(messages, first_position=first_position, previous_crc32c=self._crc32c)
         crc32c, position = entry_crc32c(data), first_position + len(messages) - 1
-        written = self._make_outcome()
-        durable = written if self._one_outcome else self._make_outcome()
+        written, durable = self._make_outcome(), self._make_outcome()
         key = entry_key(self._log_id, position)
         self._commit.submit(EntryWrite(self._log_id, position, tick, key, data, written, durable, self._synced))
         self.next_position, self.last_tick, self._crc32c = position + 1, tick, crc32c

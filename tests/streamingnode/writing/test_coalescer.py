@@ -1,7 +1,7 @@
 """Small concurrent inserts go together, and each of them behaves as if it were alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import anyio
 import pyarrow as pa
@@ -51,10 +51,10 @@ class Inserts:
     def start_rows(
         self, rows: list[dict[str, object]], *, partition_id: int = DEFAULT_PARTITION_ID, timeout: float | None = None
     ) -> "asyncio.Task[WriteResult]":
-        work: Coroutine[None, None, WriteResult] = self.coalescer.insert(
-            self.target, partition_id, rows, timeout=timeout
-        )
-        return asyncio.get_running_loop().create_task(work)
+        async def insert() -> WriteResult:
+            return await self.coalescer.insert(self.target, partition_id, rows, timeout=timeout)
+
+        return asyncio.get_running_loop().create_task(insert())
 
     @property
     def ids(self) -> list[object]:
@@ -261,3 +261,31 @@ async def test_insert_under_way_when_the_owner_stops_is_indeterminate() -> None:
     await inserts.supervisor.stop()
     with pytest.raises(Indeterminate):
         await task
+
+
+async def test_insert_that_comes_alone_after_another_takes_no_turn_of_the_loop_before_the_log(inserts: Inserts) -> None:
+    await inserts.start(1)
+    inserting = inserts.coalescer.insert(inserts.target, DEFAULT_PARTITION_ID, [{"id": 2, "item": "b"}])
+    assert asyncio.iscoroutine(inserting)
+    with pytest.raises(StopIteration):  # the log's double acknowledges at once
+        inserting.send(None)
+    assert inserts.ids == [1, 2]
+
+
+async def test_inserts_that_come_while_a_lone_one_is_on_its_way_go_together_once_it_ends() -> None:
+    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1))
+    await inserts.start(1)
+    inserts.log.hold()
+    others = [inserts.start(number) for number in range(2, 5)]
+    await asyncio.sleep(0)  # the first is on its way, the others wait
+    inserts.log.let_go()
+    await asyncio.gather(*others)
+    assert [len(group.messages) for group in inserts.log.groups] == [1, 1, 1]
+    assert inserts.ids == [1, 2, 3, 4]
+
+
+async def test_bad_insert_that_comes_alone_names_its_own_row_and_leaves_the_lane_free(inserts: Inserts) -> None:
+    await inserts.start(1)
+    with pytest.raises(SchemaMismatch, match="row 0"):
+        await inserts.start("bad")
+    assert (await inserts.start(2)).row_offsets == {"p0_7v0": (1, 1)}
