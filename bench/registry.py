@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import bench_append, bench_flush, bench_ingest, bench_latency, bench_memory, bench_scan
+from bench import bench_append, bench_checks, bench_flush, bench_ingest, bench_latency, bench_memory, bench_scan
 from bench.report import Run, Settings, note
 from streamingnode.benchmark.measurement import Measurement
 
@@ -89,6 +89,7 @@ def _ingested(result: bench_ingest.Measured) -> Measurement:
 
 BENCHMARKS: dict[str, Run] = {
     "append": bench_append.run,
+    "checks": bench_checks.run,
     "latency": bench_latency.run,
     "scan": scan,
     "flush": flush,

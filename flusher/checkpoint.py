@@ -24,7 +24,7 @@ class CutPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at or below `tick` is in files and in `shard_state`; what follows is read from `position`.
+    """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is read from `position`.
 
     `position` is the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number 0 and
     position 0 mean: no cut yet, read from the earliest entry.
@@ -37,6 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     manifest_crc32c: int = 0
     history: tuple[CutPosition, ...] = ()
     shard_state: bytes | None = None
+    producers: bytes | None = None
 
 
 NO_CHECKPOINT = Checkpoint()
@@ -67,7 +68,7 @@ def decode_checkpoint(content: bytes | None) -> Checkpoint:
         if version != CHECKPOINT_FORMAT:
             raise UnsupportedFormat(f"the checkpoint has format {version}, this release reads {CHECKPOINT_FORMAT}")
         return _decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the checkpoint does not decode: {error}") from error
 
 

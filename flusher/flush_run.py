@@ -25,6 +25,7 @@ from flusher.flush_options import FlushOptions
 from interceptors.shard.state import ShardState
 from scanner.scanner import Scanner
 from wal.errors import Corrupt
+from wal.failpoint import failpoint
 from wal.headers import (
     CutHeader,
     DeleteHeader,
@@ -42,7 +43,10 @@ MESSAGES_PER_STEP = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushContext:
-    """What every run of one flusher works with; `on_cut` is called when a cut's checkpoint is durable."""
+    """What every run of one flusher works with; `on_cut` is called when a cut's checkpoint is durable.
+
+    `save_producers` returns what the checkpoint of a cut at a tick has to know of producers.
+    """
 
     directory: NodeDirectory
     store: LogStore
@@ -52,6 +56,7 @@ class FlushContext:
     on_cut: Callable[[Checkpoint, CutResult], None]
     on_progress: Callable[[int, int], None]
     kept_tick: Callable[[], int]
+    save_producers: Callable[[int], Awaitable[bytes | None]]
 
 
 class FlushRun:
@@ -123,6 +128,7 @@ class FlushRun:
 
     async def _make_room(self, writers: TaskGroup) -> None:
         cut, options = self.open_cut, self._context.options
+        failpoint("flush.rows_taken")
         self._context.on_progress(cut.number, cut.taken_bytes)
         if self._ahead is not None:
             for file in cut.files():
@@ -162,6 +168,7 @@ class FlushRun:
 
     async def _cut(self, message: Message, header: CutHeader) -> None:
         cut = self.open_cut
+        failpoint("flush.cut_met")
         if header.number != cut.number:
             raise Corrupt(f"the log has cut {header.number} where {cut.number} must follow")
         point = CutPoint(
@@ -175,6 +182,8 @@ class FlushRun:
         else:
             published, self._ahead = self._ahead, None
             check_same_cut(published.manifest, point, {file.path: file.buffer.rows for file in cut.files()})
+            failpoint("recovery.cut_adopted")
+        failpoint("flush.cut_published")
         await self._advance(message, published)
 
     async def _write(self, point: CutPoint) -> PublishedCut:
@@ -208,8 +217,10 @@ class FlushRun:
                 retention_ms=context.options.retention.min_age_ms,
             ),
             shard_state=self.state.snapshot(),
+            producers=await context.save_producers(manifest.tick),
         )
         await context.store.put_meta({checkpoint_key(context.pchannel): encode_checkpoint(checkpoint)})
+        failpoint("flush.checkpoint_saved")
         self._checkpoint = checkpoint
         self.open_cut = self._new_cut(manifest.number + 1)
         self._hurry = anyio.Event()

@@ -5,11 +5,13 @@
 
 A fault of the disk (or of the log store) throws the run away and starts another from the checkpoint after a pause: the same
 path as after a crash, so there is only one. Nothing is lost by that, because the log is truncated only behind checkpoints.
+A full disk is such a fault, and whoever waits for a cut hears of it; the next run begins as soon as there is more room.
 Damage, where stored bytes are not what was written, is not retried: the flusher stops, the log grows, and whoever waits
-for a cut gets the error; appends and readers go on. Nor is a write of the log store whose outcome is open: the store takes
-no more in this term, so there will be no checkpoint to wait for.
+for a cut gets the error; appends and readers go on. A write of the log store whose outcome is open is a fault like others:
+the store is reopened meanwhile, and the stored checkpoint then says what became of it.
 """
 
+import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, unique
@@ -30,6 +32,8 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import (
     ChannelFenced,
+    Indeterminate,
+    LogReopening,
     OnShutdown,
     Overloaded,
     StorageFailed,
@@ -37,6 +41,7 @@ from wal.errors import (
     StreamingNodeError,
 )
 from wal.event_log import event_log
+from wal.failpoint import failpoint
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message_id import message_id_kind
@@ -79,6 +84,10 @@ TRANSITIONS: dict[tuple[FlusherState, FlusherEvent], FlusherState] = {
 
 
 _ENDS = (OnShutdown, ChannelFenced)
+ROOM_LOOK_S = 0.25
+"""How often a flusher on a full disk looks whether there is room again."""
+ROOM_BYTES = 1 << 20
+"""How much more has to be free to try again before the pause is over; less is noise of other programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,7 @@ def classify(error: BaseException) -> FlusherEvent | None:
             return next(event for event in order if event in events)
         case OnShutdown() | ChannelFenced():
             return FlusherEvent.CLOSE
-        case OSError() | StorageFailed() | StorageFull() | Overloaded():
+        case OSError() | StorageFailed() | StorageFull() | Overloaded() | Indeterminate() | LogReopening():
             return FlusherEvent.FAULT
         case StreamingNodeError():
             return FlusherEvent.DAMAGE
@@ -114,16 +123,36 @@ def classify(error: BaseException) -> FlusherEvent | None:
             return None
 
 
+async def no_producers(_tick: int) -> bytes | None:
+    """Save nothing, where nobody writes with producers."""
+    return None
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a run ended because the disk, or this user's share of it, is full."""
+    match error:
+        case BaseExceptionGroup(exceptions=errors):
+            return any(is_disk_full(each) for each in errors)
+        case OSError(errno=number):
+            return number in {errno.ENOSPC, errno.EDQUOT}
+        case _:
+            return isinstance(error, StorageFull)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushHooks:
     """What the flusher asks of, and tells, the rest of the node.
 
     `reader_floor` returns the lowest position of the log that a named reader still needs, None without one;
-    `on_progress` is told the number of the cut in the making and how many bytes wait for it.
+    `on_progress` is told the number of the cut in the making and how many bytes wait for it; `on_kept_tick` a tick at or
+    below which cuts are published and no reader starts any more, after each round of retention. `save_producers` returns
+    what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have everything up to that tick.
     """
 
     reader_floor: Callable[[], int | None] = lambda: None
     on_progress: Callable[[int, int], None] = lambda _number, _bytes: None
+    on_kept_tick: Callable[[int], None] = lambda _tick: None
+    save_producers: Callable[[int], Awaitable[bytes | None]] = no_producers
 
 
 NO_HOOKS = FlushHooks()
@@ -154,6 +183,7 @@ class Flusher:
         self._channel_log = log
         self._tail = tail
         self._options = options
+        self._hooks = hooks
         self._sleep = sleep
         self._retention = Retention(
             self._directory,
@@ -172,6 +202,7 @@ class Flusher:
             on_cut=self._on_cut,
             on_progress=hooks.on_progress,
             kept_tick=lambda: self._kept_tick,
+            save_producers=hooks.save_producers,
         )
         self._run: FlushRun | None = None
         self._checkpoint = checkpoint
@@ -179,6 +210,7 @@ class Flusher:
         self._last_cut = NO_CUT
         self._changed = anyio.Event()
         self._failure: StreamingNodeError = OnShutdown("the flusher is closed")
+        self._full: StorageFull | None = None
         self._faults = 0
         self._last_error = ""
 
@@ -201,12 +233,16 @@ class Flusher:
     async def wait_for_cut(self, number: int) -> CutResult:
         """Return cut `number` once its checkpoint is durable, at once if it is already; cut 0 stands for "none yet".
 
-        Raises `Corrupt` and the like when the flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a
-        cut that is no longer kept.
+        Raises `StorageFull` when the disk has no room for its files, which are written once it has, `Corrupt` and the like
+        when the flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a cut that is no longer kept.
         """
+        if self._full is not None and self._checkpoint.cut_number < number:
+            await self._look_for_room()
         while self._checkpoint.cut_number < number:
             if self.state not in _ALIVE:
                 raise self._failure
+            if self._full is not None:
+                raise self._full
             if self._run is not None:
                 self._run.hurry()
             await self._changed.wait()
@@ -214,14 +250,16 @@ class Flusher:
             return self._last_cut if number else NO_CUT
         return cut_result((await to_thread.run_sync(read_cut, self._directory, number)).manifest)
 
-    async def enforce_retention(self) -> None:
+    async def enforce_retention(self, *, short_of_space: bool = False) -> None:
         """Give up log and cuts that nobody needs, now; also done every `retention.interval_s` seconds.
 
-        Raises `OSError` and what the log raises; nothing that is needed is lost then.
+        With `short_of_space` log is kept for `retention.min_age_short_s` only. Raises `OSError` and what the log raises;
+        nothing that is needed is lost then.
         """
         if self._run is not None and self._checkpoint.cut_number:
             live = frozenset(info.id for info in self._run.state.catalog.collections())
-            self._kept_tick = await self._retention.enforce(self._checkpoint, live)
+            self._kept_tick = await self._retention.enforce(self._checkpoint, live, short_of_space=short_of_space)
+            self._hooks.on_kept_tick(self._kept_tick)
 
     def statistics(self) -> FlusherStatistics:
         """Return the present levels and counts."""
@@ -249,16 +287,20 @@ class Flusher:
                 event = classify(error)
                 if event is None:
                     raise
+                if is_disk_full(error):
+                    self._full = await self._storage_full()
                 self._note(error, event)
             if self.state is FlusherState.BACKING_OFF:
                 pause_s = self._options.retry_first_s if self._checkpoint.cut_number > cut_before else pause_s
-                await self._sleep(pause_s)
+                await self._back_off(pause_s)
                 pause_s = min(2 * pause_s, self._options.retry_max_s)
+                self._full = None
                 self._apply(FlusherEvent.RETRY)
 
     async def _run_once(self) -> None:
         stored = await self._store.get_meta(checkpoint_key(self._channel_log.name))
         checkpoint = decode_checkpoint(stored)
+        failpoint("recovery.checkpoint_read")
         ahead = await to_thread.run_sync(self._tidy, checkpoint)
         self._checkpoint = checkpoint
         self._run = FlushRun(self._context, checkpoint, ahead)
@@ -269,9 +311,34 @@ class Flusher:
         finally:
             await scanner.close()
 
+    # --- a full disk ------------------------------------------------------------------------------------------------------
+
+    async def _back_off(self, pause_s: float) -> None:
+        """Wait that long; on a full disk only until there is more room than when it was met."""
+        if self._full is None:
+            await self._sleep(pause_s)
+            return
+        while pause_s > 0 and self._full is not None:
+            await self._sleep(min(pause_s, ROOM_LOOK_S))
+            pause_s -= ROOM_LOOK_S
+            await self._look_for_room()
+
+    async def _look_for_room(self) -> None:
+        """Forget that the disk is full if it has more room by now."""
+        free_bytes = await to_thread.run_sync(self._directory.free_bytes)
+        if self._full is not None and free_bytes >= self._full.free_bytes + ROOM_BYTES:
+            self._full = None
+
+    async def _storage_full(self) -> StorageFull:
+        free_bytes = await to_thread.run_sync(self._directory.free_bytes)
+        unwritten = self._run.open_cut.taken_bytes if self._run else 0
+        return StorageFull(str(self._directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
+
     def _tidy(self, checkpoint: Checkpoint) -> PublishedCut | None:
         ahead = cut_ahead(self._directory, checkpoint)
+        failpoint("recovery.cuts_compared")
         removed = remove_orphans(self._directory)
+        failpoint("recovery.orphans_removed")
         if removed:
             _log.info("orphans_removed", count=len(removed), first=removed[0])
         return ahead

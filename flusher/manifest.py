@@ -117,7 +117,7 @@ def decode_manifest(content: bytes, *, name: str) -> CutManifest:
         if version != MANIFEST_FORMAT:
             raise UnsupportedFormat(f"cut manifest {name} has format {version}, this release reads {MANIFEST_FORMAT}")
         return msgspec.json.decode(document, type=CutManifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"cut manifest {name} is no manifest: {error}") from error
 
 

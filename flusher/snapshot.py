@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flusher.cuts.collection_entry import arrow_schema
-from flusher.cuts.cut_directory import read_cut
+from flusher.cuts.cut_directory import cut_numbers, read_cut
 from flusher.files.node_directory import NodeDirectory
 from flusher.files.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
 from flusher.manifest import CutManifest, DataFile
@@ -43,10 +43,19 @@ class SnapshotSource:
 def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa.Table:
     """Return the rows that live at tick `as_of`, in cut order; the collection's columns, on demand the system's too.
 
-    Raises `Truncated` when cuts that are needed are no longer kept, or a partition was dropped after `as_of`: its rows are
-    gone. Raises `Corrupt` when a file is not what its manifest says.
+    Raises `Truncated` when rows of the collection are in cuts that were given up (every table has taken them), or a
+    partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when a file is not what its manifest says.
     """
-    manifests = _manifests(source)
+    while True:
+        manifests = _manifests(source)
+        try:
+            return _rows(source, manifests, system_columns=system_columns)
+        except Corrupt:
+            if manifests and cut_numbers(source.directory)[0] <= manifests[0].number:
+                raise  # else retention took a cut and its files while they were read
+
+
+def _rows(source: SnapshotSource, manifests: Sequence[CutManifest], *, system_columns: bool) -> pa.Table:
     live = _live_partitions(source, manifests)
     schema = stored_schema(arrow_schema(source.collection))
     tables = [schema.empty_table()]
@@ -77,13 +86,39 @@ def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> p
 
 
 def _manifests(source: SnapshotSource) -> list[CutManifest]:
-    """Return the cuts that may have something of the collection, oldest first."""
+    """Return the cuts that have something of the collection, oldest first. Raises `Truncated` when some are given up."""
     manifests: list[CutManifest] = []
     number, created = source.last_cut, source.collection.created_tick
+    earliest = min(cut_numbers(source.directory), default=0)
     while number and (not manifests or manifests[-1].previous_tick >= created):
+        if manifests and number < earliest:
+            _check_begins(source, manifests[-1])
+            break
         manifests.append(read_cut(source.directory, number).manifest)
         number -= 1
     return manifests[::-1]
+
+
+def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
+    """Raise `Truncated` unless the collection's rows all begin in the earliest cut that is kept, or later.
+
+    Row offsets count from 0 on each vchannel, so what the first file begins with tells what came before it.
+    """
+    info = source.collection
+    begins = {each.name: each.next_offset for each in earliest.vchannels if each.name in info.vchannels}
+    for file in earliest.segments:
+        if file.vchannel in begins:
+            begins[file.vchannel] = min(begins[file.vchannel], file.offset_min)
+    if any(begins.values()):
+        raise Truncated(
+            f"a part of collection {info.name!r}, in cuts before {earliest.number},",
+            f"cut {earliest.number}",
+            "every table has taken it: read the collection's table, with spark_sink.read_table or whatever reads Delta",
+        )
+    if source.as_of < earliest.previous_tick:  # partitions may have been dropped since, in cuts that are gone
+        raise Truncated(
+            f"the state at {source.as_of}", earliest.previous_tick, f"ask for {earliest.previous_tick} or later"
+        )
 
 
 def _live_partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> frozenset[int]:
@@ -99,7 +134,11 @@ def _live_partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -
             drops[message.header.partition_id] = message.time_tick
     later = [tick for tick in drops.values() if tick > source.as_of]
     if later:
-        raise Truncated(f"the state at {source.as_of}, before a partition was dropped,", max(later))
+        raise Truncated(
+            f"the state at {source.as_of}, before a partition was dropped,",
+            max(later),
+            f"ask for {max(later)} or later, or read the collection's table at that tick",
+        )
     return frozenset(each.id for each in info.partitions if each.id not in drops)  # some may have gone since `info`
 
 

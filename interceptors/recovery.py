@@ -9,10 +9,16 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anyio import to_thread
+
+from interceptors.idempotency.snapshot import decode_window
+from interceptors.idempotency.window import ProducerLimits, Window
 from interceptors.shard.state import ShardState
 from wal.errors import Corrupt
+from wal.failpoint import failpoint
 from wal.log import Log
 from wal.message import Message
+from wal.message_id import message_id_kind
 from wal.message_type import EXCLUSIVE
 from wal.transaction_buffer import OpenTransaction, TransactionBuffer
 
@@ -25,21 +31,32 @@ class RecoveredChannel:
     """A channel as the end of its log leaves it.
 
     `open_transactions` are in the order of their begins. `fences` maps vchannels to the tick of the last exclusive message
-    read. `last_confirmed` is where a reader of the next message has to start. `last_tick` is the last entry's tick.
+    read. `window` has the writes whose retries are recognised. `last_confirmed` is where a reader of the next message has to
+    start. `last_tick` is the last entry's tick.
     """
 
     shard_state: ShardState
     open_transactions: tuple[OpenTransaction, ...]
     fences: Mapping[str, int]
+    window: Window
     last_confirmed: int
     last_tick: int
 
 
-async def recover(log: Log, *, position: int = 0, tick: int = 0, shard_state: bytes | None = None) -> RecoveredChannel:
+async def recover(
+    log: Log,
+    *,
+    position: int = 0,
+    tick: int = 0,
+    shard_state: bytes | None = None,
+    producers: bytes | None = None,
+    producer_limits: ProducerLimits | None = None,
+) -> RecoveredChannel:
     """Return the channel that `log` says, from a checkpoint at `position` (an LC; 0: from the log's start) and `tick`.
 
     Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log starts after `position`.
     """
+    window = await _recovered_window(log, producers, producer_limits)
     state = ShardState() if shard_state is None else ShardState.restore(shard_state)
 
     def begin_missing(commit: Message) -> None:
@@ -54,17 +71,29 @@ async def recover(log: Log, *, position: int = 0, tick: int = 0, shard_state: by
     next_position = position or log.first_position
     while entries := await log.read(next_position, bytes_max=READ_BYTES):
         for entry in entries:
-            for message in buffer.observe(entry):
+            visible = buffer.observe(entry)
+            window.observe(entry, visible)
+            for message in visible:
                 state.observe(message)  # does nothing for what the snapshot has
                 if isinstance(message, Message) and message.type in EXCLUSIVE:
                     fences[message.vchannel] = message.time_tick
         next_position = entries[-1].last_position + 1
+        failpoint("recovery.entries_read")
         await asyncio.sleep(0)
     transactions = buffer.open_transactions
     return RecoveredChannel(
         shard_state=state,
         open_transactions=transactions,
         fences=fences,
+        window=window,
         last_confirmed=transactions[0].begin.position if transactions else next_position,
         last_tick=log.last_tick,
     )
+
+
+async def _recovered_window(log: Log, saved: bytes | None, limits: ProducerLimits | None) -> Window:
+    if saved is None:
+        return Window(limits)
+    kind = message_id_kind(log.wal_name)
+    # In a thread: a full window takes longer than the event loop may be held.
+    return await to_thread.run_sync(lambda: Window.thaw(decode_window(saved, kind), limits))

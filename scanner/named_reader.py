@@ -7,14 +7,13 @@ after a crash the reader resumes there.
 
 import asyncio
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import msgspec
 
 from scanner.deliver_policy import DeliverPolicy
-from wal.errors import Corrupt, InvalidArgument, InvalidName, OnShutdown, ReaderBusy
-from wal.log import LogStore
+from wal.errors import Corrupt, InvalidArgument, InvalidName, OnShutdown, ReaderBusy, StreamingNodeError
 from wal.message_id import MessageId, message_id_kind
 
 NAME_PATTERN = re.compile(r"[a-z0-9](?!.*\.\.)[a-z0-9._-]{0,127}")
@@ -52,10 +51,20 @@ class Acknowledgeable(Protocol):
         """Where to resume so that nothing above the tick is missed."""
 
 
+class ReaderRecords(Protocol):
+    """Where positions are kept: the part of a log store, or of what stands in front of one, that readers need."""
+
+    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, in key order."""
+
+    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes) all at once; durable when it returns."""
+
+
 class NamedReaders:
     """The named readers of all collections of one node; lives on the event loop. `load` comes first."""
 
-    def __init__(self, store: LogStore) -> None:
+    def __init__(self, store: ReaderRecords) -> None:
         self._store = store
         self._positions: dict[str, ReaderPosition] = {}
         self._open: dict[str, NamedReader | None] = {}
@@ -95,7 +104,7 @@ class NamedReaders:
         key = self._reserve(collection_id, name)
         try:
             if key not in self._positions:
-                await self.save(key, start)
+                await self._save_first(key, start)
             reader = self._open[key] = NamedReader(self, key, self._positions[key])
         finally:
             if self._open[key] is None:
@@ -136,6 +145,19 @@ class NamedReaders:
         """Make a reader's position durable, and move its lease there."""
         await self._store.put_meta({key: msgspec.msgpack.encode(position)})
         self._positions[key] = position
+
+    async def _save_first(self, key: str, start: ReaderPosition) -> None:
+        """Save where a new reader starts; it holds the log from now on, which could be gone once the write is done.
+
+        And it goes on holding it when nobody knows whether the write took place: cancelled, or indeterminate.
+        """
+        self._positions[key] = start
+        try:
+            await self.save(key, start)
+        except StreamingNodeError as error:
+            if error.retryable != "indeterminate":
+                del self._positions[key]
+            raise
 
     def release(self, key: str) -> None:
         """Let a closed reader be opened again."""
@@ -219,5 +241,5 @@ def _collection_id(key: str) -> int:
 def _decode_position(key: str, value: bytes) -> ReaderPosition:
     try:
         return msgspec.msgpack.decode(value, type=ReaderPosition)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the position stored under {key} is no reader position: {error}") from error

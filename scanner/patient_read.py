@@ -1,8 +1,9 @@
 """Reads that outlast a passing fault of the storage, a bounded number of times."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from scanner.scan_meter import ScanMeter
+from scanner.surroundings import Sleep
 from wal.errors import StorageFailed
 from wal.log import Log
 from wal.message import LogEntry
@@ -17,17 +18,15 @@ class Retry:
     pause_max_s: float = 5.0
 
 
-Sleep = Callable[[float], Awaitable[None]]
-
-
 class PatientLog:
     """The read side of a log, tried again where the storage failed without saying anything about the data.
 
     `Corrupt` and `Truncated` are facts and come through at once.
     """
 
-    def __init__(self, log: Log, retry: Retry, sleep: Sleep) -> None:
+    def __init__(self, log: Log, retry: Retry, meter: ScanMeter, *, sleep: Sleep) -> None:
         self._log = log
+        self._meter = meter
         self._retry = retry
         self._sleep = sleep
         self.retries = 0
@@ -37,14 +36,20 @@ class PatientLog:
         pause_s = self._retry.pause_first_s
         for _ in range(self._retry.tries_max - 1):
             try:
-                return await self._log.read(position, bytes_max=bytes_max)
+                return await self._read(position, bytes_max)
             except (StorageFailed, OSError):
                 self.retries += 1
                 await self._sleep(pause_s)
                 pause_s = min(2 * pause_s, self._retry.pause_max_s)
-        return await self._log.read(position, bytes_max=bytes_max)
+        return await self._read(position, bytes_max)
 
     async def entry_at(self, position: int) -> LogEntry | None:
         """Return the synced entry that holds `position`, None past the end. Raises as `read` does."""
         entries = await self.read(position, bytes_max=1)
         return entries[0] if entries else None
+
+    async def _read(self, position: int, bytes_max: int) -> list[LogEntry]:
+        started = self._meter.clock()
+        entries = await self._log.read(position, bytes_max=bytes_max)
+        self._meter.read(started)
+        return entries

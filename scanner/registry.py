@@ -1,7 +1,7 @@
 """The open scanners of one log: unique names, a bound, and one call that closes them with the log's WAL."""
 
 from scanner.deliver_policy import DeliverPolicy
-from scanner.scanner import ScanLimits, Scanner
+from scanner.scanner import ScanLimits, Scanner, ScanStatistics
 from wal.errors import AlreadyExists, OnShutdown, Overloaded
 from wal.live_tail import LiveTail
 from wal.log import Log
@@ -32,6 +32,10 @@ class ScannerRegistry:
     def names(self) -> tuple[str, ...]:
         """Names of the open scanners."""
         return tuple(self._open_scanners())
+
+    def statistics(self) -> tuple[ScanStatistics, ...]:
+        """Return what each open scanner holds and has met, oldest first."""
+        return tuple(scanner.statistics for scanner in self._open_scanners().values())
 
     def open(
         self,

@@ -10,13 +10,18 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+import msgspec
+
 from scanner.closing import Closing
-from scanner.deliver_policy import DeliverAll, DeliverPolicy
+from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartFrom
 from scanner.filters import ScanFilter
-from scanner.patient_read import PatientLog, Retry, Sleep
+from scanner.patient_read import PatientLog, Retry
 from scanner.reorder_buffer import ReorderBuffer
+from scanner.scan_meter import ScanMeter
 from scanner.starting_point import StartingPoint, find_start, log_end
+from scanner.surroundings import REAL, Surroundings
 from scanner.switchable import Mode, SwitchableReader
+from wal.distribution import Distribution
 from wal.errors import Corrupt, Truncated, UnsupportedFormat
 from wal.live_tail import LiveTail, TailRead
 from wal.log import Log
@@ -47,10 +52,22 @@ class ScanBatch(NamedTuple):
     resume_position: int
 
 
-class ScanStatistics(NamedTuple):
-    """What a scanner holds and has met; sizes in bytes."""
+class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scanner holds, has met and has measured; sizes in bytes, times in seconds.
 
+    `backlog` are the messages of the log (all of it, filtered or not) behind its place. `read_s` times reads of the log,
+    `delivery_s` goes from a message's tick, in whole milliseconds, to its delivery while the scanner tails.
+    """
+
+    name: str
     mode: Mode | None
+    position: int
+    backlog: int
+    batches: int
+    messages: int
+    messages_per_s: float
+    read_s: Distribution
+    delivery_s: Distribution
     reorder_bytes: int
     transaction_bytes: int
     evictions: int
@@ -79,15 +96,16 @@ class Scanner:
         after_tick: int = 0,
         name: str = "scanner",
         limits: ScanLimits | None = None,
-        sleep: Sleep = asyncio.sleep,
+        surroundings: Surroundings = REAL,
     ) -> None:
         self.name = name
+        self._meter = ScanMeter(surroundings)
         self._log = log
         self._tail = tail
         self._policy = policy
         self._filter = ScanFilter(vchannels=vchannels, types=types, after_tick=after_tick)
         self._limits = limits or ScanLimits()
-        self._patient = PatientLog(log, self._limits.retry, sleep)
+        self._patient = PatientLog(log, self._limits.retry, self._meter, sleep=surroundings.sleep)
         self._end = log_end(log, tail)
         self._closing = Closing(name)
         self._opening: asyncio.Task[SwitchableReader] | None = None
@@ -98,6 +116,8 @@ class Scanner:
         self._confirmed_tick = 0
         self._delivered_tick = 0
         self._resume_position = 0
+        self._next_position = 0
+        """Behind the last entry that was delivered or filtered out."""
         self._failure: Exception | None = None
         self._unread: deque[AnyMessage] = deque()
 
@@ -109,9 +129,17 @@ class Scanner:
     @property
     def statistics(self) -> ScanStatistics:
         """What the scanner holds and has met so far."""
-        source = self._source
+        source, meter = self._source, self._meter
         return ScanStatistics(
+            name=self.name,
             mode=source.mode if source else None,
+            position=self._resume_position,
+            backlog=max(self._log.next_position - self._next_position, 0) if source else 0,
+            batches=meter.batches,
+            messages=meter.messages.total,
+            messages_per_s=meter.messages.per_second,
+            read_s=meter.read_s.distribution(),
+            delivery_s=meter.delivery_s.distribution(),
             reorder_bytes=self._reorder.size_bytes,
             transaction_bytes=self._transactions.size_bytes,
             evictions=source.evictions if source else 0,
@@ -196,9 +224,12 @@ class Scanner:
 
     async def _find_source(self) -> SwitchableReader:
         start = await find_start(self._log, self._patient, self._policy, self._end)
+        if self._filter.after_tick and isinstance(self._policy, StartFrom):
+            # Resumed: the position is a last-confirmed one itself, and what lies before it may be given up at any time.
+            start = start._replace(position=max(start.position, self._policy.message_id.position))
         self._filter.after_tick = max(self._filter.after_tick, start.after_tick)
         self._delivered_tick = self._filter.after_tick
-        self._resume_position = start.position
+        self._resume_position = self._next_position = start.position
         return SwitchableReader(
             self._log,
             self._tail,
@@ -220,6 +251,7 @@ class Scanner:
         if not messages and tick <= self._delivered_tick:
             return None
         self._delivered_tick = tick
+        self._meter.delivered(messages, tailing=self._source is not None and self._source.mode is Mode.TAILING)
         return ScanBatch(messages, tick, self._resume_position)
 
     def _process(self) -> tuple[list[AnyMessage], int]:
@@ -243,6 +275,7 @@ class Scanner:
             if messages and isinstance(messages[-1], TransactionMessage):
                 size_bytes += messages[-1].size_bytes
             self._resume_position = entry.last_confirmed_position
+            self._next_position = entry.last_position + 1
         return messages, tick if released else max(tick, self._confirmed_tick)
 
     def _miss_begin(self, commit: Message) -> None:

@@ -49,7 +49,7 @@ async def find_start(log: Log, reader: PatientLog, policy: DeliverPolicy, end: L
     """
     match policy:
         case DeliverAll():
-            return StartingPoint(log.first_position, 0)
+            return await _start_at_earliest(log, reader)
         case DeliverLatest():
             return await _start_at_end(log, reader, end)
         case StartFrom(message_id=message_id) if message_id.position == log.next_position:
@@ -72,6 +72,29 @@ def _start_with(log: Log, entry: LogEntry, *, after_tick: int) -> StartingPoint:
     # Below the first position lie only transactions that ended before the log was truncated to it, or ones that are lost:
     # which of the two shows when a commit turns up without its begin.
     return StartingPoint(max(entry.last_confirmed_position, log.first_position), after_tick)
+
+
+async def _start_at_earliest(log: Log, reader: PatientLog) -> StartingPoint:
+    """Start with the first entry from which on nothing is missing.
+
+    Behind a truncation lie commits whose begins are gone. What comes before the last of them would be a history with a hole:
+    rows, no transaction, rows. Last-confirmed positions ascend, so the first entry that needs nothing gone is searched for.
+    """
+    while (first_position := log.first_position) > 1:
+        low, high = first_position, log.durable_position + 1
+        earliest: LogEntry | None = None
+        try:
+            while low < high:
+                entry = await reader.entry_at((low + high) // 2)
+                assert entry is not None, "what is synced can be read"
+                if entry.last_confirmed_position >= first_position:
+                    earliest, high = entry, entry.first_position
+                else:
+                    low = entry.last_position + 1
+        except Truncated:
+            continue  # the log was truncated meanwhile
+        return StartingPoint(first_position, earliest.time_tick - 1 if earliest else 0)
+    return StartingPoint(first_position, 0)
 
 
 async def _start_at_end(log: Log, reader: PatientLog, end: LogEnd) -> StartingPoint:

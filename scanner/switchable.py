@@ -27,9 +27,9 @@ from wal.log import Log
 class Mode(Enum):
     """Where a reader's entries come from."""
 
-    CATCH_UP = auto()
-    WAITING = auto()
-    TAILING = auto()
+    CATCH_UP = "catching up"
+    WAITING = "waiting"
+    TAILING = "tailing"
 
 
 @unique

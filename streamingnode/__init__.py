@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamingnode.reading.collection_reader import CollectionReader
     from streamingnode.reading.read_message import ReadMessage
     from streamingnode.services import FlushResult
+    from streamingnode.writing.producer import Producer
     from streamingnode.writing.results import WriteResult
     from streamingnode.writing.transaction import Transaction
     from wal import errors
@@ -36,6 +37,7 @@ __all__ = [
     "MessageType",
     "Node",
     "NodeConfig",
+    "Producer",
     "ReadMessage",
     "StreamingNodeError",
     "Transaction",
@@ -56,6 +58,7 @@ _PLACES = {
     "MessageType": "wal.message_type",
     "Node": "streamingnode.node",
     "NodeConfig": "streamingnode.config",
+    "Producer": "streamingnode.writing.producer",
     "ReadMessage": "streamingnode.reading.read_message",
     "StreamingNodeError": "wal.errors",
     "Transaction": "streamingnode.writing.transaction",

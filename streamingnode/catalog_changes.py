@@ -6,11 +6,11 @@ to the disk, made by this caller or another, so whoever finds a change already m
 
 from collections.abc import Awaitable, Callable
 
-from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.catalog import CollectionInfo, created_collection
 from streamingnode import ddl
 from streamingnode.ddl import Definition
 from streamingnode.services import NodeServices
-from streamingnode.writing.deadline import read_within
+from streamingnode.writing.deadline import read_within, within
 from streamingnode.writing.write_target import pchannel_of
 from wal.append import AppendGroup, AppendResult
 from wal.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, StreamingNodeError
@@ -32,20 +32,31 @@ class CatalogChanges:
     async def create_collection(
         self, definition: Definition, *, if_not_exists: bool, timeout: float | None
     ) -> CollectionInfo:
-        """Make a collection, or find one that will do. Raises `AlreadyExists`."""
-        existing = self._find(definition.name)
-        if existing is not None:
-            ddl.same_definition(existing, definition, if_not_exists=if_not_exists)
-            await self._settle(timeout)
-            return existing
+        """Make a collection, or find one that will do, and return it as it was made or found. Raises `AlreadyExists`."""
+        tried: list[AppendGroup] = []
+
+        async def create() -> CollectionInfo:
+            while True:  # once more for each time that others make it and drop it again meanwhile
+                existing = self._find(definition.name)
+                if existing is not None:
+                    ddl.same_definition(existing, definition, if_not_exists=if_not_exists)
+                    await self._settle(None)
+                    return existing
+                try:
+                    return await self._create(definition, tried)
+                except AlreadyExists:
+                    if not if_not_exists:
+                        raise
+
+        return await within(timeout, create, "the collection", begun=lambda: any(group.begun for group in tried))
+
+    async def _create(self, definition: Definition, tried: list[AppendGroup]) -> CollectionInfo:
         pchannel = next(iter(self._services.appends))
-        group = ddl.create_collection_group(definition, pchannel, lambda: self._services.allocate_id(pchannel))
-        try:
-            await self._append(pchannel, group, "the collection", timeout)
-        except AlreadyExists:  # somebody made it meanwhile
-            ddl.same_definition(self._info_of(definition.name), definition, if_not_exists=if_not_exists)
-            await self._settle(timeout)
-        return self._info_of(definition.name)
+        header = ddl.new_collection(definition, pchannel, lambda: self._services.allocate_id(pchannel))
+        group = ddl.create_collection_group(header)
+        tried.append(group)
+        result = await self._append(pchannel, group, "the collection", None)
+        return created_collection(header, result.time_tick)  # the catalog may have it no more
 
     async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""

@@ -1,108 +1,324 @@
-"""One pchannel put together: its WAL with the interceptors around it, the live tail, the scanners and the background work.
+"""One pchannel for as long as its node is open: it takes appends, gives out readers, and comes back after a failed write.
 
-In: an open store and the node's tick allocator. Out: a `Channel` that takes appends and gives out readers. This and
-`composition` are the only places where parts meet. Opening goes: first tick of the term durable, state rebuilt from the
-checkpoint and the log, chain built on it, appends pass.
+In: an open store and the node's tick allocator. Out: a `Channel` whose parts change with each term while it stays the
+same object. A write with an open outcome ends the term: its callers get `Indeterminate`, all others wait, the store is
+reopened and verified, and the next term is rebuilt from the log; `streamingnode.log_state` has the states. Log, live
+tail and scanners stay: a scanner that tailed finds the tail restarted, returns to the log at its own position, and
+misses and repeats nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
 
-from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
-from interceptors.chain import Chain
-from interceptors.lock import LockInterceptor
-from interceptors.recovery import RecoveredChannel, recover
-from interceptors.redo import RedoInterceptor, RedoLimits
-from interceptors.shard.allocator import SegmentAllocator
-from interceptors.shard.interceptor import ShardInterceptor
+import anyio
+
+from interceptors.idempotency.producers import OpenedProducer, Producers
 from interceptors.shard.manager import ShardManager
-from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.shard.seal_worker import SealWorker
-from interceptors.timetick.ack_manager import AckManager
-from interceptors.timetick.inspector import TimeTickInspector
-from interceptors.timetick.interceptor import TimeTickInterceptor
-from interceptors.timetick.mvcc import MvccManager
-from interceptors.timetick.release import ReaderRelease
-from interceptors.timetick.sync_operator import TimeTickSyncOperator
-from interceptors.txn.interceptor import TxnInterceptor
-from interceptors.txn.manager import TxnManager
-from interceptors.txn.rollback_worker import RollbackWorker
-from interceptors.txn.session import TxnLimits
-from scanner.deliver_policy import DeliverPolicy
 from scanner.registry import ScannerRegistry
-from scanner.scanner import ScanLimits, Scanner
-from wal.adaptor import Wal, WalLimits
-from wal.append import Append, AppendGroup, AppendObserver, AppendResult
+from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
+from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final
+from streamingnode.supervisor import Supervisor
+from wal.append import AppendGroup, AppendObserver, AppendResult
+from wal.errors import Corrupt, LogReopening, OnShutdown, StreamingNodeError
+from wal.event_log import event_log
+from wal.failpoint import failpoint
 from wal.headers import CutHeader
 from wal.live_tail import LiveTail
-from wal.log import Log, LogStore
-from wal.message import LogEntry, MutableMessage
+from wal.log import LogStore
+from wal.message import MutableMessage
 from wal.message_type import MessageType
 from wal.timetick import TickAllocator
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelOptions:
-    """Limits of one channel's parts; each part says what its own mean."""
-
-    wal: WalLimits
-    redo: RedoLimits
-    txn: TxnLimits
-    segments: SegmentLimits
-    scan: ScanLimits
-    tail_capacity_bytes: int
-    tail_age_s: float
-    tick_interval_s: float
+_log = event_log(__name__)
 
 
-class Worker(Protocol):
-    """Background work of a channel; ends by itself when the log takes no more appends."""
-
-    async def run(self, append: Append) -> None:
-        """Work until cancelled or until the log is closed."""
-
-
-@dataclass(slots=True)
 class Channel:
-    """An open pchannel; `workers` are for the node to run, with `append`. `checkpoint` is what it was opened from."""
+    """An open pchannel; `keep` is for the node to run. Lives on the event loop."""
 
-    wal: Wal[DeliverPolicy, Scanner]
-    log: Log
-    tail: LiveTail
-    scanners: ScannerRegistry
-    shards: ShardManager
-    transactions: TxnManager
-    mvcc: MvccManager
-    ticks: TimeTickSyncOperator
-    workers: tuple[Worker, ...]
-    checkpoint: Checkpoint
-    _cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, parts: ChannelParts, term: ChannelTerm) -> None:
+        self.log, self.tail, self.scanners = parts.log, parts.tail, parts.scanners
+        self.producers: Producers = parts.producers
+        self.checkpoint = term.checkpoint
+        self.state = LogState.OPEN
+        self._parts, self._store, self._options = parts, parts.store, parts.options
+        self._term = term
+        self._back: asyncio.Future[None] | None = None
+        """What everybody waits for while the log takes no appends; it fails when the log will not come back."""
+        self._final_error: Exception | None = None
+        self._cutting = asyncio.Lock()
+        self._scope = anyio.CancelScope()
+        self._kept: asyncio.Future[None] | None = None
+        self._reopened = self._attempts = 0
+        self._last_error = ""
+
+    @property
+    def term(self) -> ChannelTerm:
+        """The present term or the last one."""
+        return self._term
+
+    @property
+    def shards(self) -> ShardManager:
+        """The shards as of the last group in the log's queue, in the present term or the last one."""
+        return self._term.shards
+
+    @property
+    def status(self) -> LogStatus:
+        """Where the log stands."""
+        return LogStatus(
+            pchannel=self.log.name,
+            state=self.state.value,
+            store=self._store.condition,
+            term=self._term.wal.term,
+            reopened=self._reopened,
+            attempts=self._attempts,
+            last_error=self._last_error,
+        )
+
+    # --- what callers do --------------------------------------------------------------------------------------------------
 
     async def append(self, group: AppendGroup) -> AppendResult:
-        """Append a group through the chain; see `Wal.append`."""
-        return await self.wal.append(group)
+        """Append a group through the chain; see `Wal.append`.
+
+        While the log is being reopened, and when that begins before the group has its place in the log, the append waits for
+        the next term. Raises `LogReopening` when that takes longer than `reopen.wait_s`; nothing was done then.
+        """
+        while True:
+            term = self._term if self._back is None else await self._next_term()
+            try:
+                return await term.wal.append(group)
+            except StreamingNodeError:
+                if group.begun or not self._is_over(term):
+                    raise
+
+    async def consistent_tick(self) -> int:
+        """Return a tick that no append acknowledged before the call is above; readers reach it without new writes."""
+        while True:
+            term = self._term if self._back is None else await self._next_term()
+            try:
+                return await term.ticks.consistent_tick()
+            except StreamingNodeError:
+                if not self._is_over(term):
+                    raise
 
     async def request_cut(self) -> int:
         """Cut if there is something to cut, and return the number of the cut that covers everything before the call.
 
-        That is 0 when there has never been anything to cut. Requests that come together share one cut. Raises as an append,
-        also when the newest cut is in the log's queue and its write fails.
+        That is 0 when there has never been anything to cut. Requests that come together share one cut. A cut whose write
+        fails is looked for when the log is back, and asked for again if it is not there. Raises as an append does.
         """
         async with self._cutting:
-            if self.shards.something_to_cut:
-                await self.append(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
+            while True:
+                term = self._term if self._back is None else await self._next_term()
+                try:
+                    return await _cut(term)
+                except StreamingNodeError:
+                    if not self._is_over(term):
+                        raise
+
+    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened meanwhile."""
+        while True:
+            term = self._term if self._back is None else await self._next_term()
+            try:
+                return await self._store.put_meta(changes)
+            except StreamingNodeError:
+                if not self._is_over(term):
+                    raise
+
+    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
+        """Return keys of the store's map; see `LogStore.scan_meta`."""
+        return await self._store.scan_meta(prefix)
+
+    # --- producers --------------------------------------------------------------------------------------------------------
+
+    async def open_producer(self, name: str) -> OpenedProducer:
+        """Open a named producer; see `Producers.open`. What a failed write leaves open is known when this returns."""
+        while True:
+            term = await self.live_term()
+            try:
+                opened = await self.producers.open(name)
+            except StreamingNodeError:
+                if not self._is_over(term):
+                    raise
             else:
-                await self.ticks.sync()
-            return self.shards.state.cut_number
+                if not self._is_over(term):
+                    return opened
+
+    async def delete_producer(self, name: str) -> bool:
+        """Forget a named producer; see `Producers.delete`."""
+        while True:
+            term = await self.live_term()
+            try:
+                return await self.producers.delete(name)
+            except StreamingNodeError:
+                if not self._is_over(term):
+                    raise
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, in the present term or the last one."""
+        return self.producers.last_sequence(producer_id)
+
+    async def live_term(self) -> ChannelTerm:
+        """Return the present term, the next one while there is none. Raises `LogReopening` when that takes too long."""
+        return self._term if self._back is None else await self._next_term()
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    def stop_waiting(self) -> None:
+        """Send everybody away who waits for the log to come back, with `OnShutdown`; the node is closing."""
+        self._give_up(OnShutdown(f"the node closed while log {self.log.name} was being reopened — open it again"))
 
     async def close(self) -> None:
-        """Drain appends, then end the readers; the log stays the store's."""
-        await self.wal.close()
+        """Drain appends, then end the readers; the log stays the store's. Idempotent."""
+        self._apply(LogEvent.CLOSE)
+        self.stop_waiting()
+        self._scope.cancel()
+        if self._kept is not None:
+            await asyncio.wait((self._kept,))
+        await self._term.end()
         await self.scanners.close()
         self.tail.close()
+
+    # --- the term and the next --------------------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Run the workers of each term, and open the next one when a write failed, until `close`.
+
+        Raises what makes that impossible: damage, another owner, or a bug of a worker.
+        """
+        self._kept = asyncio.get_running_loop().create_future()
+        try:
+            with self._scope:
+                while True:
+                    await self._work()
+                    await self._change_term()
+        except Exception as error:
+            self._apply(LogEvent.DAMAGE)
+            self._give_up(error)
+            raise
+        finally:
+            self._kept.set_result(None)
+
+    async def _work(self) -> None:
+        """Run the workers until the store fails; raises what a worker raises, as it is."""
+        term = self._term
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def watch() -> None:
+            await self._store.wait_failed()
+            if not over.done():
+                over.set_result(None)
+
+        def failed(error: BaseException) -> None:
+            if not over.done():
+                over.set_exception(error)
+
+        workers = Supervisor(failed)
+        try:
+            workers.spawn(watch())
+            for worker in term.workers:
+                workers.spawn(worker.run(term.wal.append))
+            await over
+        finally:
+            with anyio.CancelScope(shield=True):
+                await workers.stop()
+
+    async def _change_term(self) -> None:
+        started = time.monotonic()
+        self._lose()
+        _log.warning("log_lost", pchannel=self.log.name, term=self._term.wal.term, store=self._store.condition)
+        failpoint("recovery.write_failed")
+        await self._term.end()
+        failpoint("recovery.term_ended")
+        self._apply(LogEvent.ENDED)
+        term = await self._open_next_term()
+        term.shards.skip_ids_below(self._term.shards.next_id)  # those on their way in an append that waits
+        self._term = term
+        self._reopened, self._attempts = self._reopened + 1, 0
+        self._apply(LogEvent.RECOVERED)
+        back, self._back = self._back, None
+        if back is not None and not back.done():
+            back.set_result(None)
+        seconds = round(time.monotonic() - started, 3)
+        _log.warning("log_reopened", pchannel=self.log.name, term=term.wal.term, seconds=seconds)
+
+    async def _open_next_term(self) -> ChannelTerm:
+        pause_s, damage_seen = self._options.reopen.first_pause_s, 0
+        while True:
+            try:
+                await self._store.reopen()
+                self._apply(LogEvent.VERIFIED)
+                failpoint("recovery.reopened")
+                return await open_term(self._parts)
+            except (StreamingNodeError, OSError) as error:
+                damage_seen = damage_seen + 1 if isinstance(error, Corrupt) else 0
+                if is_final(error, damage_seen=damage_seen):
+                    raise
+                self._note(error, pause_s)
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._options.reopen.longest_pause_s)
+            self._apply(LogEvent.RETRY)
+
+    def _note(self, error: Exception, pause_s: float) -> None:
+        self._apply(LogEvent.FAULT)
+        self._attempts += 1
+        self._last_error = f"{type(error).__name__}: {error}"
+        _log.warning(
+            "log_not_reopened",
+            pchannel=self.log.name,
+            attempts=self._attempts,
+            pause_s=pause_s,
+            error=self._last_error,
+        )
+
+    async def _next_term(self) -> ChannelTerm:
+        """Wait, within the bound, until the log takes appends again."""
+        while self._back is not None:
+            back, wait_s = self._back, self._options.reopen.wait_s
+            done, _ = await asyncio.wait((back,), timeout=wait_s)
+            if not done:
+                raise LogReopening(
+                    f"log {self.log.name} is {self.state.value} since a write failed, and was not back within {wait_s:g} s "
+                    "— try again; nothing was done"
+                )
+            back.result()
+        return self._term
+
+    def _is_over(self, term: ChannelTerm) -> bool:
+        """Whether a call that failed in `term` may hope for the next one."""
+        if term is self._term and not self._store.taking_writes and self.state is LogState.OPEN:
+            self._lose()  # at once, before `keep` has noticed: nobody may try again and again without a pause
+        return term is not self._term or self._back is not None
+
+    def _lose(self) -> None:
+        if self.state is LogState.OPEN:
+            self._apply(LogEvent.LOST)
+            self._back = asyncio.get_running_loop().create_future()
+            if self._final_error is not None:  # a write that fails while the node closes keeps nobody
+                self._give_up(self._final_error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._final_error = error
+        back = self._back
+        if back is not None and not back.done():
+            back.set_exception(error)
+            back.exception()  # counts as heard: there may be nobody waiting
+
+    def _apply(self, event: LogEvent) -> None:
+        if self.state is not LogState.CLOSED:  # whatever is still under way then ends by itself
+            self.state = TRANSITIONS[self.state, event]
+
+
+async def _cut(term: ChannelTerm) -> int:
+    if term.shards.something_to_cut:
+        failpoint("flush.cut_requested")
+        await term.wal.append(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
+        failpoint("flush.cut_logged")
+    else:
+        await term.ticks.sync()
+    return term.shards.state.cut_number
 
 
 @asynccontextmanager
@@ -115,110 +331,22 @@ async def open_channel(
     observer: AppendObserver | None = None,
 ) -> AsyncIterator[Channel]:
     """Open a pchannel of `store` and close it on the way out. Raises what recovery and the log raise."""
-    checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(pchannel)))
-    builder = _ChannelBuilder(store, pchannel, ticks, options)
-
-    async def recover_log(log: Log, _first_tick: LogEntry) -> RecoveredChannel:
-        return await recover(
-            log, position=checkpoint.position, tick=checkpoint.tick, shard_state=checkpoint.shard_state
-        )
-
-    wal: Wal[DeliverPolicy, Scanner] = await Wal.open(
-        store,
-        pchannel,
+    log = await store.open_log(pchannel)
+    tail = LiveTail(capacity_bytes=options.tail_capacity_bytes, age_s=options.tail_age_s)
+    producers = Producers(store, pchannel, options.producers)
+    await producers.load()
+    parts = ChannelParts(
+        store=store,
+        log=log,
+        tail=tail,
+        scanners=ScannerRegistry(log, tail, limits=options.scan),
+        producers=producers,
         ticks=ticks,
-        recover=recover_log,
-        build_chain=lambda recovered, log, first_tick, end: builder.build(recovered, log, first_tick, end, observer),
-        read=lambda policy: builder.scanners.open(policy),  # noqa: PLW0108  (made when the chain is built)
-        limits=options.wal,
+        options=options,
         observer=observer,
     )
-    channel = builder.channel(wal, checkpoint)
+    channel = Channel(parts, await open_term(parts))
     try:
         yield channel
     finally:
         await channel.close()
-
-
-class _ChannelBuilder:
-    """The parts of a channel in the order in which they can be made: most need what recovery found."""
-
-    def __init__(self, store: LogStore, pchannel: str, ticks: TickAllocator, options: ChannelOptions) -> None:
-        self._store = store
-        self._pchannel = pchannel
-        self._ticks = ticks
-        self._options = options
-        self.tail = LiveTail(capacity_bytes=options.tail_capacity_bytes, age_s=options.tail_age_s)
-
-    def build(
-        self,
-        recovered: RecoveredChannel,
-        log: Log,
-        first_tick: LogEntry,
-        end: Append,
-        observer: AppendObserver | None,
-    ) -> Chain:
-        """Return the chain, outermost interceptor first; ADR 0003 gives the reasons for the order."""
-        self.log = log
-        self.scanners = ScannerRegistry(log, self.tail, limits=self._options.scan)
-        self.transactions = TxnManager.recovered(
-            recovered.open_transactions, fences=recovered.fences, limits=self._options.txn
-        )
-        self.shards = ShardManager(
-            recovered.shard_state, bodies_of=self.transactions.bodies_of, limits=self._options.segments
-        )
-        self.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=first_tick.time_tick)
-        self.mvcc = MvccManager(first_tick.time_tick)
-        self._acks = AckManager(
-            self._ticks,
-            confirmed_tick=first_tick.time_tick,
-            release=ReaderRelease(self.tail, self.mvcc, self._store.promise_tick),
-        )
-        self.sync_operator = TimeTickSyncOperator(self._acks, source_id=self._store.node_id)
-        self._make_workers()
-        return Chain.of(self._interceptors(log), end, observer=observer)
-
-    def _make_workers(self) -> None:
-        self._allocator = SegmentAllocator(self.shards)
-        self._sealer = SealWorker(self.shards, last_tick=self._last_tick)
-        self.workers: tuple[Worker, ...] = (
-            self._allocator,
-            self._sealer,
-            RollbackWorker(self.transactions, last_tick=self._last_tick),
-            TimeTickInspector(self.sync_operator, interval_s=self._options.tick_interval_s),
-        )
-
-    def _last_tick(self) -> int:
-        return self._ticks.last
-
-    def _interceptors(
-        self, log: Log
-    ) -> tuple[RedoInterceptor, LockInterceptor, TimeTickInterceptor, TxnInterceptor, ShardInterceptor]:
-        return (
-            RedoInterceptor(self._options.redo),
-            LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
-            TimeTickInterceptor(
-                wal_name=log.wal_name,
-                ticks=self._ticks,
-                acks=self._acks,
-                oldest_open_begin=self.transactions.oldest_open_begin,
-                mvcc=self.mvcc,
-            ),
-            TxnInterceptor(self.transactions),
-            ShardInterceptor(self.shards, self._allocator, self._sealer),
-        )
-
-    def channel(self, wal: Wal[DeliverPolicy, Scanner], checkpoint: Checkpoint) -> Channel:
-        """Return the finished channel."""
-        return Channel(
-            wal=wal,
-            log=self.log,
-            tail=self.tail,
-            scanners=self.scanners,
-            shards=self.shards,
-            transactions=self.transactions,
-            mvcc=self.mvcc,
-            ticks=self.sync_operator,
-            workers=self.workers,
-            checkpoint=checkpoint,
-        )

@@ -13,31 +13,46 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import pyarrow as pa
 
+from flusher.checkpoint import checkpoint_key, decode_checkpoint
 from flusher.cuts.cut_schedule import CutSchedule
 from flusher.cuts.cut_writer import CutResult
 from flusher.files.node_directory import NodeDirectory
 from flusher.flusher import Flusher, FlushHooks
-from flusher.snapshot import SnapshotSource, read_snapshot
+from flusher.relief import SpaceRelief
+from interceptors.idempotency.snapshot import encode_window
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
-from streamingnode.channel import Channel, ChannelOptions, open_channel
+from streamingnode.append_meter import AppendMeter
+from streamingnode.channel import Channel, open_channel
+from streamingnode.channel_term import ChannelOptions
 from streamingnode.config import NodeConfig
+from streamingnode.node_meter import NodeMeter
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.services import FlushedSegment, FlushResult, NodeServices
+from streamingnode.snapshot import take_snapshot
 from streamingnode.supervisor import Supervisor
+from streamingnode.upkeep import Upkeep
+from streamingnode.verification.opening_check import refuse_mixed
+from streamingnode.verification.running import RunningParts
+from streamingnode.writing.own_producer import OwnProducer
+from streamingnode.writing.retry import Retry
+from streamingnode.writing.retry_room import RetryRoom
 from wal.append import AppendObserver
-from wal.errors import CollectionNotFound, InvalidArgument, Truncated
+from wal.event_log import event_log
+from wal.failpoint import failpoint
 from wal.log import LogStore
 from wal.memory_store import MemoryLogStore
-from wal.message import AnyMessage
-from wal.message_id import message_id_kind
 from wal.message_type import MessageType
-from wal.rocks.store import open_rocks_store
+from wal.producer_stamp import NODE_PRODUCER_ID
+from wal.rocks.store import RocksStore, open_rocks_store
 from wal.timetick import TickAllocator
+
+_ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""On Linux the monotonic clock stands still while the machine sleeps; a laptop that wakes up has not seen a leap."""
+_log = event_log(__name__)
 
 PCHANNEL = "p0"
 """The one log of an embedded node."""
@@ -48,6 +63,11 @@ def unix_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def elapsed_ms() -> int:
+    """Return milliseconds from an arbitrary start, those the machine slept included, by a clock that nobody sets."""
+    return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
+
+
 @asynccontextmanager
 async def compose(
     path: Path | None,
@@ -55,9 +75,12 @@ async def compose(
     supervisor: Supervisor,
     *,
     now_ms: Callable[[], int] = unix_ms,
+    elapsed_ms: Callable[[], int] | None = elapsed_ms,
     observer: AppendObserver | None = None,
 ) -> AsyncIterator[NodeServices]:
     """Open the node at `path` (None: in memory) and close it on the way out.
+
+    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed; None: every leap is followed.
 
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
     done again from the log), and the directory is synced and let go last.
@@ -70,33 +93,44 @@ async def compose(
         closing.push_async_callback(store.close)
         directory = await closing.enter_async_context(_files_directory(path))
         closing.push_async_callback(supervisor.stop)
-        ticks = await _tick_allocator(store, now_ms)
+        appends = AppendMeter(observer)
+        ticks = await _tick_allocator(store, now_ms, elapsed_ms)
+        failpoint("recovery.store_opened")
+        if path is not None:
+            await _refuse_mixed(path, store)
         channel = await closing.enter_async_context(
-            open_channel(store, PCHANNEL, ticks=ticks, options=_channel_options(config), observer=observer)
+            open_channel(store, PCHANNEL, ticks=ticks, options=_channel_options(config, observer), observer=appends)
         )
-        readers = NamedReaders(store)
+        readers = NamedReaders(channel)
         await readers.load()
+        failpoint("recovery.readers_loaded")
         await readers.keep_only(_live_ids(channel))
         closing.push_async_callback(readers.close)
         flusher = _start_flusher(directory, store, channel, readers, config, supervisor, now_ms)
-        for worker in channel.workers:
-            supervisor.spawn(worker.run(channel.append))
-        yield _services(path, config, store, channel, readers, flusher, directory)
+        supervisor.spawn(channel.keep())
+        closing.callback(channel.stop_waiting)
+        meter = NodeMeter(channel=channel, flusher=flusher, appends=appends, ticks=ticks, store=store, now_ms=now_ms)
+        services = _services(path, config, store, channel, readers, flusher, directory, meter)
+        supervisor.spawn(services.upkeep.run())
+        yield services
     finally:
         with anyio.CancelScope(shield=True):  # half opened and then cancelled is closed in order too
             await closing.aclose()
 
 
-def _channel_options(config: NodeConfig) -> ChannelOptions:
+def _channel_options(config: NodeConfig, observer: AppendObserver | None) -> ChannelOptions:
     return ChannelOptions(
         wal=config.wal,
         redo=config.redo,
         txn=config.txn,
+        producers=config.producers,
         segments=config.segments,
         scan=config.scan,
         tail_capacity_bytes=config.tail.capacity_bytes,
         tail_age_s=config.tail.age_s,
         tick_interval_s=config.ticks.interval_s,
+        reopen=config.reopen,
+        time_interceptors=config.statistics.time_interceptors or observer is not None,
     )
 
 
@@ -120,10 +154,25 @@ async def _files_directory(path: Path | None) -> AsyncIterator[NodeDirectory]:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, root, ignore_errors=True))
 
 
-async def _tick_allocator(store: LogStore, now_ms: Callable[[], int]) -> TickAllocator:
+async def _refuse_mixed(path: Path, store: LogStore) -> None:
+    """Refuse a log beside cuts that are not its own, before anything is appended to it."""
+    checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
+    log = await store.open_log(PCHANNEL)
+    await anyio.to_thread.run_sync(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
+
+
+async def _tick_allocator(
+    store: LogStore, now_ms: Callable[[], int], elapsed_ms: Callable[[], int] | None
+) -> TickAllocator:
     """Return an allocator above everything an earlier term wrote or gave to a reader."""
     log = await store.open_log(PCHANNEL)
-    return TickAllocator(now_ms, above=max(store.promised_tick, log.last_tick))
+    return TickAllocator(
+        now_ms, above=max(store.promised_tick, log.last_tick), elapsed_ms=elapsed_ms, on_leap=_tell_leap
+    )
+
+
+def _tell_leap(ahead_ms: int) -> None:
+    _log.warning("clock_leap_not_followed", ahead_s=ahead_ms // 1000)
 
 
 def _start_flusher(
@@ -143,17 +192,36 @@ def _start_flusher(
         channel.tail,
         options=config.flush,
         now_ms=now_ms,
-        hooks=FlushHooks(reader_floor=partial(_reader_floor, channel, readers), on_progress=schedule.report),
+        hooks=FlushHooks(
+            reader_floor=partial(_reader_floor, channel, readers),
+            on_progress=schedule.report,
+            on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
+            save_producers=partial(_save_producers, channel),
+        ),
         checkpoint=channel.checkpoint,
     )
     supervisor.spawn(flusher.run())
     supervisor.spawn(schedule.run(channel.request_cut))
+
+    async def cut() -> None:
+        await flusher.wait_for_cut(await channel.request_cut())
+
+    relief = SpaceRelief(
+        lambda: store.short_of_space, give_up_log=partial(flusher.enforce_retention, short_of_space=True), cut=cut
+    )
+    supervisor.spawn(relief.run())
     return flusher
 
 
 def _reader_floor(channel: Channel, readers: NamedReaders) -> int | None:
     """Return the lowest position that a named reader of a live collection still needs."""
     return readers.lease(PCHANNEL, live=_live_ids(channel))
+
+
+async def _save_producers(channel: Channel, tick: int) -> bytes:
+    """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
+    window = (await channel.live_term()).idempotency.window
+    return await anyio.to_thread.run_sync(encode_window, window.freeze(tick))
 
 
 def _live_ids(channel: Channel) -> frozenset[int]:
@@ -168,44 +236,71 @@ def _services(
     readers: NamedReaders,
     flusher: Flusher,
     directory: NodeDirectory,
+    meter: NodeMeter,
 ) -> NodeServices:
     async def flush() -> FlushResult:
         number = await channel.request_cut()
         return _flush_result(await flusher.wait_for_cut(number)) if number else FlushResult(number=0, tick=0)
 
     async def consistent_tick(_pchannels: Sequence[str]) -> int:
-        return await channel.ticks.consistent_tick()
+        return await channel.consistent_tick()
+
+    retry = Retry(channel.append, config.retry)
+    own = OwnProducer(
+        retry,
+        RetryRoom(config.producers.results_per_producer_max),
+        epoch=store.term,
+        last_sequence=channel.last_sequence(NODE_PRODUCER_ID),
+    )
+
+    def stop_waiting() -> None:
+        retry.close()
+        channel.stop_waiting()
 
     return NodeServices(
+        statistics=meter.statistics,
         path=None if path is None else str(path),
         node_id=store.node_id,
         wal_name=channel.log.wal_name,
         durability=config.log.durability,
         catalog=_LiveCatalog(channel),
-        appends={PCHANNEL: channel.append},
+        appends={PCHANNEL: own.append},
         allocate_id=lambda _pchannel: channel.shards.allocate_id(),
         open_scanner=partial(_open_scanner, channel),
         named_readers=readers,
         find_position=partial(_find_position, channel),
         flush=flush,
-        snapshot=partial(_snapshot, channel, flusher, directory),
+        snapshot=partial(take_snapshot, channel, flusher, directory),
         consistent_tick=consistent_tick,
+        producers=channel,
+        stop_waiting=stop_waiting,
+        upkeep=Upkeep(
+            parts=None if path is None else _running_parts(path, store, channel, flusher),
+            link_copy=store.link_copy if isinstance(store, RocksStore) else None,
+            flush=flush,
+            now_ms=meter.now_ms,
+            options=config.scrub,
+        ),
     )
+
+
+def _running_parts(path: Path, store: LogStore, channel: Channel, flusher: Flusher) -> RunningParts:
+    return RunningParts(directory=path, store=store, log=lambda: channel.log, checkpoint=lambda: flusher.checkpoint)
 
 
 class _LiveCatalog:
     """The catalog as of the last group in the log's queue."""
 
     def __init__(self, channel: Channel) -> None:
-        self._shards = channel.shards
+        self._channel = channel
 
     def collections(self) -> Sequence[CollectionInfo]:
         """Return the live collections by id."""
-        return self._shards.catalog.collections()
+        return self._channel.shards.catalog.collections()
 
     def collection_by_name(self, name: str) -> CollectionInfo:
         """Return the live collection of this name. Raises `CollectionNotFound`."""
-        return self._shards.catalog.collection_by_name(name)
+        return self._channel.shards.catalog.collection_by_name(name)
 
 
 def _open_scanner(
@@ -239,45 +334,3 @@ def _flush_result(cut: CutResult) -> FlushResult:
         for segment in cut.segments
     )
     return FlushResult(number=cut.number, tick=cut.tick, segments=segments)
-
-
-async def _snapshot(
-    channel: Channel, flusher: Flusher, directory: NodeDirectory, info: CollectionInfo, as_of: int | None
-) -> pa.Table:
-    """Return a collection's rows from its cuts and, after the newest of them, from the log."""
-    while True:
-        checkpoint = flusher.checkpoint
-        now = await channel.ticks.consistent_tick()  # above the checkpoint, so what its cuts know had happened by then
-        if as_of is not None and as_of > now:
-            raise InvalidArgument(
-                f"as_of={as_of} is yet to come, it is {now} now — leave it out for the state as of now"
-            )
-        tick = now if as_of is None else as_of
-        try:
-            tail = await _read_tail(channel, info, after_tick=checkpoint.tick, position=checkpoint.position, until=tick)
-        except Truncated:
-            if flusher.checkpoint is checkpoint:
-                raise
-            continue  # a cut and the truncation behind it overtook this
-        break
-    if channel.shards.catalog.collection(info.id).dropped_tick:
-        raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
-    source = SnapshotSource(directory=directory, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
-    return await anyio.to_thread.run_sync(read_snapshot, source)
-
-
-async def _read_tail(
-    channel: Channel, info: CollectionInfo, *, after_tick: int, position: int, until: int
-) -> list[AnyMessage]:
-    """Return the collection's messages above a checkpoint and up to a tick."""
-    messages: list[AnyMessage] = []
-    policy = (
-        DeliverPolicy.start_from(message_id_kind(channel.log.wal_name)(position)) if position else DeliverPolicy.all()
-    )
-    async with channel.scanners.open(policy, vchannels=frozenset(info.vchannels), after_tick=after_tick) as scanner:
-        confirmed_tick = after_tick
-        while confirmed_tick < until:
-            batch = await scanner.next_batch()
-            messages += (message for message in batch.messages if message.time_tick <= until)
-            confirmed_tick = batch.confirmed_tick
-    return messages

@@ -74,20 +74,23 @@ def same_definition(existing: CollectionInfo, definition: Definition, *, if_not_
     return existing
 
 
-def create_collection_group(definition: Definition, pchannel: str, allocate_id: Callable[[], int]) -> AppendGroup:
-    """Return the group that creates a collection on `pchannel`, with new ids."""
+def new_collection(definition: Definition, pchannel: str, allocate_id: Callable[[], int]) -> CreateCollectionHeader:
+    """Return what creates a collection on `pchannel`, with new ids."""
     collection_id = allocate_id()
-    vchannels = tuple(f"{pchannel}_{collection_id}v{shard}" for shard in range(definition.shards))
-    header = CreateCollectionHeader(
+    return CreateCollectionHeader(
         collection_id=collection_id,
         name=definition.name,
         schema=encode_schema(definition.schema),
         schema_version=FIRST_SCHEMA_VERSION,
         primary_key=definition.primary_key,
-        vchannels=vchannels,
+        vchannels=tuple(f"{pchannel}_{collection_id}v{shard}" for shard in range(definition.shards)),
         partitions=tuple((allocate_id(), name) for name in (DEFAULT_PARTITION, *definition.partitions)),
     )
-    return _on_each(vchannels, MessageType.CREATE_COLLECTION, header)
+
+
+def create_collection_group(header: CreateCollectionHeader) -> AppendGroup:
+    """Return the group that creates a collection."""
+    return _on_each(header.vchannels, MessageType.CREATE_COLLECTION, header)
 
 
 def drop_collection_group(info: CollectionInfo) -> AppendGroup:

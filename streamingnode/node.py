@@ -6,9 +6,10 @@ durable (as the node's `durability` says) or raises; nothing is half done. Small
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from numbers import Real
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -17,27 +18,25 @@ from anyio import to_thread
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode import ddl
+from streamingnode.backup.making import BackupResult
 from streamingnode.catalog_changes import CatalogChanges
 from streamingnode.collection import Collection, collection_of
 from streamingnode.config import NodeConfig
-from streamingnode.names import not_text
+from streamingnode.names import check_name, not_text
+from streamingnode.node_facts import NodeFacts
 from streamingnode.reading.collection_reader import CollectionReader, ReadOptions
 from streamingnode.reading.read_arguments import check_tick, check_types
 from streamingnode.rows.row_shape import Keys, Rows
 from streamingnode.services import FlushResult, NodeServices
+from streamingnode.verification.finding import Report
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.deadline import read_within, within
-from streamingnode.writing.direct_write import (
-    Progress,
-    checked_keys,
-    checked_rows,
-    checked_upsert_rows,
-    delete_batches,
-    insert_batches,
-    upsert_batches,
-)
-from streamingnode.writing.results import Durability, WriteResult, result_of
+from streamingnode.writing.direct_write import delete_keys, insert_batches, insert_rows, upsert_rows
+from streamingnode.writing.producer import Producer
+from streamingnode.writing.results import WriteResult, result_of
+from streamingnode.writing.retry_room import RetryRoom
 from streamingnode.writing.transaction import Transaction
+from streamingnode.writing.txn_arguments import check_keepalive_ms, check_txn_id
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
 from streamingnode.writing.write_target import WriteTarget, WriteTargets, pchannel_of
 from wal.append import AppendGroup, AppendResult
@@ -48,17 +47,15 @@ T = TypeVar("T")
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 
 ALL = DeliverPolicy.all()
-KEEPALIVE_S_MIN = 0.001
-"""Sessions count in milliseconds."""
 
 
-class Node:
+class Node(NodeFacts):
     """An open node; made by `open_node`, used on its event loop by any number of tasks.
 
-    Every call takes `timeout=` in seconds: past it, a write that may already be in the log raises `DeadlineExceeded` (a
-    `TimeoutError`), one that is not raises `Overloaded`. Cancelling a call follows the same line: before the log has the
-    write it never happened, after that its outcome is decided without the caller. After the node closed, every call raises
-    `OnShutdown`.
+    `timeout=` is in seconds: past it, a write that may already be in the log raises `DeadlineExceeded` (a `TimeoutError`),
+    one that is not raises `Overloaded`. Cancelling a call follows the same line: before the log has the write it never
+    happened, after that its outcome is decided without the caller. After the node closed, every call that needs its data
+    raises `OnShutdown`.
     """
 
     def __init__(self, services: NodeServices, config: NodeConfig, spawn: Spawn) -> None:
@@ -72,28 +69,6 @@ class Node:
         self._coalesced_rows_max = config.coalescer.insert_rows_max
         self._changes = CatalogChanges(services, self._info, self._append)
         self._closed: StreamingNodeError | None = None
-
-    # --- what it is -----------------------------------------------------------------------------------------------------
-
-    @property
-    def path(self) -> str | None:
-        """The node's directory; None for one in memory."""
-        return self._services.path
-
-    @property
-    def node_id(self) -> str:
-        """Identity of the node's data, made when it was first opened."""
-        return self._services.node_id
-
-    @property
-    def durability(self) -> Durability:
-        """What an acknowledged write means: `fsync`, or `os` when the node was opened so."""
-        return self._services.durability
-
-    @property
-    def config(self) -> NodeConfig:
-        """The settings the node runs with."""
-        return self._config
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -112,22 +87,16 @@ class Node:
         and the result has each. With `txn_id` they are bodies of an open transaction and appear at its commit.
 
         Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`, `TooLarge`, `StorageFull`,
-        `Indeterminate`; nothing of a refused call is in the log.
+        `Indeterminate`. Rows that do not fit leave nothing in the log; a call over one append group that fails later leaves
+        the groups before.
         """
-        _check_txn_id(txn_id)
+        check_txn_id(txn_id)
         target = self._target(collection)
         partition_id = target.partition_id(partition)
         if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._coalesced_rows_max and not txn_id:
             return await self._coalescer.insert(target, partition_id, rows, timeout=timeout)
-        progress = Progress()
-
-        async def write() -> WriteResult:
-            batches = await checked_rows(target, rows)
-            return await insert_batches(
-                target, partition_id, batches, bytes_max=self._group_bytes_max, progress=progress, txn_id=txn_id
-            )
-
-        return await within(timeout, write, "the insert", begun=lambda: progress.begun)
+        bytes_max = self._group_bytes_max
+        return await insert_rows(target, partition_id, rows, bytes_max=bytes_max, txn_id=txn_id, timeout=timeout)
 
     async def upsert(
         self,
@@ -142,18 +111,11 @@ class Node:
 
         Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
         """
-        _check_txn_id(txn_id)
+        check_txn_id(txn_id)
         target = self._target(collection)
         partition_id = target.partition_id(partition)
-        progress = Progress()
-
-        async def write() -> WriteResult:
-            batches = await checked_upsert_rows(target, rows)
-            return await upsert_batches(
-                target, partition_id, batches, bytes_max=self._group_bytes_max, progress=progress, txn_id=txn_id
-            )
-
-        return await within(timeout, write, "the upsert", begun=lambda: progress.begun)
+        bytes_max = self._group_bytes_max
+        return await upsert_rows(target, partition_id, rows, bytes_max=bytes_max, txn_id=txn_id, timeout=timeout)
 
     async def delete(
         self, collection: str, keys: Keys, *, txn_id: int = 0, timeout: float | None = None
@@ -162,17 +124,9 @@ class Node:
 
         Keys are values, an Arrow array, or Arrow data with one column named as the primary key. Raises as `insert` does.
         """
-        _check_txn_id(txn_id)
+        check_txn_id(txn_id)
         target = self._target(collection)
-        progress = Progress()
-
-        async def write() -> WriteResult:
-            batches = await checked_keys(target, keys)
-            return await delete_batches(
-                target, batches, bytes_max=self._group_bytes_max, progress=progress, txn_id=txn_id
-            )
-
-        return await within(timeout, write, "the delete", begun=lambda: progress.begun)
+        return await delete_keys(target, keys, bytes_max=self._group_bytes_max, txn_id=txn_id, timeout=timeout)
 
     # --- transactions ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +144,8 @@ class Node:
     ) -> int:
         """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with `txn_id=`.
 
-        It ends with `commit_transaction` or `rollback_transaction`, or by itself when it is idle for `keepalive_s`.
+        It ends with `commit_transaction` or `rollback_transaction`, or by itself: idle for `keepalive_s`, older than
+        `txn.age_s_max`, too large, or overtaken by a schema change of one of its collections.
         """
         begin = begin_group(self._keepalive_ms(keepalive_s))
         return (await self._append(self._pchannel(pchannel), begin, "the begin", timeout)).txn_id
@@ -199,15 +154,41 @@ class Node:
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> WriteResult:
         """Make a transaction's rows appear at one tick. Raises `TransactionExpired` or `InvalidTransactionState`."""
-        commit = commit_group(_check_txn_id(txn_id))
+        commit = commit_group(check_txn_id(txn_id))
         return result_of(await self._append(self._pchannel(pchannel), commit, "the commit", timeout))
 
     async def rollback_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> None:
         """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
-        rollback = rollback_group(_check_txn_id(txn_id), reason="rolled back by its caller")
+        rollback = rollback_group(check_txn_id(txn_id), reason="rolled back by its caller")
         await self._append(self._pchannel(pchannel), rollback, "the rollback", timeout)
+
+    # --- producers ------------------------------------------------------------------------------------------------------
+
+    async def producer(self, name: str, *, timeout: float | None = None) -> Producer:
+        """Open a named producer, made if it is new: its writes can be repeated exactly, after a crash too.
+
+        Whoever had it open is fenced, durably, when this returns. Raises `InvalidName`, `Overloaded` at `producers_max`.
+        """
+        self._check_open()
+        check_name("producer", name)
+        producers = self._services.producers
+        opened = await within(timeout, lambda: producers.open_producer(name), f"opening producer {name!r}")
+        return Producer(
+            name,
+            opened,
+            last_sequence=producers.last_sequence,
+            find_target=self._target,
+            room=RetryRoom(self._config.producers.results_per_producer_max),
+            group_bytes_max=self._group_bytes_max,
+            txn_age_s_max=self._config.txn.age_s_max,
+        )
+
+    async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
+        """Forget a producer and its sequences, and fence it; return whether there was one."""
+        self._check_open()
+        return await within(timeout, lambda: self._services.producers.delete_producer(name), "forgetting the producer")
 
     # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -237,7 +218,8 @@ class Node:
     async def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
         """Return the collection's rows as of a tick, everything acknowledged so far for None.
 
-        Raises `InvalidArgument` for a tick that is yet to come, `Truncated` when that state is no longer kept.
+        Raises `InvalidArgument` for a tick that is yet to come, `Truncated` when that state is no longer kept: once every
+        table has taken a cut, and `retention_s` has passed, its rows are in the tables only.
         """
         info = self._info(collection)
         check_tick("as_of", as_of)
@@ -318,10 +300,28 @@ class Node:
     async def flush(self, *, timeout: float | None = None) -> FlushResult:
         """Make a cut and return it once its files are durable: everything acknowledged before the call is in files.
 
-        Without new rows the newest cut is returned. It ends no transaction.
+        Without new rows the newest cut is returned. It ends no transaction. Raises `StorageFull` when the disk has no room
+        for its files; the cut is then made as soon as it has.
         """
         self._check_open()
         return await within(timeout, self._services.flush, "the flush")
+
+    # --- what is on the disk ----------------------------------------------------------------------------------------------
+
+    async def backup(self, path: str | os.PathLike[str]) -> BackupResult:
+        """Copy the node into a new directory while it runs, verify the copy, and return what is in it.
+
+        It begins with a cut; everything acknowledged before the call is in it. `streamingnode restore` makes a node of it.
+        Raises `AlreadyExists` for a directory in use, `Corrupt` when the copy is not sound, `StorageFailed`, and
+        `InvalidArgument` for a node in memory; nothing is left at `path` then, nor when it is cancelled.
+        """
+        self._check_open()
+        return await self._services.upkeep.back_up(Path(path))
+
+    async def verify(self) -> Report:
+        """Read everything the node has on its disk and return what is not as it was written; changes nothing."""
+        self._check_open()
+        return await self._services.upkeep.verify()
 
     def fail(self, error: BaseException) -> None:
         """Refuse calls from now on, because background work of the node failed."""
@@ -331,6 +331,7 @@ class Node:
     async def aclose(self) -> None:
         """Refuse new calls and return when every insert that was begun has ended; `open_node` then closes the parts."""
         self._closed = self._closed or OnShutdown("the node is closed — open it again")
+        self._services.stop_waiting()
         await self._coalescer.drain()
 
     # --- the rest -------------------------------------------------------------------------------------------------------
@@ -342,7 +343,7 @@ class Node:
         def call() -> Awaitable[AppendResult]:
             return append(group)
 
-        return await within(timeout, call, what, begun=lambda: group.ticket is not None)
+        return await within(timeout, call, what, begun=lambda: group.begun)
 
     async def _insert_alone(
         self, target: WriteTarget, partition_id: int, batches: Sequence[pa.RecordBatch]
@@ -366,25 +367,8 @@ class Node:
         return pchannel or next(iter(appends))
 
     def _keepalive_ms(self, keepalive_s: float | None) -> int:
-        if keepalive_s is None:
-            return 0
-        age_s_max = self._config.txn.age_s_max
-        if (
-            isinstance(keepalive_s, bool)
-            or not isinstance(keepalive_s, Real)
-            or not KEEPALIVE_S_MIN <= keepalive_s <= age_s_max
-        ):
-            raise InvalidArgument(
-                f"keepalive_s={keepalive_s!r} — pass {KEEPALIVE_S_MIN:g} to {age_s_max:g} seconds, or None for the default"
-            )
-        return int(keepalive_s * 1000)
+        return check_keepalive_ms(keepalive_s, age_s_max=self._config.txn.age_s_max)
 
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
-
-
-def _check_txn_id(txn_id: int) -> int:
-    if isinstance(txn_id, bool) or not isinstance(txn_id, int):
-        raise InvalidArgument(f"txn_id={txn_id!r} is no transaction — pass what begin_transaction() returned")
-    return txn_id

@@ -8,6 +8,7 @@ what failed, because a node without its flusher only looks alive. The parts are 
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -17,7 +18,9 @@ from anyio import to_thread
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.services import NodeServices
+from streamingnode.statistics_file import StatisticsFile
 from streamingnode.supervisor import Supervisor
+from wal.append import AppendObserver
 from wal.errors import InvalidArgument
 from wal.outlast import outlast
 
@@ -30,16 +33,20 @@ def open_node(
     *,
     config: NodeConfig | None = None,
     config_file: str | os.PathLike[str] | None = None,
+    observer: AppendObserver | None = None,
     **settings: object,
 ) -> "OpenNode":
-    """Return a context manager that opens the node in directory `path`, made if it is new; None keeps all in memory.
+    """Return a context manager that opens the node in directory `path`, made if it is new.
+
+    None opens a throw-away node: its log in memory, the files of its cuts in a temporary directory.
 
     Settings are those of `streamingnode.config`, for example `open_node("data", durability="os", cut_interval_s=60)`; they
-    win over the environment and `config_file`. A ready-made `config` takes the place of all three.
+    win over the environment and `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of
+    every append and of each interceptor's time in it, on the event loop; `Node.statistics` adds the same up by itself.
 
     Entering raises `AlreadyOwned` (with the pid) while another process has the directory, `UnsupportedFormat` for one of a
     newer release, `Corrupt` for damage, `StorageFailed` or `StorageFull` when the disk does not serve, and
-    `InvalidArgument` for settings. Leaving lets what was begun finish, then closes; what is acknowledged stays.
+    `InvalidArgument` for settings or a backup. Leaving lets what was begun finish, then closes; what is acknowledged stays.
     """
     if config is not None and (settings or config_file is not None):
         raise InvalidArgument("config= is all settings at once — leave out the others, or pass them without config=")
@@ -53,7 +60,7 @@ def open_node(
 
     from streamingnode.composition import compose
 
-    return OpenNode(directory, settle, compose)
+    return OpenNode(directory, settle, partial(compose, observer=observer))
 
 
 def _directory(path: str | os.PathLike[str] | None) -> Path | None:
@@ -113,7 +120,10 @@ class OpenNode:
             path = None if self._path is None else await to_thread.run_sync(self._path.absolute)
             self._parts.push_async_callback(self._supervisor.stop)
             services = await self._parts.enter_async_context(self._compose(path, config, self._supervisor))
-            self._node = Node(services, config, self._supervisor.spawn)
+            node = self._node = Node(services, config, self._supervisor.spawn)
+            if path is not None:
+                file = StatisticsFile(path, node.statistics, interval_s=config.statistics.file_interval_s)
+                self._supervisor.spawn(file.run())
 
     async def _close(self, node: Node) -> None:
         async with self._parts:

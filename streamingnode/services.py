@@ -10,10 +10,14 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
+from interceptors.idempotency.producers import OpenedProducer
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
+from streamingnode.statistics import NodeStatistics
+from streamingnode.upkeep import Upkeep
+from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.results import Durability
 from wal.append import Append
 from wal.message_type import MessageType
@@ -44,6 +48,19 @@ class OpenScanner(Protocol):
         """Return the scanner; it finds its place when it is first used. Raises `Overloaded` or `OnShutdown`."""
 
 
+class ProducerDirectory(Protocol):
+    """The named producers of a log."""
+
+    async def open_producer(self, name: str) -> OpenedProducer:
+        """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
+
+    async def delete_producer(self, name: str) -> bool:
+        """Forget a producer; return whether there was one."""
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, 0 when it has none."""
+
+
 class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):
     """One segment that a cut sealed; `path` is relative to the node directory."""
 
@@ -71,7 +88,8 @@ class NodeServices:
     id that no collection or partition of a pchannel ever had. `find_position` says where a deliver policy starts, for a new
     named reader. `flush` makes a cut and returns it, or the newest one when there is nothing to cut. `snapshot` returns a
     collection's current rows, or those as of a tick. `consistent_tick` returns, for pchannels, a tick that no append
-    acknowledged before the call is above.
+    acknowledged before the call is above. `upkeep` verifies, scrubs and backs up what is on the disk. `statistics` is told
+    the inserts that wait outside these parts. `stop_waiting` sends away whoever waits for a failed log to come back.
     """
 
     path: str | None
@@ -87,3 +105,7 @@ class NodeServices:
     flush: Callable[[], Awaitable[FlushResult]]
     snapshot: Callable[[CollectionInfo, int | None], Awaitable[pa.Table]]
     consistent_tick: Callable[[Sequence[str]], Awaitable[int]]
+    producers: ProducerDirectory
+    stop_waiting: Callable[[], None]
+    upkeep: Upkeep
+    statistics: Callable[[Coalescer], NodeStatistics]

@@ -20,7 +20,9 @@ import pyarrow as pa
 
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode import opening as asynchronous
+from streamingnode.backup.making import BackupResult
 from streamingnode.blocking_loop import BlockingLoop
+from streamingnode.blocking_writers import SyncProducer, SyncTransaction
 from streamingnode.collection import Collection
 from streamingnode.config import NodeConfig
 from streamingnode.node import ALL, Node
@@ -28,8 +30,12 @@ from streamingnode.reading.collection_reader import CollectionReader
 from streamingnode.reading.read_message import ReadMessage
 from streamingnode.rows.row_shape import Keys, Rows
 from streamingnode.services import FlushResult
+from streamingnode.statistics import NodeStatistics
+from streamingnode.verification.finding import Report
+from streamingnode.verification.scrubber import ScrubStatus
 from streamingnode.writing.results import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction
+from wal.append import AppendObserver
 from wal.message_type import MessageType
 
 
@@ -38,10 +44,15 @@ def open_node(
     *,
     config: NodeConfig | None = None,
     config_file: str | os.PathLike[str] | None = None,
+    observer: AppendObserver | None = None,
     **settings: object,
 ) -> "SyncNode":
-    """Open a node, for a `with` block or until `close`; see `streamingnode.open_node`."""
-    return open_blocking(asynchronous.open_node(path, config=config, config_file=config_file, **settings))
+    """Open a node, for a `with` block or until `close`; see `streamingnode.open_node`.
+
+    An `observer` is called in the thread of the node's event loop.
+    """
+    opening = asynchronous.open_node(path, config=config, config_file=config_file, observer=observer, **settings)
+    return open_blocking(opening)
 
 
 def open_blocking(opening: AbstractAsyncContextManager[Node, bool | None]) -> "SyncNode":
@@ -90,6 +101,10 @@ class SyncNode:
         """See `Node.config`."""
         return self._node.config
 
+    def statistics(self) -> NodeStatistics:
+        """See `Node.statistics`."""
+        return self._loop.call(self._node.statistics)
+
     def insert(
         self,
         collection: str,
@@ -120,7 +135,7 @@ class SyncNode:
         """See `Node.delete`."""
         return self._loop.call(partial(self._node.delete, txn_id=txn_id, timeout=timeout), collection, keys)
 
-    def transaction(self, *, keepalive_s: float | None = None) -> "SyncTransaction":
+    def transaction(self, *, keepalive_s: float | None = None) -> SyncTransaction:
         """See `Node.transaction`; use it with `with`."""
 
         async def make() -> Transaction:
@@ -144,6 +159,14 @@ class SyncNode:
     def rollback_transaction(self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None) -> None:
         """See `Node.rollback_transaction`."""
         self._loop.call(partial(self._node.rollback_transaction, pchannel=pchannel, timeout=timeout), txn_id)
+
+    def producer(self, name: str, *, timeout: float | None = None) -> SyncProducer:
+        """See `Node.producer`."""
+        return SyncProducer(self._loop.call(partial(self._node.producer, timeout=timeout), name), self._loop)
+
+    def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
+        """See `Node.delete_producer`."""
+        return self._loop.call(partial(self._node.delete_producer, timeout=timeout), name)
 
     def read(
         self,
@@ -221,51 +244,22 @@ class SyncNode:
         """See `Node.collection`."""
         return self._loop.call(self._node.collection, name)
 
+    def backup(self, path: str | os.PathLike[str]) -> BackupResult:
+        """See `Node.backup`."""
+        return self._loop.call(self._node.backup, path)
+
+    def verify(self) -> Report:
+        """See `Node.verify`."""
+        return self._loop.call(self._node.verify)
+
+    @property
+    def scrub_status(self) -> ScrubStatus:
+        """See `Node.scrub_status`."""
+        return self._node.scrub_status
+
     def flush(self, *, timeout: float | None = None) -> FlushResult:
         """See `Node.flush`."""
         return self._loop.call(partial(self._node.flush, timeout=timeout))
-
-
-class SyncTransaction:
-    """A transaction for a `with` block; see `streamingnode.writing.transaction.Transaction`."""
-
-    def __init__(self, transaction: Transaction, loop: BlockingLoop) -> None:
-        self._transaction = transaction
-        self._loop = loop
-
-    @property
-    def result(self) -> WriteResult | None:
-        """See `Transaction.result`."""
-        return self._transaction.result
-
-    def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
-        """See `Transaction.insert`."""
-        self._loop.call(partial(self._transaction.insert, partition=partition), collection, rows)
-
-    def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
-        """See `Transaction.upsert`."""
-        self._loop.call(partial(self._transaction.upsert, partition=partition), collection, rows)
-
-    def delete(self, collection: str, keys: Keys) -> None:
-        """See `Transaction.delete`."""
-        self._loop.call(self._transaction.delete, collection, keys)
-
-    def commit(self) -> WriteResult:
-        """See `Transaction.commit`."""
-        return self._loop.call(self._transaction.commit)
-
-    def rollback(self) -> None:
-        """See `Transaction.rollback`."""
-        self._loop.call(self._transaction.rollback)
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._transaction.__aenter__)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._loop.call(self._transaction.__aexit__, kind, error, traceback)
 
 
 class SyncReader:

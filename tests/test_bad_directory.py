@@ -18,8 +18,6 @@ from tests.streamingnode.append_double import schema_of
 from wal.errors import (
     AlreadyOwned,
     Corrupt,
-    DeadlineExceeded,
-    Indeterminate,
     InvalidArgument,
     StorageFailed,
     StorageFull,
@@ -183,37 +181,3 @@ async def insert_when_possible(node: Node) -> None:
                 await node.consistent_tick()  # lets the loop turn
             else:
                 return
-
-
-@pytest.mark.may_block
-async def test_a_disk_that_is_full_in_the_middle_of_a_write_loses_nothing_acknowledged(disk: Path) -> None:
-    async with sn.open_node(disk / "node", free_bytes_min=0, cut_interval_s=None) as node:
-        await node.create_collection("orders", SCHEMA, primary_key="id")
-        acknowledged = await fill(node, Indeterminate)
-        with pytest.raises(StorageFailed, match="reopen"):
-            await node.insert("orders", [ROW])
-    with pytest.raises(StorageFailed, match="full — free space"):
-        await open_and_close(disk / "node", free_bytes_min=0)
-    remount(disk, "size=256m")
-    async with sn.open_node(disk / "node", free_bytes_min=0, cut_interval_s=None) as node:
-        assert await rows_of(node) in {acknowledged, acknowledged + 1000}  # the last outcome was open
-        await node.insert("orders", [ROW])
-
-
-@pytest.mark.may_block
-async def test_a_disk_without_room_for_a_cut_keeps_the_rows_and_cuts_when_there_is(disk: Path) -> None:
-    async with sn.open_node(disk / "node", free_bytes_min=0, cut_interval_s=None) as node:
-        await node.create_collection("orders", SCHEMA, primary_key="id")
-        await node.insert(
-            "orders", pa.table({"id": range(4000), "item": [os.urandom(1024).hex() for _ in range(4000)]})
-        )
-        (disk / "other").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - MIB))
-        with pytest.raises(DeadlineExceeded):
-            await node.flush(timeout=0.5)
-        assert not list((disk / "node" / "cuts").glob("*"))
-        await node.insert("orders", [ROW])
-        assert await rows_of(node) == 4001
-        (disk / "other").unlink()
-        cut = await node.flush(timeout=30)
-        assert sum(segment.rows for segment in cut.segments) in {1, 4001}  # one cut more when the first was late
-        assert await rows_of(node) == 4001

@@ -3,12 +3,15 @@
 from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pyarrow as pa
 import pytest
 
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.opening import OpenNode
+from wal.errors import TransactionExpired
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -34,3 +37,14 @@ async def test_ticks_ascend_over_every_open_whatever_the_clock_says(tmp_path: Pa
             assert (await node.snapshot("c")).num_rows == number
             ticks.append(await node.consistent_tick())  # in no entry: only promised
     assert ticks == sorted(set(ticks))
+
+
+async def test_idle_transaction_ends_although_the_clock_stands_still(tmp_path: Path) -> None:
+    async with opened_at(tmp_path, NOW_MS) as node:
+        await node.create_collection("c", SCHEMA, primary_key="key")
+        txn_id = await node.begin_transaction(keepalive_s=0.01)
+        with anyio.fail_after(10):
+            while node.statistics().writes.open_transactions:
+                await anyio.lowlevel.checkpoint()
+        with pytest.raises(TransactionExpired):
+            await node.commit_transaction(txn_id)

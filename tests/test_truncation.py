@@ -13,12 +13,13 @@ import pytest
 import streamingnode as sn
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
+from streamingnode.composition import _LiveCatalog
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from streamingnode.reading import reader_lease
 from streamingnode.writing.results import WriteResult
-from wal.errors import Truncated
+from wal.errors import CollectionNotFound, Truncated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -39,6 +40,13 @@ async def create(node: Node, *names: str) -> None:
 
 async def insert(node: Node, name: str, *values: int) -> WriteResult:
     return await node.insert(name, [{"key": value, "value": value} for value in values])
+
+
+def remembered(node: Node) -> set[int]:
+    """Return the ids of the collections that the live catalog knows, dropped ones too."""
+    catalog = node._services.catalog
+    assert isinstance(catalog, _LiveCatalog)
+    return {info.id for info in catalog._channel.shards.catalog.collections(dropped=True)}
 
 
 async def is_kept(node: Node, written: WriteResult) -> bool:
@@ -177,6 +185,31 @@ async def test_reader_of_a_dropped_collection_holds_nothing(tmp_path: Path, *, r
             await a_round_of_retention(node)
     async with open_thrifty(tmp_path) as node:
         await a_round_of_retention(node)
+
+
+async def test_dropped_collection_is_forgotten_once_a_cut_has_told_of_it_and_no_reader_starts_below(
+    tmp_path: Path,
+) -> None:
+    async with open_thrifty(tmp_path) as node:
+        await create(node, "c", "gone")
+        await insert(node, "gone", 1)
+        known_before = node._services.catalog.collection_by_name("gone")
+        async with node.read("c", name="billing"):
+            pass  # holds the log from here on
+        await node.drop_collection("gone")
+        for _ in range(3):
+            await insert(node, "c", 1)
+            await node.flush()
+        with anyio.move_on_after(0.05):  # ten rounds of retention
+            await anyio.sleep_forever()
+        assert known_before.id in remembered(node)
+        await node.delete_reader("c", "billing")
+        await a_round_of_retention(node)
+        with anyio.fail_after(PATIENCE_S):
+            while known_before.id in remembered(node):
+                await anyio.lowlevel.checkpoint()
+        with pytest.raises(CollectionNotFound, match="gone"):
+            await node._services.snapshot(known_before, None)
 
 
 async def test_deleted_reader_holds_nothing(tmp_path: Path) -> None:

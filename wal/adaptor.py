@@ -21,6 +21,7 @@ from wal.append import Append, AppendGroup, AppendObserver, AppendResult
 from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import ChannelFenced, Indeterminate, InvalidArgument, StreamingNodeError, TooLarge
 from wal.event_log import event_log
+from wal.failpoint import failpoint
 from wal.headers import TimeTickHeader
 from wal.lifecycle import WalEvent, WalLifecycle, WalState, refusal
 from wal.log import Log, LogStore
@@ -80,6 +81,7 @@ def log_end(log: Log) -> Append:
 
     async def append_to_log(group: AppendGroup) -> AppendResult:
         ticket = group.ticket = log.append(group)
+        failpoint("append.queued")
         await ticket.written
         last_confirmed = group.messages[0].last_confirmed
         first_position = ticket.first_position
@@ -144,9 +146,12 @@ class Wal(Generic[PolicyT, ReaderT]):
         try:
             end = log_end(log)
             first_tick = await wal._append_first_tick(end, ticks, store.node_id)
+            failpoint("recovery.first_tick_durable")
             recovered = await recover(log, first_tick)
+            failpoint("recovery.state_rebuilt")
             chain = wal._chain = build_chain(recovered, log, first_tick, end)
             await chain.ready()
+            failpoint("recovery.chain_ready")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await wal.close()
@@ -279,7 +284,8 @@ class Wal(Generic[PolicyT, ReaderT]):
 
     async def _admit_and_append(self, group: AppendGroup) -> AppendResult:
         try:
-            await self._log.admit(group.size_bytes)
+            await self._log.admit(group.size_bytes, makes_room=group.makes_room)
+            failpoint("append.admitted")
             self._check_available()  # the WAL may have closed while the queue was full
             group.stamp_wal_term(self._term)
             assert self._chain is not None, "an available WAL has a chain"
@@ -317,7 +323,7 @@ class Wal(Generic[PolicyT, ReaderT]):
         """Append the tick that bounds recovery and comes before everything else of this term."""
         group = AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader(source_id=source_id))])
         last_confirmed = await _last_confirmed_of(self._log)
-        await self._log.admit(group.size_bytes)
+        await self._log.admit(group.size_bytes, makes_room=group.makes_room)
         group.stamp_wal_term(self._term)
         group.stamp_time_tick(ticks.allocate(), last_confirmed)
         await end(group)

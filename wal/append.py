@@ -9,7 +9,8 @@ import msgspec
 
 from wal.message import MutableMessage
 from wal.message_id import MessageId
-from wal.message_type import EXCLUSIVE
+from wal.message_type import EXCLUSIVE, MAKES_ROOM
+from wal.producer_stamp import ProducerStamp
 
 
 class AppendTicket(msgspec.Struct, frozen=True):
@@ -34,7 +35,8 @@ class AppendGroup:
 
     `barrier_tick` makes the append wait until everything at or below it is confirmed. The chain stamps the rest:
     `row_offsets` maps each vchannel to the first offset and the count of the rows inserted there, `ticket` is set once the
-    group has its place in the log.
+    group has its place in the log. `producer` says which write this is, for those that may be retried; `twin` is another
+    try at the same write, which this one waits for or was repeated by.
     """
 
     messages: list[MutableMessage]
@@ -42,6 +44,13 @@ class AppendGroup:
     time_tick: int = 0
     row_offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
     ticket: AppendTicket | None = None
+    producer: ProducerStamp | None = None
+    twin: "AppendGroup | None" = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the write has, or may have, its place in the log: by this group or by the one that stands for it."""
+        return self.ticket is not None or (self.twin is not None and self.twin.begun)
 
     @property
     def vchannels(self) -> tuple[str, ...]:
@@ -55,6 +64,11 @@ class AppendGroup:
         if len(messages) == 1:  # most appends
             return messages[0].type in EXCLUSIVE
         return any(message.type in EXCLUSIVE for message in messages)
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether log can be given up because of the group, so that a disk short of space still takes it."""
+        return self.messages[0].type in MAKES_ROOM
 
     @property
     def size_bytes(self) -> int:

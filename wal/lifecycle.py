@@ -88,7 +88,7 @@ def refusal(state: WalState, name: str) -> StreamingNodeError:
         case WalState.FENCED:
             return ChannelFenced(f"a newer owner has taken over log {name} — connect to that owner")
         case WalState.POISONED:
-            return StorageFailed(f"log {name} takes no appends since a write failed — reopen the node to verify it")
+            return StorageFailed(f"log {name} takes no appends since a write failed — it is being reopened, try again")
         case WalState.CLOSING | WalState.CLOSED:
             return OnShutdown(f"log {name} is {state.value} — open the node again")
         case WalState.OPENING | WalState.RECOVERING | WalState.AVAILABLE:

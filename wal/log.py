@@ -41,10 +41,11 @@ class Log(Protocol):
     def last_tick(self) -> int:
         """Tick of the last entry in the log, 0 for an empty one."""
 
-    async def admit(self, size_bytes: int) -> None:
+    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait until the queue has room for `size_bytes`; back-pressure, first come first served.
 
-        Raises `StorageFull` when the disk is below its low-water mark, `OnShutdown` when closed, `Indeterminate` when an
+        Raises `StorageFull` when the disk is below its low-water mark (what `makes_room` only when nothing can be written
+        any more), `OnShutdown` when closed, `Indeterminate` when an
         earlier write failed and the store refuses more. Cancelling gives the place in the queue back.
         """
 
@@ -87,6 +88,10 @@ class LogStore(Protocol):
     def promised_tick(self) -> int:
         """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
+    @property
+    def short_of_space(self) -> bool:
+        """Whether log should be given up before appends have to be refused."""
+
     def promise_tick(self, tick: int) -> None:
         """Remember that `tick` is about to be given to readers without an entry in the log. Costs no fsync."""
 
@@ -101,6 +106,26 @@ class LogStore(Protocol):
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys (None removes) all at once; durable when it returns."""
+
+    @property
+    def condition(self) -> str:
+        """The store's own state, for people."""
+
+    @property
+    def taking_writes(self) -> bool:
+        """Whether writes are taken: no write has failed since the store was opened, or reopened, and it is not closed."""
+
+    async def wait_failed(self) -> None:
+        """Wait until the store takes no writes because one has failed, or because another owner has taken over."""
+
+    async def reopen(self) -> None:
+        """Take writes again after one failed, under the next term; returns at once when writes are taken.
+
+        Everything is verified as at a start. Logs that were opened stay the same objects: reads wait meanwhile,
+        `append` goes on behind what is found. Raises `Corrupt` when something that was synced is missing,
+        `ChannelFenced` when another owner has taken over, and what opening raises; it may be called again then. Not cut
+        short by cancellation.
+        """
 
     async def close(self) -> None:
         """Write what is queued, sync, and let go of the directory; idempotent."""

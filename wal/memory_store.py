@@ -18,6 +18,8 @@ from wal.message_id import MemoryMessageId
 from wal.synced_position import SyncedPosition
 
 WAL_NAME = MemoryMessageId.wal_name
+SHORT_SHARE = 0.75
+"""From this share of the bound on, log should be given up."""
 ENTRIES_PER_READ_MAX = 2048
 """Decoding happens on the event loop here; this many entries take about 10 ms."""
 
@@ -59,16 +61,18 @@ class MemoryLog:
         """Position of the last message."""
         return self._synced.value
 
-    async def admit(self, size_bytes: int) -> None:
+    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Return at once. Raises `StorageFull` when the store's bound leaves no room, `OnShutdown` when closed."""
-        self._store.check_room(size_bytes)
+        self._store.check_room(0 if makes_room else size_bytes)
 
     def append(self, group: AppendGroup) -> AppendTicket:
         """Keep a stamped group; its futures are done already."""
         self._store.check_open()
         messages, first_position = group.messages, self.next_position
         assert messages[0].time_tick > self.last_tick, "ticks ascend in append order"
-        data = encode_entry(messages, first_position=first_position, previous_crc32c=self._crc32c)
+        data = encode_entry(
+            messages, first_position=first_position, previous_crc32c=self._crc32c, producer=group.producer
+        )
         self.next_position += len(messages)
         self.last_tick = messages[0].time_tick
         self._crc32c = entry_crc32c(data)
@@ -142,8 +146,13 @@ class MemoryLogStore:
         """Raise `StorageFull` when `size_bytes` more would pass the bound, `OnShutdown` when closed."""
         self.check_open()
         free_bytes = self._options.bytes_max - self.used_bytes
-        if size_bytes > free_bytes:
+        if size_bytes > max(free_bytes, 0):
             raise StorageFull("memory", free_bytes, size_bytes)
+
+    @property
+    def short_of_space(self) -> bool:
+        """Whether log should be given up before appends have to be refused."""
+        return self.used_bytes > SHORT_SHARE * self._options.bytes_max
 
     def promise_tick(self, tick: int) -> None:
         """Nothing outlives this term, so there is nothing to remember."""
@@ -172,6 +181,24 @@ class MemoryLogStore:
                 self._meta.pop(key, None)
             else:
                 self._meta[key] = value
+
+    @property
+    def condition(self) -> str:
+        """Memory is there until it is closed."""
+        return "closed" if self._closed else "open"
+
+    @property
+    def taking_writes(self) -> bool:
+        """Whether it is open."""
+        return not self._closed
+
+    async def wait_failed(self) -> None:
+        """Wait for ever: a write to memory does not fail half-way."""
+        await asyncio.get_running_loop().create_future()
+
+    async def reopen(self) -> None:
+        """Return at once. Raises `OnShutdown` when closed."""
+        self.check_open()
 
     async def close(self) -> None:
         """Forget everything; idempotent."""

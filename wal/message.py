@@ -14,6 +14,7 @@ import msgspec
 from wal.headers import BodyAssignment, CommitTxnHeader, Header
 from wal.message_id import MessageId, message_id_kind
 from wal.message_type import MESSAGE_VERSION, MessageType
+from wal.producer_stamp import ProducerStamp
 
 NO_PROPERTIES: Mapping[str, str] = {}
 ALL_VCHANNELS = ""
@@ -49,8 +50,8 @@ class MutableMessage:
         return self
 
     def with_wal_term(self, term: int) -> Self:
-        """Stamp the term of the WAL that writes the message, once."""
-        assert self.wal_term in (0, term), f"term {self.wal_term} is already stamped"
+        """Stamp the term of the WAL that writes the message; one that never had its place may come again in a later one."""
+        assert self.wal_term <= term, f"term {self.wal_term} is already stamped"
         self.wal_term = term
         return self
 
@@ -183,7 +184,7 @@ AnyMessage = Message | TransactionMessage
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One atomic entry of a log: the messages of one append group at consecutive positions, at one tick.
 
-    `size_bytes` is its stored size; `crc32c` its checksum, which the next entry repeats.
+    `size_bytes` is its stored size; `crc32c` its checksum, which the next entry repeats; `producer` the write it is.
     """
 
     first_position: int
@@ -193,6 +194,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     crc32c: int
     size_bytes: int
     messages: tuple[Message, ...]
+    producer: ProducerStamp | None = None
 
     @property
     def last_position(self) -> int:
@@ -201,7 +203,13 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def into_entry(
-    messages: Sequence[MutableMessage], *, wal_name: str, first_position: int, crc32c: int, size_bytes: int
+    messages: Sequence[MutableMessage],
+    *,
+    wal_name: str,
+    first_position: int,
+    crc32c: int,
+    size_bytes: int,
+    producer: ProducerStamp | None = None,
 ) -> LogEntry:
     """Return stamped messages as the frozen entry that readers share; they may be changed or redone afterwards."""
     head = messages[0]
@@ -230,4 +238,5 @@ def into_entry(
             )
             for position, message in enumerate(messages, first_position)
         ),
+        producer=producer,
     )

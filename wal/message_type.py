@@ -62,3 +62,15 @@ EXCLUSIVE = DDL
 
 DML = frozenset({MessageType.INSERT, MessageType.DELETE})
 """Carries rows or keys."""
+
+MAKES_ROOM = frozenset(
+    {
+        MessageType.TIME_TICK,
+        MessageType.FLUSH,
+        MessageType.CUT,
+        MessageType.DROP_COLLECTION,
+        MessageType.DROP_PARTITION,
+        MessageType.ROLLBACK_TXN,
+    }
+)
+"""Little data after which log or files may be given up; the first tick of a term, without which nothing may, is one too."""

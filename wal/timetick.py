@@ -12,7 +12,7 @@ TICK_MAX = (1 << 63) - 1
 """Ticks stay below 2^63 so that they fit the signed 64-bit columns of Parquet readers; that is the year 3084."""
 
 CLOCK_LEAP_MS_MAX = 3_600_000
-"""A clock this far ahead of the last tick is not believed: ticks then advance by the logical counter only."""
+"""A clock that runs this far ahead of the time that passed is not believed."""
 
 
 def compose_tick(physical_ms: int, logical: int = 0) -> int:
@@ -38,17 +38,29 @@ def add_ms(tick: int, duration_ms: int) -> int:
 class TickAllocator:
     """Hands out strictly ascending ticks, each above every tick it has seen.
 
-    `now_ms` returns Unix milliseconds. `above` is the highest tick ever promised by an earlier term; `leap_ms_max` bounds
-    how far the clock may run ahead of the last tick (0 at first start: there is no last tick to compare with).
-    Not safe across threads: it lives on the event loop.
+    `now_ms` returns Unix milliseconds, `elapsed_ms` milliseconds from an arbitrary start, by a clock that nobody sets.
+    A clock that is over `CLOCK_LEAP_MS_MAX` ahead of where the time that passed puts it is not followed: ticks go on
+    with the time that passed, `on_leap` is told once by how many milliseconds, and they follow the clock again when it
+    comes back. Without `elapsed_ms` no leap is told from time that passed. `above` is the highest tick ever promised by
+    an earlier term. Not safe across threads: it lives on the event loop.
     """
 
-    __slots__ = ("_last", "_leap_ms_max", "_now_ms", "clock_leaps")
+    __slots__ = ("_elapsed_ms", "_last", "_leaping", "_now_ms", "_on_leap", "_origin_ms", "clock_leaps")
 
-    def __init__(self, now_ms: Callable[[], int], *, above: int = 0, leap_ms_max: int = 0) -> None:
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        *,
+        above: int = 0,
+        elapsed_ms: Callable[[], int] | None = None,
+        on_leap: Callable[[int], None] = lambda _ahead_ms: None,
+    ) -> None:
         self._now_ms = now_ms
+        self._elapsed_ms = elapsed_ms
+        self._on_leap = on_leap
         self._last = above
-        self._leap_ms_max = leap_ms_max
+        self._origin_ms = 0 if elapsed_ms is None else now_ms() - elapsed_ms()
+        self._leaping = False
         self.clock_leaps = 0
 
     @property
@@ -58,16 +70,25 @@ class TickAllocator:
 
     def allocate(self) -> int:
         """Return a tick above all earlier ones."""
-        self._last = max(self._last + 1, self._clock_tick())
+        now = self._now_ms() if self._elapsed_ms is None else self._believed_ms(self._elapsed_ms())
+        self._last = max(self._last + 1, compose_tick(now))
         return self._last
 
     def observe(self, tick: int) -> None:
         """Never hand out `tick` or anything below it: how cause stays before effect across nodes."""
         self._last = max(self._last, tick)
 
-    def _clock_tick(self) -> int:
+    def _believed_ms(self, elapsed_ms: int) -> int:
+        """Return what the clock says, or what it would say had it not leapt."""
         now = self._now_ms()
-        if self._leap_ms_max and self._last and now - physical_ms(self._last) > self._leap_ms_max:
+        expected = self._origin_ms + elapsed_ms
+        ahead = now - expected
+        if ahead <= CLOCK_LEAP_MS_MAX:
+            self._leaping = False
+            self._origin_ms += max(0, ahead)  # corrections forward add up; one back may be undone without being a leap
+            return now
+        if not self._leaping:
+            self._leaping = True
             self.clock_leaps += 1
-            return 0
-        return compose_tick(now)
+            self._on_leap(ahead)
+        return expected

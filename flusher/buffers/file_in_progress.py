@@ -5,6 +5,8 @@ limiter has tokens. After an `OSError` the file is of no use: the flusher gives 
 reads it again, which is also what a crash makes it do.
 """
 
+import errno
+
 import anyio
 from anyio import CapacityLimiter, Lock, to_thread
 
@@ -36,6 +38,8 @@ class FileInProgress:
         metadata = {**buffer.metadata, "streamingnode.node_id": node_id}
         self._file = ParquetFile(directory, buffer.path, buffer.schema, key=buffer.key, metadata=metadata)
         self._discarded = False
+        self._broken = False
+        """Set while rows are on their way into the file, and for good when that failed: never finished without them."""
         self.described: SegmentFile | DeleteFile | None = None
         """What the manifest says about the file, once it is finished."""
 
@@ -57,6 +61,7 @@ class FileInProgress:
     async def spill(self) -> None:
         """Write the rows that are pending as row groups, and let go of their memory. Raises `OSError`, `Corrupt`."""
         async with self._turn:
+            self._check_whole()
             if self.buffer.pending_bytes:
                 await self._write(self.buffer.take())
 
@@ -68,9 +73,12 @@ class FileInProgress:
         async with self._turn:
             if self.described is not None or self._discarded:
                 return
+            self._check_whole()
             if self.buffer.pending_bytes:
                 await self._write(self.buffer.take())
+            self._broken = True
             written = await to_thread.run_sync(self._file.finish, limiter=self._limiter)
+            self._broken = False
             self.described = self.buffer.describe(written)
 
     async def discard(self) -> None:
@@ -83,10 +91,17 @@ class FileInProgress:
 
     async def _write(self, rows: list[Rows]) -> None:
         self.writing_bytes = sum(len(message.payload) for message in rows)
+        self._broken = True
         try:
             await to_thread.run_sync(self._decode_and_write, rows, limiter=self._limiter)
+            self._broken = False
         finally:
             self.writing_bytes = 0
+
+    def _check_whole(self) -> None:
+        # Two tasks may finish one file, for its seal and for its cut: the second must not take over what the first lost.
+        if self._broken:
+            raise OSError(errno.EIO, "an earlier write of the file failed", self.temporary_path)
 
     def _decode_and_write(self, rows: list[Rows]) -> None:
         buffer = self.buffer

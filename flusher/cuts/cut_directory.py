@@ -37,13 +37,16 @@ def cut_numbers(directory: NodeDirectory) -> list[int]:
 def read_cut(directory: NodeDirectory, number: int) -> PublishedCut:
     """Return a cut's manifest and its checksum.
 
-    Raises `Truncated` when there is none of that number, `Corrupt` when it is not what was written.
+    Raises `Truncated` when retention took it, `Corrupt` when it is missing though no later one is the earliest kept, or is
+    not what was written.
     """
     path = manifest_path(number)
     try:
         content = directory.read(path)
     except FileNotFoundError:
         numbers = cut_numbers(directory)
+        if numbers and number > numbers[0]:  # retention takes the earliest ones, and never the newest
+            raise Corrupt(f"{path} is missing — restore the cuts from a backup") from None
         raise Truncated(f"cut {number}", f"cut {numbers[0]}" if numbers else "the log") from None
     manifest = decode_manifest(content, name=path)
     if manifest.number != number:

@@ -33,6 +33,7 @@ from flusher.manifest import (
 )
 from interceptors.shard.state import ShardState
 from wal.errors import Corrupt
+from wal.failpoint import failpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +94,22 @@ def publish_cut(directory: NodeDirectory, manifest: CutManifest, renames: Sequen
     `renames` are pairs of temporary and final path. Raises `OSError`; what is on disk then is in the table above.
     """
     for temporary, path in renames:
+        failpoint("flush.file_renaming")
         directory.rename(temporary, path)
+    failpoint("flush.files_renamed")
     directory.sync_parents([path for _, path in renames])
+    failpoint("flush.file_names_synced")
     content = encode_manifest(manifest)
     path = manifest_path(manifest.number)
     with directory.create(path + TEMPORARY_SUFFIX) as file:
         file.write(content)
+        failpoint("flush.manifest_written")
         directory.sync(file)
+    failpoint("flush.manifest_synced")
     directory.rename(path + TEMPORARY_SUFFIX, path)
+    failpoint("flush.manifest_renamed")
     directory.sync_parents([path])
+    failpoint("flush.manifest_name_synced")
     return PublishedCut(manifest, manifest_crc32c(content))
 
 

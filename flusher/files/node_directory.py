@@ -52,6 +52,11 @@ class NodeDirectory:
         """Return a file's length."""
         return (self.root / path).stat().st_size
 
+    def free_bytes(self) -> int:
+        """Return how much this user may still write on the disk."""
+        disk = os.statvfs(self.root)
+        return disk.f_bavail * disk.f_frsize
+
     def files(self, under: str) -> list[str]:
         """Return all files below the directory `under`, sorted; none when it does not exist."""
         top = self.root / under

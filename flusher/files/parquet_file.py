@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from flusher.files.checksummed_file import ChecksummedFile
 from flusher.files.node_directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.files.rows import OFFSET, TICK, VCHANNEL, stored_schema, written_schema
+from wal.failpoint import failpoint
 
 FILE_FORMAT = "1"
 """Value of the metadata key `streamingnode.format` of files this release writes."""
@@ -78,6 +79,7 @@ class ParquetFile:
         if self._writer is None:
             self._writer = self._open(table)
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
+        failpoint("flush.rows_written")
 
     def finish(self) -> WrittenFile:
         """Write the footer and sync; at least one row was written. Blocks. Raises `OSError` as `write` does."""
@@ -85,7 +87,9 @@ class ParquetFile:
         assert self._sink is not None
         self._writer.add_key_value_metadata(self._footer())
         self._close_writer()
+        failpoint("flush.footer_written")
         self._directory.sync(self._file)
+        failpoint("flush.file_synced")
         self._sink.close()
         return _describe(self._written[0], self._sink, key=self._key)
 
@@ -110,6 +114,7 @@ class ParquetFile:
 
     def _open(self, first: pa.Table) -> pq.ParquetWriter:
         self._file = self._directory.create(self.temporary_path)
+        failpoint("flush.file_created")
         self._sink = ChecksummedFile(self._file)
         return pq.ParquetWriter(
             self._sink,  # type: ignore[arg-type]  # it needs no more of a file than this has

@@ -10,6 +10,7 @@ from flusher.checkpoint import Checkpoint
 from flusher.cuts.cut_directory import CUTS, PublishedCut, cut_numbers, file_paths, manifest_path, read_cut
 from flusher.files.node_directory import TEMPORARY_SUFFIX, NodeDirectory
 from wal.errors import Corrupt, StreamingNodeError
+from wal.failpoint import failpoint
 
 
 def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> PublishedCut | None:
@@ -47,6 +48,7 @@ def remove_orphans(directory: NodeDirectory) -> list[str]:
     if named is not None:
         orphans += [path for path in on_disk if path.endswith(".parquet") and path not in named]
     for path in orphans:
+        failpoint("recovery.orphan_removing")
         directory.remove(path)
     return orphans
 

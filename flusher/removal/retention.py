@@ -1,15 +1,16 @@
 """What may be given up: log entries that nobody will read again, and cuts that every table has taken.
 
 Bounds are pure and pessimistic: whoever might still read something holds it. The log is kept down to the least of: the
-checkpoint (flusher and recovery both start there), every named reader, and the minimum age. A cut is kept until every table
-fed from this node has taken it, its age is past the minimum, and no live collection in it is without a table; the newest
-cut is always kept. `Retention` applies the bounds and is safe to interrupt anywhere: a manifest goes before its files, so
-what a crash leaves are orphans, never a manifest without its files.
+checkpoint (flusher and recovery both start there), every named reader, and the minimum age (another one on a disk short of
+space). A cut is kept until every table fed from this node has taken it, its age is past the minimum, and no live collection
+in it is without a table; the newest cut is always kept. `Retention` applies the bounds and is safe to interrupt anywhere: a
+manifest goes before its files, so what a crash leaves are orphans, never a manifest without its files.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import anyio
 import msgspec
 from anyio import to_thread
 
@@ -17,6 +18,7 @@ from flusher.checkpoint import Checkpoint
 from flusher.cuts.cut_directory import cut_numbers, file_paths, manifest_path, read_cut
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest
+from wal.failpoint import failpoint
 from wal.log import Log
 from wal.timetick import physical_ms
 
@@ -36,15 +38,25 @@ class TableLease(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionOptions:
-    """How long things are kept at least, and how often that is looked at; seconds."""
+    """How long things are kept at least, and how often that is looked at; seconds.
+
+    `min_age_short_s` is the least age of log, not of cuts, while the disk is short of space: what is in files then gives way
+    to new appends.
+    """
 
     min_age_s: float = 86_400.0
+    min_age_short_s: float = 0.0
     interval_s: float = 60.0
 
     @property
     def min_age_ms(self) -> int:
         """The minimum age in milliseconds."""
         return int(self.min_age_s * 1000)
+
+    @property
+    def min_age_short_ms(self) -> int:
+        """The minimum age of log on a disk short of space, in milliseconds; never above the usual one."""
+        return min(int(self.min_age_short_s * 1000), self.min_age_ms)
 
 
 def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, now_ms: int, min_age_ms: int) -> int:
@@ -81,7 +93,7 @@ def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
 def _read_lease(directory: NodeDirectory, path: str, *, node_id: str) -> TableLease:
     try:
         return msgspec.json.decode(directory.read(path), type=TableLease)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return TableLease(node_id=node_id, collection_id=0, cut=0)
 
 
@@ -108,19 +120,25 @@ class Retention:
         self._node_id = node_id
         self._now_ms = now_ms
         self._reader_floor = reader_floor
+        self._enforcing = anyio.Lock()
 
-    async def enforce(self, checkpoint: Checkpoint, live: frozenset[int]) -> int:
+    async def enforce(self, checkpoint: Checkpoint, live: frozenset[int], *, short_of_space: bool = False) -> int:
         """Give up what the bounds allow, and return the tick at or below which no reader starts any more.
 
         Idempotent. Raises `OSError` and what the log raises; nothing that is needed is lost then.
         """
+        async with self._enforcing:
+            return await self._enforce(checkpoint, live, short_of_space=short_of_space)
+
+    async def _enforce(self, checkpoint: Checkpoint, live: frozenset[int], *, short_of_space: bool) -> int:
         bound = truncation_bound(
             checkpoint,
             reader_floor=self._reader_floor(),
             now_ms=self._now_ms(),
-            min_age_ms=self.options.min_age_ms,
+            min_age_ms=self.options.min_age_short_ms if short_of_space else self.options.min_age_ms,
         )
         if bound > self._log.first_position:
+            failpoint("flush.truncating")
             await self._log.truncate(bound)
         await to_thread.run_sync(self._remove_cuts, checkpoint, live)
         return max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
@@ -144,7 +162,11 @@ class Retention:
 
     def _remove_cut(self, manifest: CutManifest) -> None:
         path = manifest_path(manifest.number)
+        failpoint("flush.cut_removing")
         self._directory.remove(path)
+        failpoint("flush.cut_unlinked")
         self._directory.sync_parents([path])
+        failpoint("flush.cut_gone")
         for path in file_paths(manifest):
             self._directory.remove(path)
+            failpoint("flush.cut_file_removed")

@@ -77,6 +77,20 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
         raise PartitionNotFound(f"collection {self.name!r} has no partition {partition_id} — it was dropped")
 
 
+def created_collection(header: CreateCollectionHeader, tick: int) -> CollectionInfo:
+    """Return the collection that a message of this header at `tick` makes."""
+    return CollectionInfo(
+        id=header.collection_id,
+        name=header.name,
+        schema=header.schema,
+        schema_version=header.schema_version,
+        primary_key=header.primary_key,
+        vchannels=header.vchannels,
+        partitions=tuple(PartitionInfo(number, name, tick) for number, name in header.partitions),
+        created_tick=tick,
+    )
+
+
 def check_name(name: str) -> None:
     """Raise `InvalidName` unless `name` may name a collection or partition: a file name and a table name everywhere."""
     if not _NAME.fullmatch(name) or ".." in name:
@@ -202,18 +216,7 @@ class Catalog:
         """Add a collection; return False if it is there already: its message comes once for each vchannel."""
         if header.collection_id in self._collections:
             return False
-        self._put(
-            CollectionInfo(
-                id=header.collection_id,
-                name=header.name,
-                schema=header.schema,
-                schema_version=header.schema_version,
-                primary_key=header.primary_key,
-                vchannels=header.vchannels,
-                partitions=tuple(PartitionInfo(number, name, tick) for number, name in header.partitions),
-                created_tick=tick,
-            )
-        )
+        self._put(created_collection(header, tick))
         return True
 
     def drop_collection(self, header: DropCollectionHeader, tick: int) -> CollectionInfo | None:

@@ -74,9 +74,18 @@ class ShardManager:
 
         An id that no message carries in the end is used again after a restart, which nobody can tell.
         """
-        number = max(self._next_id, self.state.next_id)
+        number = self.next_id
         self._next_id = number + 1
         return number
+
+    @property
+    def next_id(self) -> int:
+        """The id that `allocate_id` gives out next."""
+        return max(self._next_id, self.state.next_id)
+
+    def skip_ids_below(self, next_id: int) -> None:
+        """Give out no id below `next_id`: an earlier term of this log gave them to messages that may still come."""
+        self._next_id = max(self._next_id, next_id)
 
     def admit(self, group: AppendGroup) -> tuple[SegmentKey, ...]:
         """Stamp a group and return (), or change nothing and return the segments it needs first.

@@ -46,5 +46,5 @@ def decode_snapshot(data: bytes) -> ShardSnapshot:
                 "open the node with the release that wrote it"
             )
         return msgspec.msgpack.decode(data, type=ShardSnapshot)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the checkpoint's shard state does not decode: {error}") from error

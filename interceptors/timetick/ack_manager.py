@@ -11,14 +11,18 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from interceptors.timetick.ack_detail import AckDetail, AckKind
-from wal.errors import Indeterminate
+from wal.errors import Indeterminate, StreamingNodeError
 from wal.message import LogEntry
 from wal.timetick import TickAllocator
 
 Release = Callable[[Sequence[AckDetail]], None]
-"""Takes newly confirmed details, ascending and never empty; must not raise, suspend or append."""
+"""Takes newly confirmed details, ascending and never empty; must not suspend or append.
+
+Raises a `StreamingNodeError` when a tick without an entry cannot be promised to readers; entries are released all the same.
+"""
 
 
 class Acker:
@@ -72,17 +76,31 @@ class AckManager:
 
     def confirm(self, acker: Acker, entry: LogEntry) -> None:
         """The append is durable as `entry`."""
-        self._end(acker, AckDetail(AckKind.ENTRY, acker.tick, entry))
+        with suppress(StreamingNodeError):  # of a tick behind it; who waits for that has heard
+            self._end(acker, AckDetail(AckKind.ENTRY, acker.tick, entry))
 
     def fail(self, acker: Acker) -> None:
         """The append certainly did not happen."""
-        self._end(acker, AckDetail(AckKind.FAILED, acker.tick))
+        with suppress(StreamingNodeError):
+            self._end(acker, AckDetail(AckKind.FAILED, acker.tick))
 
     def abandon(self, acker: Acker) -> None:
         """Nobody knows whether the append happened: nothing at or above its tick is confirmed from here on."""
         assert acker.detail is None, "an append ends once"
         if not self._indeterminate_tick or acker.tick < self._indeterminate_tick:
             self._indeterminate_tick = acker.tick
+        self._refuse_unreachable()
+
+    def end(self) -> None:
+        """End the term: no further tick is given to readers, and nobody waits for one; idempotent.
+
+        The live tail may belong to the next term from here on, whose appends this manager knows nothing of.
+        """
+        if not self._indeterminate_tick:
+            self._indeterminate_tick = self._confirmed_tick + 1
+        self._refuse_unreachable()
+
+    def _refuse_unreachable(self) -> None:
         for tick, _, waiter in self._waiting:
             if tick >= self._indeterminate_tick and not waiter.done():
                 waiter.set_exception(self._unreachable(tick))
@@ -133,12 +151,28 @@ class AckManager:
             while pending and (ended := pending[0].detail) is not None:
                 pending.popleft()
                 details.append(ended)
-        self._confirmed_tick = details[-1].tick
-        self._release(details)
-        while self._waiting and self._waiting[0][0] <= self._confirmed_tick:
+        tick = details[-1].tick
+        try:
+            self._release(details)
+        except (
+            StreamingNodeError
+        ) as error:  # a tick that could not be promised: who waits for it is told, not left waiting
+            for waiter in self._waiters_until(tick):
+                waiter.set_exception(error)
+                waiter.exception()
+            raise
+        self._confirmed_tick = tick
+        for waiter in self._waiters_until(tick):
+            waiter.set_result(None)
+
+    def _waiters_until(self, tick: int) -> list[asyncio.Future[None]]:
+        """Take out who still waits for something up to `tick`."""
+        due = []
+        while self._waiting and self._waiting[0][0] <= tick:
             _, _, waiter = heapq.heappop(self._waiting)
             if not waiter.done():
-                waiter.set_result(None)
+                due.append(waiter)
+        return due
 
     def _unreachable(self, tick: int) -> Indeterminate:
         return Indeterminate(

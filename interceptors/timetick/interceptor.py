@@ -13,6 +13,7 @@ from interceptors.timetick.ack_manager import Acker, AckManager
 from interceptors.timetick.mvcc import MvccManager
 from wal.append import Append, AppendGroup, AppendResult, AppendTicket
 from wal.errors import InvalidArgument
+from wal.failpoint import failpoint
 from wal.message import LogEntry, into_entry
 from wal.timetick import CLOCK_LEAP_MS_MAX, TickAllocator, physical_ms
 
@@ -54,6 +55,7 @@ class TimeTickInterceptor:
             self._reach(group.barrier_tick)
         acker = self._acks.allocate()
         group.stamp_time_tick(acker.tick, self._oldest_open_begin())
+        failpoint("append.stamped")
         try:
             return await append(group)
         finally:
@@ -96,8 +98,10 @@ class TimeTickInterceptor:
         if durable.cancelled() or durable.exception() is not None:
             self._acks.abandon(acker)
             return
+        failpoint("append.confirming")
         self._mvcc.update(entry)
         self._acks.confirm(acker, entry)
+        failpoint("append.published")
 
     def _entry(self, group: AppendGroup, ticket: AppendTicket) -> LogEntry:
         return into_entry(
@@ -106,4 +110,5 @@ class TimeTickInterceptor:
             first_position=ticket.first_position,
             crc32c=ticket.crc32c,
             size_bytes=ticket.size_bytes,
+            producer=group.producer,
         )

@@ -19,14 +19,18 @@ class VChannelMvcc(NamedTuple):
 
 
 class MvccManager:
-    """Ticks of the vchannels of one log since its term began; `first_tick` stands for everything before."""
+    """Ticks of the vchannels of one log since its term began; `first_tick` stands for everything before.
 
-    __slots__ = ("_confirmed_tick", "_first_tick", "_ticks")
+    `updates` counts how often one of them moved.
+    """
+
+    __slots__ = ("_confirmed_tick", "_first_tick", "_ticks", "updates")
 
     def __init__(self, first_tick: int) -> None:
         self._first_tick = first_tick
         self._confirmed_tick = first_tick
         self._ticks: dict[str, int] = {}
+        self.updates = 0
 
     def update(self, entry: LogEntry) -> None:
         """Take in a durable entry, before or after it is confirmed; entries may come out of order."""
@@ -55,3 +59,4 @@ class MvccManager:
     def _changed(self, vchannel: str, tick: int) -> None:
         if tick > self._ticks.get(vchannel, 0):
             self._ticks[vchannel] = tick
+            self.updates += 1

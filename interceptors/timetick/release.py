@@ -8,6 +8,7 @@ from typing import Protocol
 
 from interceptors.timetick.ack_detail import AckDetail, AckKind
 from interceptors.timetick.mvcc import MvccManager
+from wal.errors import StreamingNodeError
 from wal.message import LogEntry
 
 
@@ -32,11 +33,24 @@ class ReaderRelease:
         self._promise_tick = promise_tick
 
     def __call__(self, details: Sequence[AckDetail]) -> None:
-        """Release ascending details; a failed tick releases nothing by itself."""
+        """Release ascending details; a failed tick releases nothing by itself.
+
+        Raises, after all entries are released, what kept an idle tick from being promised; readers do not hear of that tick.
+        """
+        unpromised: StreamingNodeError | None = None
+        told_tick = 0
         for detail in details:
             if detail.entry is not None:
                 self._tail.append(detail.entry)
             elif detail.kind is AckKind.SYNC:
-                self._promise_tick(detail.tick)
+                try:
+                    self._promise_tick(detail.tick)
+                except StreamingNodeError as error:
+                    unpromised = error
+                    continue
                 self._tail.advance(detail.tick)
-        self._mvcc.confirm(details[-1].tick)
+            told_tick = detail.tick
+        if told_tick:
+            self._mvcc.confirm(told_tick)
+        if unpromised is not None:
+            raise unpromised

@@ -15,6 +15,7 @@ from interceptors.txn.manager import TxnManager
 from interceptors.txn.session import Doom, Session, SessionEvent
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument
+from wal.failpoint import failpoint
 from wal.headers import BeginTxnHeader
 from wal.message import ALL_VCHANNELS
 from wal.message_type import DML, EXCLUSIVE, MessageType
@@ -77,7 +78,10 @@ class TxnInterceptor:
             raise InvalidArgument("a begin carries the header of a begin")
         for message in group.messages:
             message.txn_id = group.time_tick
-        return replace(await append(group), txn_id=group.time_tick)
+        failpoint("txn.group_stamped")
+        result = await append(group)
+        failpoint("txn.group_durable")
+        return replace(result, txn_id=group.time_tick)
 
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
         begin = group.messages[0]
@@ -87,7 +91,9 @@ class TxnInterceptor:
         begin.txn_id = session.txn_id
         begin.header = msgspec.structs.replace(begin.header, keepalive_ms=session.keepalive_ms)
         try:
+            failpoint("txn.beginning")
             result = await append(group)
+            failpoint("txn.begun")
         except BaseException:
             if group.ticket is None:
                 self._sessions.end(session)
@@ -99,16 +105,18 @@ class TxnInterceptor:
         if any(message.txn_id != txn_id or message.type not in DML for message in group.messages):
             raise InvalidArgument("bodies are inserts and deletes of one transaction — append others apart")
         session, bodies = self._sessions.join(group, txn_id)
-        ended_at = 0
+        acknowledged = False
         try:
+            failpoint("txn.body_joined")
             result = await append(group)
-            ended_at = group.time_tick
+            failpoint("txn.body_durable")
+            acknowledged = True
         except BaseException:
             if group.ticket is None:
                 session.drop_bodies(bodies)
             raise
         finally:
-            self._sessions.bodies_ended(session, ended_at)
+            self._sessions.bodies_ended(session, acknowledged=acknowledged)
         return replace(result, txn_id=txn_id)
 
     async def _commit(self, group: AppendGroup, append: Append) -> AppendResult:
@@ -117,7 +125,9 @@ class TxnInterceptor:
         if drained is not None:
             raise Redo(until=drained, waiting_for=f"the bodies of transaction {txn_id}")
         try:
+            failpoint("txn.committing")
             result = await append(group)
+            failpoint("txn.commit_durable")
         except Redo:
             session.apply(SessionEvent.SENT_BACK)
             raise
@@ -130,7 +140,9 @@ class TxnInterceptor:
     async def _rollback(self, group: AppendGroup, append: Append) -> AppendResult:
         session = self._sessions.request_rollback(group.messages[0].txn_id)
         try:
+            failpoint("txn.rolling_back")
             result = await append(group)
+            failpoint("txn.rollback_durable")
         except BaseException:
             self._failed(group, session, SessionEvent.ROLLBACK_REFUSED, Doom.ROLLBACK_FAILED)
             raise
@@ -148,7 +160,10 @@ class TxnInterceptor:
     async def _exclusive(self, group: AppendGroup, append: Append) -> AppendResult:
         before = self._sessions.fence(group.vchannels, group.time_tick)
         try:
-            return await append(group)
+            failpoint("txn.fencing")
+            result = await append(group)
+            failpoint("txn.fenced")
+            return result
         except BaseException:
             if group.ticket is None:
                 self._sessions.unfence(before)

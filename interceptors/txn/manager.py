@@ -1,13 +1,14 @@
 """The live transactions of one log: which there are, which are due to end, where the oldest begins.
 
-In come the interceptor's requests with their ticks, fences of exclusive messages and the tick of the clock; out go verdicts
-as typed errors, the doomed sessions for the rollback worker, and the oldest open begin, below which no reader may resume.
-Nothing here waits; only `wait_for_doomed` does.
+In come the interceptor's requests, fences of exclusive messages, and a clock that never leaps; out go verdicts as typed
+errors, the doomed sessions for the rollback worker, and the oldest open begin, below which no reader may resume. Nothing
+here waits; only `wait_for_doomed` does.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Self
 
 from interceptors.change import Change
@@ -17,6 +18,7 @@ from wal.errors import InvalidArgument, InvalidTransactionState, Overloaded, Str
 from wal.headers import BeginTxnHeader
 from wal.message import Message
 from wal.message_type import MessageType
+from wal.timetick import physical_ms
 
 COMMITTED_REMEMBERED = 4096
 """Ids kept after their commit, so that a late call hears "committed" rather than "none of its rows will appear"."""
@@ -24,11 +26,17 @@ COMMITTED_REMEMBERED = 4096
 _ENDS = frozenset({MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 
 
-class TxnManager:
-    """Holds the sessions, oldest first. Lives on the event loop."""
+def steady_ms() -> int:
+    """Return milliseconds from an arbitrary start, by a clock that nobody sets."""
+    return time.monotonic_ns() // 1_000_000
 
-    def __init__(self, limits: TxnLimits | None = None) -> None:
+
+class TxnManager:
+    """Holds the sessions, oldest first. Lives on the event loop; `now_ms` is a clock that never leaps."""
+
+    def __init__(self, limits: TxnLimits | None = None, *, now_ms: Callable[[], int] = steady_ms) -> None:
         self.limits = limits or TxnLimits()
+        self._now_ms = now_ms
         self._sessions: dict[int, Session] = {}
         self._begins: dict[int, AppendGroup | int] = {}
         """By id: where the begin lies, or the group that has its place once it is in the log's queue."""
@@ -44,16 +52,18 @@ class TxnManager:
         open_transactions: Iterable[tuple[Message, Sequence[Message]]],
         *,
         fences: Mapping[str, int],
+        at_tick: int,
         limits: TxnLimits | None = None,
+        now_ms: Callable[[], int] = steady_ms,
     ) -> Self:
-        """Return a manager of the transactions that the log leaves open, each begin with its bodies.
+        """Return a manager of the transactions that the log leaves open at `at_tick`, each begin with its bodies.
 
         `fences` maps vchannels to the tick of their last exclusive message. A client may go on with a transaction whose
-        keepalive has not passed meanwhile.
+        keepalive has not passed meanwhile; how long that was only ticks can tell.
         """
-        manager = cls(limits)
+        manager = cls(limits, now_ms=now_ms)
         for begin, bodies in sorted(open_transactions, key=lambda each: each[0].position):
-            manager._recover(begin, [Change.of(body) for body in bodies], max([begin, *bodies], key=_tick).time_tick)
+            manager._recover(begin, bodies, at_tick)
         manager._fences = dict(fences) if manager._sessions else {}
         return manager
 
@@ -100,7 +110,8 @@ class TxnManager:
             )
         if len(self._sessions) >= self.limits.sessions_max:
             raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")
-        session = Session(group.time_tick, keepalive_ms, self.limits)
+        now_ms = self._now_ms()
+        session = Session(group.time_tick, keepalive_ms, self.limits, begun_ms=now_ms, active_ms=now_ms)
         self._sessions[session.txn_id] = session
         self._begins[session.txn_id] = group
         return session
@@ -109,21 +120,21 @@ class TxnManager:
         """Add a group of bodies to its session. Raises a typed error, after dooming the session where that is why."""
         session = self._get(txn_id)
         bodies = [Change.of(message) for message in group.messages]
-        self._judge(session, group.time_tick, {body.vchannel for body in bodies})
+        self._judge(session, {body.vchannel for body in bodies})
         if session.state is SessionState.IN_FLIGHT and session.overflows(bodies):
             self._doom(session, Doom.TOO_LARGE)
         session.add_bodies(bodies)
         return session, bodies
 
-    def bodies_ended(self, session: Session, tick: int) -> None:
-        """Count one append of bodies as over; `tick` is 0 when it failed."""
-        if session.bodies_ended(tick):
+    def bodies_ended(self, session: Session, *, acknowledged: bool) -> None:
+        """Count one append of bodies as over; one that was acknowledged keeps the session alive."""
+        if session.bodies_ended(self._now_ms() if acknowledged else None):
             self._let_commit_come_again(session)
 
     def request_commit(self, group: AppendGroup, txn_id: int) -> tuple[Session, asyncio.Future[None] | None]:
         """Return the session, and a future if its commit has to wait for bodies on their way and then come again."""
         session = self._get(txn_id)
-        self._judge(session, group.time_tick, session.vchannels)
+        self._judge(session, session.vchannels)
         if session.request_commit():
             return session, None
         return session, self._drained.setdefault(txn_id, asyncio.get_running_loop().create_future())
@@ -179,9 +190,10 @@ class TxnManager:
             if any(session.txn_id < tick == self._fences.get(vchannel) for vchannel in spanned):
                 self._doom(session, Doom.OVERTAKEN)
 
-    def expire_until(self, tick: int) -> int:
-        """Doom every session that `tick` ends, by idleness or age; return how many. For a timer."""
-        due = [(session, doom) for session in self._sessions.values() if (doom := session.due(tick))]
+    def expire(self) -> int:
+        """Doom every session whose time is over, by idleness or age; return how many. For a timer."""
+        now_ms = self._now_ms()
+        due = [(session, doom) for session in self._sessions.values() if (doom := session.due(now_ms))]
         for session, doom in due:
             self._doom(session, doom)
         return len(due)
@@ -207,11 +219,11 @@ class TxnManager:
         if drained is not None and not drained.done():
             drained.set_result(None)
 
-    def _judge(self, session: Session, tick: int, vchannels: Iterable[str]) -> None:
-        """Doom the session if `tick`, or a fence above its begin, says so; the transition that follows raises."""
+    def _judge(self, session: Session, vchannels: Iterable[str]) -> None:
+        """Doom the session if its time is over or a fence is above its begin; the transition that follows raises."""
         if session.state not in DOOMABLE:
             return
-        if doom := session.due(tick):
+        if doom := session.due(self._now_ms()):
             self._doom(session, doom)
         elif self._fences and self._is_fenced(session, vchannels):
             self._doom(session, Doom.OVERTAKEN)
@@ -232,15 +244,22 @@ class TxnManager:
             f"transaction {txn_id} is not open: rolled back, expired or unknown — begin a new one"
         )
 
-    def _recover(self, begin: Message, bodies: list[Change], last_tick: int) -> None:
+    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
         assert isinstance(begin.header, BeginTxnHeader)
-        session = Session(begin.txn_id, begin.header.keepalive_ms, self.limits, last_tick=last_tick)
+        last_tick = max(message.time_tick for message in (begin, *bodies))
+        session = Session(
+            begin.txn_id,
+            begin.header.keepalive_ms,
+            self.limits,
+            begun_ms=self._now_ms() - _elapsed_ms(begin.time_tick, at_tick),
+            active_ms=self._now_ms() - _elapsed_ms(last_tick, at_tick),
+        )
         if bodies:
-            session.add_bodies(bodies)
-            session.bodies_ended(last_tick)
+            session.add_bodies([Change.of(body) for body in bodies])
+            session.bodies_ended(None)
         self._sessions[session.txn_id] = session
         self._begins[session.txn_id] = begin.position
 
 
-def _tick(message: Message) -> int:
-    return message.time_tick
+def _elapsed_ms(from_tick: int, to_tick: int) -> int:
+    return max(0, physical_ms(to_tick) - physical_ms(from_tick))

@@ -4,8 +4,6 @@ Readers drop a transaction only when the log says so, and the log cannot be trun
 worker does not give up while the log takes appends.
 """
 
-from collections.abc import Callable
-
 import anyio
 
 from interceptors.txn.manager import TxnManager
@@ -13,6 +11,7 @@ from interceptors.txn.session import Session, SessionState
 from wal.append import Append, AppendGroup
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StreamingNodeError
 from wal.event_log import event_log
+from wal.failpoint import failpoint
 from wal.headers import RollbackTxnHeader
 from wal.message import MutableMessage
 from wal.message_type import MessageType
@@ -25,13 +24,10 @@ _log = event_log(__name__)
 
 
 class RollbackWorker:
-    """Expires sessions of `manager` and appends rollbacks for the doomed ones; `last_tick` returns the newest tick given."""
+    """Expires sessions of `manager` and appends rollbacks for the doomed ones."""
 
-    def __init__(
-        self, manager: TxnManager, *, last_tick: Callable[[], int], interval_s: float = EXPIRY_INTERVAL_S
-    ) -> None:
+    def __init__(self, manager: TxnManager, *, interval_s: float = EXPIRY_INTERVAL_S) -> None:
         self._manager = manager
-        self._last_tick = last_tick
         self._interval_s = interval_s
 
     async def run(self, append: Append) -> None:
@@ -51,7 +47,7 @@ class RollbackWorker:
         Raises `OnShutdown`, `ChannelFenced`, `Indeterminate` or `StorageFailed`; after any other refusal the session is
         left for the next time.
         """
-        self._manager.expire_until(self._last_tick())
+        self._manager.expire()
         rolled_back = 0
         for session in self._manager.take_doomed():
             rolled_back += await self._roll_back(session, append)
@@ -61,6 +57,7 @@ class RollbackWorker:
         if session.state is not SessionState.DOOMED:
             return False  # its client was faster
         assert session.doom is not None, "a doomed session has a reason"
+        failpoint("txn.expired")
         header = RollbackTxnHeader(session.doom.value)
         try:
             await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))

@@ -1,11 +1,12 @@
-"""One streamed transaction as a state machine. Pure: ticks come in as arguments, waits and the log are elsewhere.
+"""One streamed transaction as a state machine. Pure: times come in as arguments, waits and the log are elsewhere.
 
 IN_FLIGHT takes bodies. A commit first waits until no body is on its way (ON_COMMIT), then is in the log's hands
 (COMMITTING), where only the log's answer counts. A session that may not commit any more (expired, too large, overtaken by
 a schema change) is DOOMED until a rollback is in the log: readers never decide this by themselves.
 
 Joint rules: a session expires by idleness only while none of its bodies is on its way, because a slow disk is no idle
-client; by age it always does. Once DOOMED it stays so, whatever tick is asked about later.
+client; by age it always does. Once DOOMED it stays so. Times are milliseconds of a clock that never leaps (ADR 0013): ticks
+follow the machine's clock, and when that is set back they stand still for as long.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from enum import Enum, auto
 from interceptors.change import Change
 from wal.errors import InvalidTransactionState, StreamingNodeError, TransactionExpired, TransactionTooLarge
 from wal.message import MESSAGE_OVERHEAD_BYTES
-from wal.timetick import add_ms
 
 
 class SessionState(Enum):
@@ -101,20 +101,21 @@ class TxnLimits:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One transaction; its id is the tick of its begin. `bodies` are in log order."""
+    """One transaction; its id is the tick of its begin. `bodies` are in log order.
+
+    `begun_ms` and `active_ms` say when it began and when its last body was acknowledged, on a clock that never leaps.
+    """
 
     txn_id: int
     keepalive_ms: int
     limits: TxnLimits
-    last_tick: int = 0
+    begun_ms: int
+    active_ms: int
     state: SessionState = SessionState.IN_FLIGHT
     doom: Doom | None = None
     in_flight: int = 0
     size_bytes: int = 0
     bodies: list[Change] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.last_tick = max(self.last_tick, self.txn_id)
 
     @property
     def vchannels(self) -> frozenset[str]:
@@ -129,13 +130,13 @@ class Session:
             raise self._refusal()
         self.state = after
 
-    def due(self, tick: int) -> Doom | None:
-        """Return why the transaction may not go on at `tick`, None if it may."""
+    def due(self, now_ms: int) -> Doom | None:
+        """Return why the transaction may not go on at `now_ms`, None if it may."""
         if self.state not in DOOMABLE:
             return None
-        if tick >= add_ms(self.txn_id, int(self.limits.age_s_max * 1000)):
+        if now_ms - self.begun_ms >= self.limits.age_s_max * 1000:
             return Doom.TOO_OLD
-        if not self.in_flight and tick >= add_ms(self.last_tick, self.keepalive_ms):
+        if not self.in_flight and now_ms - self.active_ms >= self.keepalive_ms:
             return Doom.EXPIRED
         return None
 
@@ -162,11 +163,12 @@ class Session:
         del self.bodies[-len(bodies) :]
         self.size_bytes -= _size_bytes(bodies)
 
-    def bodies_ended(self, tick: int) -> bool:
-        """Count one append of bodies as ended at `tick`; return whether none is on its way any more."""
+    def bodies_ended(self, acknowledged_ms: int | None) -> bool:
+        """Count one append of bodies as ended, None: failed; return whether none is on its way any more."""
         assert self.in_flight > 0, "an append of bodies ends once"
         self.in_flight -= 1
-        self.last_tick = max(self.last_tick, tick)
+        if acknowledged_ms is not None:
+            self.active_ms = max(self.active_ms, acknowledged_ms)
         return not self.in_flight
 
     def request_commit(self) -> bool:

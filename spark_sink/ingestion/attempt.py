@@ -28,6 +28,7 @@ from spark_sink.table.columns import PARTITION
 from spark_sink.table.file_stats import stats_json
 from spark_sink.table.open_table import OpenTable
 from spark_sink.table.table_model import NewFile
+from wal.failpoint import failpoint
 
 INTENTS = "_attempts"
 
@@ -86,6 +87,7 @@ class Attempt:
             path.unlink()
             return None
         sync_file(path)
+        failpoint("ingest.file_synced")
         partition = unquote(path.parent.name.removeprefix(f"{PARTITION}="))
         relative = path.relative_to(self._table).as_posix()
         return NewFile(relative, path.stat().st_size, footer.num_rows, partition, stats_json(footer))
@@ -93,6 +95,7 @@ class Attempt:
 
 def sync_log(table: Path) -> None:
     """Return when the newest commit of a table is on disk: the Delta writer renames, but does not sync."""
+    failpoint("ingest.log_syncing")
     log = table / "_delta_log"
     newest = max(log.glob("*.json"), default=None)
     if newest is not None:

@@ -6,6 +6,8 @@ Assumes what POSIX file systems give: rename is atomic, fsync of a file keeps it
 import os
 from pathlib import Path
 
+from wal.failpoint import failpoint
+
 
 def write_durably(path: Path, content: bytes) -> None:
     """Replace `path` by `content`: after a crash it holds either the old or the new content, whole."""
@@ -14,7 +16,9 @@ def write_durably(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    failpoint("ingest.lease_written")
     building.replace(path)
+    failpoint("ingest.lease_renamed")
     sync_directory(path.parent)
 
 

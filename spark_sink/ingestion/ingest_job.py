@@ -31,10 +31,12 @@ from spark_sink.ingestion.lease import Lease, release, write_lease
 from spark_sink.ingestion.report import IngestReport, Progress, TableReport
 from spark_sink.ingestion.step import OnStep, Step
 from spark_sink.ingestion.table_lock import table_lock
+from spark_sink.runtime.lost_jvm import telling_lost_jvm
 from spark_sink.table.columns import decode_schema
 from spark_sink.table.open_table import CommitConflict, OpenTable
 from spark_sink.table.table_model import TableIdentity, Watermark
 from wal.errors import AlreadyExists, Overloaded, TableAhead
+from wal.failpoint import failpoint
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
@@ -71,7 +73,8 @@ def ingest(
     killed at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
     Raises `CutFailed`, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a
-    table's directory belongs to another node or to nobody, `TableAhead` when the node is older than its table.
+    table's directory belongs to another node or to nobody, `TableAhead` when the node is older than its table, `SparkLost`
+    when Spark's Java process is killed meanwhile.
     """
     started = time.monotonic()
     progress = progress or _silent
@@ -102,7 +105,8 @@ class IngestJob:
         self._node = node
         self._tables = tables
         self._progress = progress
-        self._step = on_step or _no_step
+        self._spark = spark
+        self._step = _through_failpoints(on_step)
         self._writer = CommitWriter(session, node, self._step)
         self._commit_bytes_max = commit_bytes_max
         self._now_s = now_s
@@ -111,6 +115,10 @@ class IngestJob:
 
     def run(self) -> IngestReport:
         """Take every cut there is, and report. Raises as `ingest`."""
+        with telling_lost_jvm(self._spark):
+            return self._run()
+
+    def _run(self) -> IngestReport:
         if not self._cuts.numbers:
             return IngestReport(node_id="", cut=0, tick=0, node_was_running=False, seconds=0.0)
         newest = self._cuts.read(self._cuts.newest)
@@ -355,5 +363,10 @@ def _silent(_stage: str, _done: int, _total: int) -> None:
     return None
 
 
-def _no_step(_step: Step) -> None:
-    return None
+def _through_failpoints(on_step: OnStep | None) -> OnStep:
+    def reached(step: Step) -> None:
+        failpoint(f"ingest.{step.value}")
+        if on_step is not None:
+            on_step(step)
+
+    return reached

@@ -88,7 +88,6 @@ def _configure(builder: SparkSession.Builder, settings: Mapping[str, str]) -> Sp
 
 def find_java() -> Java:
     """Return the Java that `session` would start Spark with. Raises `JavaNotFound` with what was tried."""
-    """Return the Java runtime that `session` would start. Raises `JavaNotFound`."""
     found = shutil.which("java")
     places = candidates(
         java_home=os.environ.get("JAVA_HOME"),

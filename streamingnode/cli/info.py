@@ -2,11 +2,13 @@
 
 import argparse
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import Command, take
-from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_fields, format_tick
+from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count, format_fields, format_tick
+from streamingnode.cli.statistics_lines import statistics_fields
 from wal.errors import StorageFailed, StreamingNodeError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     from streamingnode.inspection.node_files import read_node_files
     from streamingnode.inspection.node_records import read_node_records
+    from streamingnode.statistics_file import read_statistics
 
     files = read_node_files(arguments.directory)
     try:
@@ -36,14 +39,23 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
             raise
         # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
         records, unread = None, str(error)
-    document = describe(files, records)
+    import msgspec
+
+    statistics = read_statistics(arguments.directory, pid=files.holder.pid) if files.holder else None
+    document = describe(files, records) | {"statistics": msgspec.to_builtins(statistics)}
     _print(document, files, records, unread, output)
+    if statistics is not None:
+        output.line()
+        for line in format_fields(statistics_fields(statistics)):
+            output.line(line)
     output.document(document)
     return EXIT_OK
 
 
 def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, object]:
     """Return everything `info` knows, as machines read it."""
+    from streamingnode.verification.scrubber import read_status
+
     newest = files.cuts.read(files.cuts.newest) if files.cuts.numbers else None
     names = {number: name for name, number in records.survey.log_ids.items()} if records else {}
     return {
@@ -73,6 +85,7 @@ def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, obj
             {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
             for lease in files.leases
         ],
+        "scrubbed": read_status(files.directory),
         "disk_bytes": files.disk_bytes,
     }
 
@@ -91,6 +104,7 @@ def _print(
         "last tick": f"{files.tick} ({format_tick(files.tick)})",
         "last positions": ", ".join(f"{name} {position}" for name, position in positions.items()) or "none",
         "cuts": _cuts(files),
+        "scrubbed": _scrubbed(files.directory),
         "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in files.disk_bytes.items() if size),
     }
     for line in format_fields(fields):
@@ -108,6 +122,17 @@ def _cuts(files: "NodeFiles") -> str:
     return f"{files.cuts.first} to {files.cuts.newest}, the newest at {tick} ({format_tick(tick)})"
 
 
+def _scrubbed(directory: Path) -> str:
+    from streamingnode.verification.scrubber import read_status
+
+    status = read_status(directory)
+    if not status.finished_ms:
+        return status.verdict
+    at = datetime.fromtimestamp(status.finished_ms / 1000, UTC).isoformat(timespec="seconds")
+    findings = f", {format_count(len(status.findings), 'finding')}: {status.findings[0]}" if status.findings else ""
+    return f"{status.verdict}, {at.replace('+00:00', 'Z')}{findings}"
+
+
 def _print_marks(files: "NodeFiles", records: "NodeRecords", output: Output) -> None:
     rows: list[tuple[object, ...]] = [
         ("checkpoint", name, f"cut {mark.cut_number}", mark.position, format_tick(mark.tick))
@@ -123,7 +148,10 @@ def _print_marks(files: "NodeFiles", records: "NodeRecords", output: Output) -> 
 COMMAND = Command(
     name="info",
     summary="show a node's identity, owner, ticks, cuts, readers and disk use",
-    details="Reads files and opens nothing, so it also works beside a running node and changes nothing. Times are UTC.",
+    details=(
+        "Reads files and changes nothing, so it also works beside a running node; then it shows too what the node\n"
+        "counted and measured until a few seconds ago. Times are UTC."
+    ),
     examples=("streamingnode info data", "streamingnode info data --json"),
     add_arguments=_add_arguments,
     run=_run,

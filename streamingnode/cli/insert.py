@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from streamingnode.writing.results import WriteResult
 
 STDIN = "-"
+DEFAULT_PARTITION = "_default"
 NOTE_INTERVAL_S = 0.5
 
 
@@ -57,8 +59,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collection", help="the collection to insert into")
     parser.add_argument("file", nargs="?", default=STDIN, help="JSON lines or Parquet; `-` is stdin (default)")
     parser.add_argument("--upsert", action="store_true", help="replace rows that have the same primary key")
-    parser.add_argument("--partition", help="the partition the rows go to (default: the collection's own)")
-    parser.add_argument("--create", action="store_true", help="create the collection if it does not exist")
+    parser.add_argument("--partition", help="the partition the rows go to (default: _default)")
+    parser.add_argument("--create", action="store_true", help="create the collection, and its --partition, if missing")
     parser.add_argument("--primary-key", metavar="COLUMN", help="with --create: the primary key")
     parser.add_argument("--shards", type=int, metavar="N", help="with --create: number of shards (default: 1)")
 
@@ -96,30 +98,85 @@ def _check(arguments: _Arguments) -> None:
 
 
 async def _insert(arguments: _Arguments, rows: "RowSource", output: Output) -> _Totals:
+    import anyio.to_thread
+
+    from streamingnode.inspection.node_files import is_node
     from streamingnode.opening import open_node
 
+    new = None
+    if arguments.create and not is_node(arguments.directory):  # what is refused now leaves no empty node behind
+        new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
     async with open_node(arguments.directory) as node:
-        schema = await _schema(node, arguments, rows)
-        return await _insert_batches(node, arguments, rows.batches(schema), output)
+        batches = await _batches(node, arguments, rows, new)
+        return await _insert_batches(node, arguments, batches, output)
 
 
-async def _schema(node: "Node", arguments: _Arguments, rows: "RowSource") -> "pa.Schema":
-    """Return the columns rows are read as: the collection's, or those it is created with."""
+@dataclass(frozen=True, slots=True)
+class _NewCollection:
+    """The columns a collection is made with, and the rows for it, the first of which are checked."""
+
+    schema: "pa.Schema"
+    batches: "Iterator[RowBatch]"
+
+
+def _new_collection(arguments: _Arguments, rows: "RowSource") -> _NewCollection:
+    """Return what --create makes of the input; raises what creating it and inserting the first batch would raise."""
+    from streamingnode.ddl import check_definition
+    from streamingnode.rows.row_shape import row_shape, to_batches
+    from wal.errors import SchemaMismatch
+
+    assert arguments.primary_key is not None, "checked with the other arguments"
+    schema = rows.infer_schema()
+    definition = check_definition(
+        arguments.collection,
+        schema,
+        primary_key=arguments.primary_key,
+        shards=_shards(arguments),
+        partitions=_partitions(arguments),
+    )
+    batches = rows.batches(schema)
+    first = list(islice(batches, 1))
+    for batch in first:
+        try:
+            to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
+        except SchemaMismatch as error:
+            raise batch.placed(error) from error
+    return _NewCollection(schema, chain(first, batches))
+
+
+async def _batches(
+    node: "Node", arguments: _Arguments, rows: "RowSource", new: _NewCollection | None
+) -> "Iterator[RowBatch]":
+    """Return the rows with the collection's columns, after making it if need be."""
     import anyio.to_thread
 
     known = {collection.name: collection for collection in node.collections()}
     if arguments.collection in known:
-        return _existing(known[arguments.collection], arguments)
+        return rows.batches(_existing(known[arguments.collection], arguments))
     if not arguments.create:
         there = ", ".join(sorted(known)[:20]) or "none"
         raise CollectionNotFound(
             f"no collection is named {arguments.collection!r} (there are: {there}) — add --create --primary-key COLUMN"
         )
+    if new is None:
+        new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
     assert arguments.primary_key is not None, "checked with the other arguments"
-    schema = await anyio.to_thread.run_sync(rows.infer_schema, abandon_on_cancel=True)
-    shards = 1 if arguments.shards is None else arguments.shards
-    await node.create_collection(arguments.collection, schema, primary_key=arguments.primary_key, shards=shards)
-    return schema
+    await node.create_collection(
+        arguments.collection,
+        new.schema,
+        primary_key=arguments.primary_key,
+        shards=_shards(arguments),
+        partitions=_partitions(arguments),
+    )
+    return new.batches
+
+
+def _shards(arguments: _Arguments) -> int:
+    return 1 if arguments.shards is None else arguments.shards
+
+
+def _partitions(arguments: _Arguments) -> tuple[str, ...]:
+    return () if arguments.partition in {None, DEFAULT_PARTITION} else (str(arguments.partition),)
 
 
 def _existing(collection: "Collection", arguments: _Arguments) -> "pa.Schema":
@@ -184,7 +241,8 @@ COMMAND = Command(
     details=(
         "Reads a file or stdin in batches; each batch is applied whole or not at all. A line that does not fit is named by\n"
         "its number, and nothing of its batch is inserted. In JSON, times are ISO 8601 text, bytes are base64, and a field\n"
-        "left out is null. With --create the columns are taken from the first batch."
+        "left out is null. With --create the columns are taken from the first batch; when that is refused, nothing is\n"
+        "created."
     ),
     examples=(
         "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",

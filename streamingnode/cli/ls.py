@@ -3,7 +3,7 @@
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +107,7 @@ async def _bring_up_to_date(
         next_offsets=dict.fromkeys(collection.vchannels, 0),
         last_tick=0,
     )
+    summary = replace(summary, partitions=collection.partitions)  # the cut may be older than some of them
     rows: Counter[str] = Counter()
     tick = 0
     policy = DeliverPolicy.start_after(after) if after else DeliverPolicy.all()
@@ -175,7 +176,7 @@ COMMAND = Command(
     summary="list a node's collections: rows, shards, offsets, last tick",
     details=(
         "`inserted` counts every row ever inserted; --count adds how many there are now. When another process has the node\n"
-        "open, shows the state at its newest cut. Times are UTC."
+        "open, shows the state at its newest cut, and --count ends with exit code 4. Times are UTC."
     ),
     examples=("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json"),
     add_arguments=_add_arguments,

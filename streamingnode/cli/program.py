@@ -4,7 +4,23 @@ import argparse
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from streamingnode.cli import bench, config, demo, doctor, flush, info, ingest, insert, ls, tail
+from streamingnode.cli import (
+    backup,
+    bench,
+    config,
+    demo,
+    doctor,
+    flush,
+    info,
+    ingest,
+    insert,
+    ls,
+    partitions,
+    repair,
+    restore,
+    tail,
+    verify,
+)
 from streamingnode.cli.command import Command
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
 from wal.errors import StorageFailed, StreamingNodeError
@@ -13,10 +29,15 @@ COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     ls.COMMAND,
     info.COMMAND,
+    partitions.COMMAND,
     insert.COMMAND,
     tail.COMMAND,
     flush.COMMAND,
     ingest.COMMAND,
+    verify.COMMAND,
+    repair.COMMAND,
+    backup.COMMAND,
+    restore.COMMAND,
     doctor.COMMAND,
     bench.COMMAND,
     config.COMMAND,

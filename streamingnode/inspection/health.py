@@ -20,7 +20,8 @@ from pathlib import Path
 from streamingnode.inspection.node_files import holder, is_node, read_node_files
 from streamingnode.ownership import assert_sole_owner
 from wal.errors import JavaNotFound, StreamingNodeError
-from wal.rocks.options import RocksOptions
+from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.options import DATABASE_NAME, RocksOptions
 from wal.timetick import compose_tick, physical_ms
 
 PYTHON_MIN, PYTHON_MAX = (3, 11), (3, 14)
@@ -39,6 +40,9 @@ FREE_BYTES_COMFORT = 4 << 30
 """Less leaves little between the first warning and the point at which appends are refused."""
 
 CLOCK_BEHIND_MS = 1_000
+
+_PARTS_WITHOUT_LOG = frozenset({"cuts", "segments", "deletes"})
+"""What only a node makes; beside no log, the log is lost."""
 
 
 class Status(Enum):
@@ -189,7 +193,19 @@ def _no_node(directory: Path) -> Finding:
         return Finding(Status.FAIL, "node", f"{directory} is a file", "name a directory")
     if not any(directory.iterdir()):
         return Finding(Status.OK, "node", f"{directory} is empty; opening a node fills it")
-    return Finding(Status.FAIL, "node", f"{directory} holds no node but other things", "name another directory")
+    names = sorted(path.name for path in directory.iterdir())
+    if BACKUP_RECORD_NAME in names:
+        step = f"make a node of it: streamingnode restore {directory} <new directory>"
+        return Finding(Status.WARN, "node", f"{directory} is a backup, no node", step)
+    if rest := [name for name in names if name in _PARTS_WITHOUT_LOG]:
+        text = f"{directory} has {', '.join(rest)} of a node, but neither its log nor its floor file"
+        return Finding(Status.FAIL, "node", text, "restore the node from a backup, or name another directory")
+    if DATABASE_NAME in names:
+        text = f"{directory} has a {DATABASE_NAME} that is no node's; a node cannot be opened here"
+        return Finding(Status.FAIL, "node", text, "name another directory")
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    text = f"{directory} holds no node but other things ({shown}); opening one would put its files among them"
+    return Finding(Status.WARN, "node", text, "name the node's directory, or an empty or new one")
 
 
 def _clock(last_tick: int) -> Finding:

@@ -116,7 +116,7 @@ def read_leases(directory: Path) -> tuple[Lease, ...]:
     """Return the leases of the tables fed from a node, by table; a file that is none is left out."""
     leases = []
     for path in sorted((directory / "leases").glob("*.json")):
-        with suppress(msgspec.DecodeError, FileNotFoundError):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, FileNotFoundError):
             leases.append(msgspec.json.decode(path.read_bytes(), type=Lease))
     return tuple(leases)
 

@@ -15,10 +15,9 @@ from rocksdict import AccessType, DBRecoveryMode, Rdict
 from flusher.checkpoint import Checkpoint, decode_checkpoint
 from scanner.named_reader import ReaderPosition
 from wal.errors import Corrupt, StreamingNodeError
-from wal.rocks.directory import DATABASE_NAME
 from wal.rocks.failures import classify_failure
 from wal.rocks.keys import meta_key
-from wal.rocks.options import RocksOptions, database_options, families
+from wal.rocks.options import DATABASE_NAME, RocksOptions, database_options, families
 from wal.rocks.recovery import Survey, scan_prefix, survey
 
 _CHECKPOINT, _READER = "checkpoint/", "reader/"
@@ -67,5 +66,5 @@ def _records(database: Rdict, prefix: str) -> dict[str, bytes]:
 def _decode_reader(name: str, value: bytes) -> ReaderPosition:
     try:
         return msgspec.msgpack.decode(value, type=ReaderPosition)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the position of reader {name} does not decode: {error}") from error

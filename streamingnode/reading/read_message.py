@@ -33,8 +33,8 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What happened to one collection at one tick.
 
     `type` is `INSERT`, `DELETE`, `TXN`, a DDL type, or `TIME_TICK` when ticks were asked for. A transaction has its
-    `bodies`, in order and only those of this collection; `num_rows` is then their sum. Everything at or below
-    `last_confirmed` and this tick can be skipped when reading is resumed.
+    `bodies`, in order and only those of this collection; `num_rows` is then their sum. Reading that resumes at
+    `last_confirmed`, and passes over ticks up to this one, misses and repeats nothing.
     """
 
     type: MessageType

@@ -23,7 +23,7 @@ from streamingnode.writing.results import WriteResult, result_of
 from streamingnode.writing.row_shares import share_result
 from streamingnode.writing.write_target import WriteTarget
 from wal.append import AppendGroup
-from wal.errors import Indeterminate, StreamingNodeError
+from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
 
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 """Start a task that somebody owns."""
@@ -158,7 +158,7 @@ class Coalescer:
         return lane
 
     async def _send_waiting(self, lane: "_Lane") -> None:
-        """Send groups until nothing waits."""
+        """Send groups until nothing waits. Whatever ends it, nobody is left waiting: not those it has, nor those behind."""
         inserts: list[_Insert] = []
         try:
             lane.starting = False
@@ -168,9 +168,13 @@ class Coalescer:
             _fail(
                 inserts, Indeterminate("the node closed before the insert was acknowledged — read back after reopening")
             )
+            while inserts := lane.take(self.limits):
+                _fail(inserts, OnShutdown("the node closed before the insert was begun — open it again"))
             raise
         finally:
             lane.sending -= 1
+            if lane.waiting:  # a bug ended this task; it was in a group that is gone
+                self._start(lane)
 
     async def _send(self, lane: "_Lane", inserts: list[_Insert]) -> None:
         try:

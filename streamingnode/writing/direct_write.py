@@ -24,6 +24,7 @@ from streamingnode.writing.append_groups import (
     plan_slices,
     upsert_of,
 )
+from streamingnode.writing.deadline import within
 from streamingnode.writing.results import WriteResult, combined, result_of
 from streamingnode.writing.write_target import WriteTarget
 from wal.append import AppendGroup
@@ -46,7 +47,50 @@ class Progress:
     @property
     def begun(self) -> bool:
         """Whether something of the write is, or may be, in the log."""
-        return self.groups_done > 0 or (self.group is not None and self.group.ticket is not None)
+        return self.groups_done > 0 or (self.group is not None and self.group.begun)
+
+
+async def insert_rows(
+    target: WriteTarget, partition_id: int, rows: Rows, *, bytes_max: int, txn_id: int, timeout: float | None
+) -> WriteResult:
+    """Insert rows as callers have them, within `timeout` seconds; raises as `Node.insert` does."""
+    progress = Progress()
+
+    async def write() -> WriteResult:
+        batches = await checked_rows(target, rows)
+        return await insert_batches(
+            target, partition_id, batches, bytes_max=bytes_max, progress=progress, txn_id=txn_id
+        )
+
+    return await within(timeout, write, "the insert", begun=lambda: progress.begun)
+
+
+async def upsert_rows(
+    target: WriteTarget, partition_id: int, rows: Rows, *, bytes_max: int, txn_id: int, timeout: float | None
+) -> WriteResult:
+    """Upsert rows as callers have them, within `timeout` seconds; raises as `Node.upsert` does."""
+    progress = Progress()
+
+    async def write() -> WriteResult:
+        batches = await checked_upsert_rows(target, rows)
+        return await upsert_batches(
+            target, partition_id, batches, bytes_max=bytes_max, progress=progress, txn_id=txn_id
+        )
+
+    return await within(timeout, write, "the upsert", begun=lambda: progress.begun)
+
+
+async def delete_keys(
+    target: WriteTarget, keys: Keys, *, bytes_max: int, txn_id: int, timeout: float | None
+) -> WriteResult:
+    """Delete keys as callers have them, within `timeout` seconds; raises as `Node.delete` does."""
+    progress = Progress()
+
+    async def write() -> WriteResult:
+        batches = await checked_keys(target, keys)
+        return await delete_batches(target, batches, bytes_max=bytes_max, progress=progress, txn_id=txn_id)
+
+    return await within(timeout, write, "the delete", begun=lambda: progress.begun)
 
 
 async def checked_rows(target: WriteTarget, rows: Rows) -> list[pa.RecordBatch]:

@@ -85,15 +85,22 @@ class Transaction:
 
     Leaving the `async with` block commits; an exception in it rolls back and goes on unchanged. Until the commit nobody
     sees anything, also not this caller. Several tasks may write to one transaction; their order is then their own affair.
+    `commit_through` is wrapped around the append of the group that makes it appear.
     """
 
     def __init__(
-        self, find_target: Callable[[str], WriteTarget], *, group_bytes_max: int, keepalive_ms: int = 0
+        self,
+        find_target: Callable[[str], WriteTarget],
+        *,
+        group_bytes_max: int,
+        keepalive_ms: int = 0,
+        commit_through: Callable[[Append], Append] | None = None,
     ) -> None:
         self._find_target = find_target
         self._group_bytes_max = group_bytes_max
         self._bodies_bytes_max = group_bytes_max - TRANSACTION_OVERHEAD_BYTES
         self._keepalive_ms = keepalive_ms
+        self._commit_through = commit_through
         self._state = TransactionState.BUFFERING
         self._place: tuple[str, Append] | None = None
         self._bodies: list[MutableMessage] = []
@@ -118,7 +125,10 @@ class Transaction:
         return self._bodies_bytes
 
     async def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
-        """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on without these rows."""
+        """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on without these rows.
+
+        Past one append group it also raises what an append raises; rows may be lost then, and only a rollback is left.
+        """
         target = self._target(collection)
         partition_id = target.partition_id(partition)
         batches = await checked_rows(target, rows)
@@ -231,14 +241,31 @@ class Transaction:
 
     async def _commit(self) -> WriteResult:
         if self._txn_id:
-            await self._send_bodies()
-            return await self._append(commit_group(self._txn_id))
+            return await self._commit_streamed()
         bodies, self._bodies, self._bodies_bytes = self._bodies, [], 0
-        return await self._append(AppendGroup(as_transaction(bodies))) if bodies else NOTHING
+        return await self._append_commit(AppendGroup(as_transaction(bodies))) if bodies else NOTHING
+
+    async def _commit_streamed(self) -> WriteResult:
+        await self._send_bodies()
+        result = await self._append_commit(commit_group(self._txn_id))
+        if result.txn_id != self._txn_id:  # an earlier try of the same write is in the log, so this one may not be
+            with suppress(StreamingNodeError):
+                await self._append(rollback_group(self._txn_id, reason="its write is in the log already"))
+        return result
 
     async def _append(self, group: AppendGroup) -> WriteResult:
+        return result_of(await self._appender(group))
+
+    async def _append_commit(self, group: AppendGroup) -> WriteResult:
+        append = self._appender
+        if self._commit_through is not None:
+            append = self._commit_through(append)
+        return result_of(await append(group))
+
+    @property
+    def _appender(self) -> Append:
         assert self._place is not None, "only bodies lead to an append, and they have a place"
-        return result_of(await self._place[1](group))
+        return self._place[1]
 
     def _check_open(self) -> None:
         self._check_in(OPEN)

@@ -41,7 +41,7 @@ class Fuse:
             if self._power:
                 self.dead = True
                 raise PowerCut
-            raise OSError(28, "No space left on device")
+            raise OSError(5, "Input/output error")
 
 
 class FaultyFile:
@@ -130,6 +130,24 @@ class CheckedStore:
         self.node_id = store.node_id
         self.term = store.term
         self.promised_tick = store.promised_tick
+
+    @property
+    def short_of_space(self) -> bool:
+        return self._store.short_of_space
+
+    @property
+    def condition(self) -> str:
+        return self._store.condition
+
+    @property
+    def taking_writes(self) -> bool:
+        return self._store.taking_writes
+
+    async def wait_failed(self) -> None:
+        await self._store.wait_failed()
+
+    async def reopen(self) -> None:
+        await self._store.reopen()
 
     def promise_tick(self, tick: int) -> None:
         self._store.promise_tick(tick)

@@ -41,7 +41,8 @@ class Machine:
                 await flusher.wait_for_cut(len(self.log.cuts))
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as errors:
-            if errors.split((PowerCut, OnShutdown))[1] is not None:
+            # An `OSError` beside the cut is another task's, which meets the file that the cut broke.
+            if errors.split((PowerCut, OnShutdown, OSError))[1] is not None:
                 raise
             raise PowerCut from errors
 

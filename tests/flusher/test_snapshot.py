@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flusher.cuts.cut_directory import file_paths, manifest_path
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher
+from flusher.manifest import decode_manifest
 from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
 from interceptors.shard.state import ShardState
 from scanner.deliver_policy import DeliverPolicy
@@ -125,6 +127,65 @@ def test_rows_of_a_dropped_partition_are_gone_and_the_state_before_is_refused(tm
             node.log.cut()
 
     anyio.run(main)
+
+
+def test_rows_in_cuts_that_were_given_up_are_refused_and_others_are_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path)
+        old, late, empty = node.log.create(shards=2), node.log.create(shards=2), node.log.create()
+        node.log.insert(old, [1, 2])
+        given_up = node.log.cut()
+        node.log.insert(late, [3, 4])
+        node.log.insert(old, [5])
+        second = node.log.cut()
+        node.log.insert(late, [6])
+        node.log.cut()
+        node.log.insert(late, [7])
+        assert len(await node.snapshot(old)) == 3
+        give_up_cut(tmp_path, given_up.number)
+        with pytest.raises(
+            Truncated, match=r"cuts before 2, is no longer kept — every table has taken it: read .*table"
+        ):
+            await node.snapshot(old)
+        assert await node.snapshot(late) == node.log.state(late, as_of=TICK_MAX)
+        assert await node.snapshot(late, as_of=second.tick) == node.log.state(late, as_of=second.tick)
+        assert await node.snapshot(empty) == []
+        with pytest.raises(Truncated, match=f"ask for {given_up.tick} or later"):
+            await node.snapshot(late, as_of=given_up.tick - 1)
+
+    anyio.run(main)
+
+
+def test_cut_given_up_while_its_files_are_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path)
+        table = node.log.create()
+        node.log.insert(table, [1])
+        node.log.cut()
+        node.log.insert(table, [2])
+        node.log.cut()
+        source, read = await node.source(table), NodeDirectory.read
+
+        def read_late(directory: NodeDirectory, path: str) -> bytes:
+            if path.endswith(".parquet"):
+                give_up_cut(tmp_path, 1)
+            return read(directory, path)
+
+        monkeypatch.setattr(NodeDirectory, "read", read_late)
+        with pytest.raises(Truncated):
+            read_snapshot(source)
+
+    anyio.run(main)
+
+
+def give_up_cut(root: Path, number: int) -> None:
+    """Remove a cut as retention does: the manifest, then its files."""
+    path = root / manifest_path(number)
+    if path.exists():
+        manifest = decode_manifest(path.read_bytes(), name=path.name)
+        path.unlink()
+        for file in file_paths(manifest):
+            (root / file).unlink()
 
 
 def test_a_collection_without_rows_has_an_empty_snapshot_with_its_columns(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A channel in memory for tests: the real redo, lock, txn and shard interceptors before a log that can hold and refuse."""
+"""A channel in memory for tests: the real interceptors but the time tick's, before a log that can hold and refuse."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -11,6 +11,7 @@ import anyio.lowlevel
 import msgspec
 
 from interceptors.chain import build
+from interceptors.idempotency.interceptor import IdempotencyInterceptor
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.redo import RedoInterceptor, RedoLimits
@@ -42,6 +43,7 @@ from wal.headers import (
 from wal.log import Log
 from wal.memory_store import MemoryLog, MemoryLogStore
 from wal.message import AnyMessage, LogEntry, MutableMessage
+from wal.message_id import MemoryMessageId
 from wal.message_type import MessageType
 from wal.timetick import TickAllocator, physical_ms
 from wal.transaction_buffer import TransactionBuffer
@@ -67,8 +69,9 @@ class SteerableLog:
         if self._held is None:
             return ticket
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._held.append(written)
-        return AppendTicket(ticket.first_position, ticket.crc32c, ticket.size_bytes, written=written, durable=written)
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held += [durable, written]
+        return AppendTicket(ticket.first_position, ticket.crc32c, ticket.size_bytes, written=written, durable=durable)
 
     def hold(self) -> None:
         """Acknowledge nothing until `release`."""
@@ -77,8 +80,9 @@ class SteerableLog:
     def release(self) -> None:
         """Acknowledge everything, in order."""
         held, self._held = self._held or [], None
-        for written in held:
-            written.set_result(None)
+        for outcome in held:
+            if not outcome.done():  # its appender may have been cancelled
+                outcome.set_result(None)
 
 
 class Stamp:
@@ -113,16 +117,26 @@ class LiveChannel:
         self.memory = memory
         self.log = SteerableLog(memory)
         self.now_ms = now_ms
+        """The machine's clock, which ticks follow; `pass_ms` moves both."""
+        self.steady_ms = 0
         self.pauses: list[float] = []
         self.ticks = TickAllocator(lambda: self.now_ms, above=memory.last_tick)
-        self.txn = TxnManager.recovered(recovered.open_transactions, fences=recovered.fences, limits=limits.txn)
+        self.txn = TxnManager.recovered(
+            recovered.open_transactions,
+            fences=recovered.fences,
+            at_tick=self.ticks.allocate(),
+            limits=limits.txn,
+            now_ms=lambda: self.steady_ms,
+        )
         self.shard = ShardManager(
             recovered.shard_state, bodies_of=self.txn.bodies_of, limits=limits.segment, draw=lambda: 0.0
         )
         self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
-        self.rollbacks = RollbackWorker(self.txn, last_tick=self.ticks.allocate)
+        self.rollbacks = RollbackWorker(self.txn)
+        self.idempotency = IdempotencyInterceptor(recovered.window, MemoryMessageId)
         interceptors: list[Interceptor] = [
+            self.idempotency,
             RedoInterceptor(limits.redo),
             LockInterceptor(fail_transactions=self.txn.fail_at, scope_of=self.txn.scope_of),
             Stamp(self.ticks, self.txn.oldest_open_begin),
@@ -133,10 +147,12 @@ class LiveChannel:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, memory: MemoryLog | None = None, limits: Limits | None = None) -> AsyncIterator[Self]:
-        """Recover from the start of `memory` (an empty log if None) and run the allocator."""
+    async def open(
+        cls, memory: MemoryLog | None = None, limits: Limits | None = None, *, later_ms: int = 1
+    ) -> AsyncIterator[Self]:
+        """Recover from the start of `memory` (an empty log if None), `later_ms` after its end, and run the allocator."""
         memory = memory or await MemoryLogStore().open_log("p0")
-        now_ms = max(START_MS, physical_ms(memory.last_tick) + 1)
+        now_ms = max(START_MS, physical_ms(memory.last_tick) + later_ms)
         channel = cls(memory, await recover(memory), now_ms, limits or Limits())
         # A task group may not span the yield of a fixture: a crash of the allocator would cancel the test runner.
         allocating = asyncio.get_running_loop().create_task(channel.allocator.run(channel.append_group))
@@ -146,6 +162,11 @@ class LiveChannel:
             allocating.cancel()
             with suppress(asyncio.CancelledError):
                 await allocating
+
+    def pass_ms(self, duration_ms: int) -> None:
+        """Let time pass."""
+        self.now_ms += duration_ms
+        self.steady_ms += duration_ms
 
     @property
     def resume_position(self) -> int:

@@ -120,7 +120,7 @@ class History:
         await self.channel.sealer.seal_due(self.channel.append_group)
 
     async def pass_time(self, number: int) -> None:
-        self.channel.now_ms += 1000 * (number % 8)
+        self.channel.pass_ms(1000 * (number % 8))
         await self.channel.rollbacks.roll_back_due(self.channel.append_group)
 
     async def refused_insert(self, number: int) -> None:

@@ -232,3 +232,24 @@ async def test_a_damaged_position_is_corrupt() -> None:
     await store.put_meta({"reader/1/billing": b"\xc1"})
     with pytest.raises(Corrupt, match="reader/1/billing"):
         await NamedReaders(store).load()
+
+
+async def test_a_new_reader_holds_the_log_while_its_first_position_is_written_and_when_that_is_cut_short() -> None:
+    store = SlowStore()
+    readers = NamedReaders(store)
+    opening = asyncio.get_running_loop().create_task(readers.open(1, "billing", start=START))
+    await turns()
+    assert readers.lease("p0") == START.position
+    opening.cancel()
+    await turns()
+    assert readers.lease("p0") == START.position
+
+
+async def test_a_new_reader_whose_first_position_was_refused_holds_nothing() -> None:
+    store = SlowStore()
+    store.gate.set()
+    store.failures.append(StorageFailed("no"))
+    readers = NamedReaders(store)
+    with pytest.raises(StorageFailed):
+        await readers.open(1, "billing", start=START)
+    assert readers.lease("p0") is None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scanner.deliver_policy import DeliverPolicy
 from scanner.patient_read import Retry
 from scanner.scanner import ScanLimits, Scanner
+from scanner.surroundings import Surroundings
 from tests.scanner.faulty_log import Doors, FaultyLog, Pauses
 from tests.scanner.journal import (
     SMALL,
@@ -32,7 +33,7 @@ async def test_a_passing_storage_fault_is_retried_from_the_position_reached() ->
         journal.insert(b"row")
     log, pauses = FaultyLog(journal.log), Pauses()
     limits = ScanLimits(batch_bytes=300)
-    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=limits, sleep=pauses)
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=limits, surroundings=Surroundings(sleep=pauses))
     messages = (await scanner.next_batch()).messages
     log.failures = [StorageFailed("reads fail"), OSError("reads fail")]
     messages += await read_until(scanner, 20)
@@ -44,7 +45,13 @@ async def test_a_lasting_storage_fault_reaches_the_caller_who_may_go_on_later() 
     journal = await Journal.create()
     journal.insert(b"row")
     log, pauses = FaultyLog(journal.log), Pauses()
-    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=ScanLimits(retry=Retry(tries_max=3)), sleep=pauses)
+    scanner = Scanner(
+        log.as_log,
+        None,
+        DeliverPolicy.all(),
+        limits=ScanLimits(retry=Retry(tries_max=3)),
+        surroundings=Surroundings(sleep=pauses),
+    )
     log.failures = [StorageFailed("reads fail")] * 3
     with pytest.raises(StorageFailed):
         await scanner.next_batch()

@@ -198,3 +198,32 @@ async def test_a_transaction_begun_before_what_is_kept_is_dropped_by_all_and_tru
             await read_until(explicit, 4)
     past_it = scan(journal, DeliverPolicy.start_from(kept.messages[0].message_id), after_tick=3)
     assert seen(await read_until(past_it, 4)) == [Seen(4, (b"plain",))]
+
+
+async def test_all_starts_behind_a_transaction_whose_begin_is_gone_so_that_no_history_has_a_hole() -> None:
+    journal = await tailed_journal(capacity_bytes=1)
+    gone = journal.begin()
+    journal.body(gone, b"gone")
+    kept = journal.begin()
+    journal.insert(b"before")
+    journal.commit(gone)
+    journal.insert(b"after")
+    journal.body(kept, b"kept")
+    journal.commit(kept)
+    await journal.log.truncate(3)
+    scanner = scan(journal, DeliverPolicy.all())
+    assert seen(await read_until(scanner, 8)) == journal.visible[2:]
+    assert [each.payloads for each in journal.visible[2:]] == [(b"after",), (b"kept",)]
+
+
+async def test_a_resumed_scan_reads_nothing_before_its_position_which_may_be_given_up_meanwhile() -> None:
+    journal = await tailed_journal(capacity_bytes=1)
+    txn_id = journal.begin()
+    journal.body(txn_id, b"whole")
+    kept = journal.insert(b"kept")
+    journal.commit(txn_id)
+    journal.insert(b"after")
+    resumed = scan(journal, DeliverPolicy.start_from(kept.messages[0].message_id), after_tick=4)
+    await resumed.open()
+    await journal.log.truncate(kept.first_position)
+    assert seen(await read_until(resumed, 5)) == [Seen(5, (b"after",))]

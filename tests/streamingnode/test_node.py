@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,11 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from streamingnode.collection import Collection
 from streamingnode.node import Node
 from streamingnode.writing.results import NOTHING
 from tests.streamingnode.append_double import schema_of
+from wal.append import AppendGroup, AppendResult
 from wal.errors import (
     AlreadyExists,
     CollectionNotFound,
@@ -216,6 +219,45 @@ async def test_changes_somebody_else_makes_meanwhile_will_do_when_asked_so(node:
         for _ in range(3):
             tasks.start_soon(partial(node.drop_collection, "orders", if_exists=True))
     assert node.collections() == ()
+
+
+async def create_and_have_it_dropped(node: Node, *, if_not_exists: bool) -> Collection:
+    """Return what `create_collection` returns although the collection is gone again before it does."""
+    append = node._services.appends["p0"]
+
+    async def append_and_drop(group: AppendGroup) -> AppendResult:
+        result = await append(group)
+        if group.messages[0].type is sn.MessageType.CREATE_COLLECTION:
+            await node.drop_collection("raced")
+        return result
+
+    node._services = node._changes._services = replace(node._services, appends={"p0": append_and_drop})
+    return await node.create_collection("raced", SCHEMA, primary_key="id", if_not_exists=if_not_exists)
+
+
+@pytest.mark.parametrize("if_not_exists", [False, True])
+async def test_collection_dropped_before_its_creator_hears_of_it_was_created_all_the_same(
+    node: Node, *, if_not_exists: bool
+) -> None:
+    created = await create_and_have_it_dropped(node, if_not_exists=if_not_exists)
+    assert (created.name, created.schema, created.partitions) == ("raced", SCHEMA, ("_default",))
+    with pytest.raises(CollectionNotFound):
+        node.collection("raced")
+
+
+async def test_collection_that_others_create_and_drop_again_meanwhile_is_created_when_asked_so(node: Node) -> None:
+    append = node._services.appends["p0"]
+    rivals = iter(range(2))
+
+    async def append_after_a_rival(group: AppendGroup) -> AppendResult:
+        """Let the first two attempts meet a rival's collection, which is gone when they look for it."""
+        if group.messages[0].type is sn.MessageType.CREATE_COLLECTION and next(rivals, None) is not None:
+            raise AlreadyExists("a rival's")
+        return await append(group)
+
+    node._services = node._changes._services = replace(node._services, appends={"p0": append_after_a_rival})
+    created = await node.create_collection("raced", SCHEMA, primary_key="id", if_not_exists=True)
+    assert node.collection("raced") == created
 
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["in the log", "in a cut"])

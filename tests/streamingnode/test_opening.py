@@ -56,6 +56,7 @@ class Parts:
 class _NoServices:
     def __init__(self) -> None:
         self.appends: dict[str, object] = {}
+        self.stop_waiting = lambda: None
 
 
 async def test_exception_in_the_block_comes_out_unchanged_after_closing() -> None:

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from streamingnode.blocking_writers import SyncProducer, SyncTransaction
 from streamingnode.node import Node
 from streamingnode.reading.collection_reader import CollectionReader
-from streamingnode.sync import SyncNode, SyncReader, SyncTransaction
+from streamingnode.sync import SyncNode, SyncReader
+from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from tests.streamingnode.append_double import schema_of
 from wal.errors import AlreadyOwned, CollectionNotFound, OnShutdown, SchemaMismatch
@@ -23,12 +25,12 @@ ONLY_ASYNC = {"fail", "aclose", "state", "buffered_bytes", "next_messages", "clo
 
 @pytest.mark.parametrize(
     "blocking, original",
-    [(SyncNode, Node), (SyncTransaction, Transaction), (SyncReader, CollectionReader)],
+    [(SyncNode, Node), (SyncTransaction, Transaction), (SyncProducer, Producer), (SyncReader, CollectionReader)],
     ids=lambda kind: kind.__name__,
 )
 def test_every_public_name_is_there_with_the_same_arguments(blocking: type, original: type) -> None:
-    public = {name for name in vars(original) if not name.startswith("_")} - ONLY_ASYNC
-    assert public == {name for name in vars(blocking) if not name.startswith("_")} - {"close"}
+    public = _public_names(original) - ONLY_ASYNC
+    assert public == _public_names(blocking) - {"close"}
     for name in public:
         theirs = getattr(original, name)
         if callable(theirs):
@@ -37,6 +39,26 @@ def test_every_public_name_is_there_with_the_same_arguments(blocking: type, orig
             for key, parameter in inspect.signature(theirs).parameters.items():
                 assert parameter.default == ours.parameters[key].default, (name, key)
                 assert parameter.kind == ours.parameters[key].kind, (name, key)
+
+
+def _public_names(kind: type) -> set[str]:
+    return {name for each in kind.__mro__[:-1] for name in vars(each) if not name.startswith("_")}
+
+
+def test_script_repeats_a_write_of_a_producer_and_has_it_once() -> None:
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        feed = node.producer("feed")
+        results = [feed.insert("orders", [{"id": 1, "item": "a"}], sequence=7) for _ in range(2)]
+        assert results[0] == results[1]
+        feed.upsert("orders", [{"id": 2, "item": "b"}])
+        feed.delete("orders", [2])
+        with feed.transaction(sequence=20) as txn:
+            txn.insert("orders", [{"id": 3, "item": "c"}])
+        assert (feed.name, feed.epoch, feed.last_sequence) == ("feed", 1, 20)
+        assert sorted(row["id"] for row in node.snapshot("orders").to_pylist()) == [1, 3]
+        assert node.delete_producer("feed")
+        assert not node.delete_producer("feed")
 
 
 def test_script_writes_and_reads_back() -> None:

@@ -214,7 +214,7 @@ async def test_failed_write_is_indeterminate_for_those_in_the_log_and_a_refusal_
     with pytest.raises(Indeterminate):
         await in_log
     for refused in (in_queue, await start(steered.wal, insert())):
-        with pytest.raises(StorageFailed, match="reopen the node"):
+        with pytest.raises(StorageFailed, match="being reopened"):
             await refused
     assert steered.wal.state is WalState.POISONED
     assert steered.wal.in_flight == 0

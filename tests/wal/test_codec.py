@@ -15,6 +15,7 @@ from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import BodyAssignment, CommitTxnHeader, CutHeader, DeleteHeader, Header, InsertHeader, TimeTickHeader
 from wal.message import MutableMessage, into_entry
 from wal.message_type import MessageType
+from wal.producer_stamp import EPOCH_MAX, PRODUCER_ID_MAX, SEQUENCE_MAX, ProducerStamp
 
 WAL_NAME = "rocksmq"
 ids = st.integers(0, 2**63 - 1)
@@ -56,6 +57,16 @@ def stamped_messages(draw: st.DrawFn) -> list[MutableMessage]:
     ]
 
 
+producers = st.none() | st.builds(
+    ProducerStamp, st.integers(1, PRODUCER_ID_MAX), st.integers(0, EPOCH_MAX), st.integers(1, SEQUENCE_MAX)
+)
+
+
+def entry_head(count: int) -> bytes:
+    """Return the checked part of an entry's header, as of an entry that nobody may write."""
+    return struct.pack("<IIQQQQQQI", 0, count, 1, 1, 1, 1, 0, 0, 0)
+
+
 def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
     message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 3, 4), "p0_1v0", payload, properties={"k": "v"})
     return encode_entry(
@@ -63,17 +74,23 @@ def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
     )
 
 
-@given(messages=stamped_messages(), first_position=st.integers(1, 2**62), previous=st.integers(0, 2**32 - 1))
+@given(
+    messages=stamped_messages(),
+    first_position=st.integers(1, 2**62),
+    previous=st.integers(0, 2**32 - 1),
+    producer=producers,
+)
 def test_an_entry_decodes_to_what_was_encoded(
-    messages: list[MutableMessage], first_position: int, previous: int
+    messages: list[MutableMessage], first_position: int, previous: int, producer: ProducerStamp | None
 ) -> None:
-    data = encode_entry(messages, first_position=first_position, previous_crc32c=previous)
+    data = encode_entry(messages, first_position=first_position, previous_crc32c=previous, producer=producer)
     assert decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous) == into_entry(
         messages,
         wal_name=WAL_NAME,
         first_position=first_position,
         crc32c=entry_crc32c(data),
         size_bytes=len(data),
+        producer=producer,
     )
 
 
@@ -100,7 +117,7 @@ def test_arbitrary_bytes_are_corrupt_and_nothing_else(data: bytes) -> None:
 
 @given(data=st.binary(max_size=300), count=st.integers(0, 2**32 - 1))
 def test_a_valid_checksum_over_nonsense_is_still_corrupt_or_an_entry(data: bytes, count: int) -> None:
-    checked = struct.pack("<IIQQQQ", 0, count, 1, 1, 1, 1) + data
+    checked = entry_head(count) + data
     forged = _with_checksum(checked)
     try:
         entry = decode_entry(forged, wal_name=WAL_NAME, previous_crc32c=None)
@@ -111,7 +128,7 @@ def test_a_valid_checksum_over_nonsense_is_still_corrupt_or_an_entry(data: bytes
 
 @pytest.mark.parametrize("count", [0, 65_537, 2**32 - 1], ids=str)
 def test_a_hostile_message_count_is_refused_before_anything_is_allocated(count: int) -> None:
-    forged = _with_checksum(struct.pack("<IIQQQQ", 0, count, 1, 1, 1, 1))
+    forged = _with_checksum(entry_head(count))
     with pytest.raises(Corrupt, match=f"claims {count} messages"):
         decode_entry(forged, wal_name=WAL_NAME, previous_crc32c=None)
 
@@ -123,9 +140,7 @@ def test_a_hostile_length_is_refused(field: str) -> None:
     message = struct.pack("<HBxHHIIQ", MessageType.INSERT, 2, *lengths.values(), 0)
     assert len(message) == MESSAGE_HEADER_BYTES
     with pytest.raises(Corrupt):
-        decode_entry(
-            _with_checksum(struct.pack("<IIQQQQ", 0, 1, 1, 1, 1, 1) + message), wal_name=WAL_NAME, previous_crc32c=None
-        )
+        decode_entry(_with_checksum(entry_head(1) + message), wal_name=WAL_NAME, previous_crc32c=None)
 
 
 def test_an_entry_out_of_its_place_is_caught() -> None:

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 from wal.codec import ENTRY_HEADER_BYTES, MESSAGE_HEADER_BYTES, decode_entry, encode_entry
-from wal.headers import TimeTickHeader
+from wal.headers import BeginTxnHeader
 from wal.message import MutableMessage
 from wal.message_type import MessageType
+from wal.producer_stamp import ProducerStamp
 
 FORMAT = Path(__file__).parents[2] / "docs" / "format.md"
 TICK = 469_762_048_000_000
@@ -18,8 +19,9 @@ def documented_bytes() -> bytes:
 
 
 def encoded_example() -> bytes:
-    message = MutableMessage(MessageType.TIME_TICK, TimeTickHeader("n1")).with_time_tick(TICK).with_wal_term(1)
-    return encode_entry([message], first_position=1, previous_crc32c=0)
+    message = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms=10_000), txn_id=TICK)
+    message.with_time_tick(TICK).with_wal_term(2)
+    return encode_entry([message], first_position=1, previous_crc32c=0, producer=ProducerStamp(1, 2, 7))
 
 
 def test_the_documented_example_is_byte_for_byte_what_is_written() -> None:
@@ -28,8 +30,9 @@ def test_the_documented_example_is_byte_for_byte_what_is_written() -> None:
 
 def test_the_documented_example_reads_back_as_described() -> None:
     entry = decode_entry(documented_bytes(), wal_name="rocksmq", previous_crc32c=0)
-    assert (entry.first_position, entry.time_tick, entry.wal_term) == (1, TICK, 1)
-    assert entry.messages[0].header == TimeTickHeader("n1")
+    assert (entry.first_position, entry.time_tick, entry.wal_term) == (1, TICK, 2)
+    assert entry.messages[0].header == BeginTxnHeader(keepalive_ms=10_000)
+    assert entry.producer == ProducerStamp(producer_id=1, epoch=2, sequence=7)
 
 
 def test_the_documented_header_sizes_are_the_real_ones() -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from wal.rocks.floor import (
+    CLAIM_OFFSET,
     FLOOR_BYTES,
     PROMISE_OFFSET,
     SLOT_BYTES,
@@ -52,6 +53,7 @@ def test_the_documented_sizes_of_the_floor_are_the_real_ones() -> None:
     assert f"`floor`, {FLOOR_BYTES:,} bytes" in TEXT
     assert f"Two slots of {SLOT_BYTES} bytes" in TEXT
     assert f"at byte {PROMISE_OFFSET}." in TEXT
+    assert f"at byte {CLAIM_OFFSET}." in TEXT
 
 
 def test_the_documented_keys_are_byte_for_byte_what_is_written() -> None:

@@ -27,8 +27,9 @@ def stamped(messages: list[MutableMessage], tick: int, position: int) -> tuple[M
     return into_entry(messages, wal_name="memory", first_position=position, crc32c=0, size_bytes=0).messages
 
 
-def test_the_term_of_a_message_cannot_change_once_stamped() -> None:
+def test_term_of_a_message_never_goes_down_and_a_later_one_may_take_over() -> None:
     message = insert().with_wal_term(4)
+    assert message.with_wal_term(4).with_wal_term(6).wal_term == 6
     with pytest.raises(AssertionError):
         message.with_wal_term(5)
 

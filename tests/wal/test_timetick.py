@@ -38,19 +38,64 @@ def test_an_observed_tick_is_never_handed_out_again() -> None:
     assert allocator.allocate() == seen + 1
 
 
-def test_a_clock_that_leaps_ahead_is_counted_and_not_followed() -> None:
-    now = NOW_MS
-    allocator = TickAllocator(lambda: now, leap_ms_max=CLOCK_LEAP_MS_MAX)
-    first = allocator.allocate()
-    now += CLOCK_LEAP_MS_MAX + 1
-    assert allocator.allocate() == first + 1
-    assert allocator.clock_leaps == 1
+class Clocks:
+    """A clock that a test sets, and the time that really passes."""
+
+    def __init__(self) -> None:
+        self.now_ms, self.elapsed_ms = NOW_MS, 77
+        self.leaps: list[int] = []
+        self.allocator = TickAllocator(
+            lambda: self.now_ms, elapsed_ms=lambda: self.elapsed_ms, on_leap=self.leaps.append
+        )
+
+    def tick_after(self, *, passed_ms: int, set_by_ms: int = 0) -> int:
+        """Let time pass and set the clock besides; return the time of the next tick."""
+        self.elapsed_ms += passed_ms
+        self.now_ms += passed_ms + set_by_ms
+        return physical_ms(self.allocator.allocate())
+
+
+HOUR_MS = CLOCK_LEAP_MS_MAX
+
+
+def test_a_clock_that_leaps_ahead_is_told_once_and_not_followed_until_it_comes_back() -> None:
+    clocks = Clocks()
+    assert clocks.tick_after(passed_ms=1_000) == NOW_MS + 1_000
+    assert clocks.tick_after(passed_ms=1_000, set_by_ms=HOUR_MS + 1) == NOW_MS + 2_000
+    assert clocks.tick_after(passed_ms=10 * HOUR_MS) == NOW_MS + 2_000 + 10 * HOUR_MS
+    assert (clocks.leaps, clocks.allocator.clock_leaps) == ([HOUR_MS + 1], 1)
+    back_ms = clocks.tick_after(passed_ms=1_000, set_by_ms=-2 * HOUR_MS)
+    assert back_ms >= NOW_MS + 2_000 + 10 * HOUR_MS
+    assert clocks.tick_after(passed_ms=3 * HOUR_MS) == clocks.now_ms
 
 
 def test_a_clock_that_leaps_less_than_the_bound_is_followed() -> None:
-    now = NOW_MS
-    allocator = TickAllocator(lambda: now, leap_ms_max=CLOCK_LEAP_MS_MAX)
-    allocator.allocate()
-    now += CLOCK_LEAP_MS_MAX
-    assert physical_ms(allocator.allocate()) == now
-    assert allocator.clock_leaps == 0
+    clocks = Clocks()
+    assert clocks.tick_after(passed_ms=5, set_by_ms=HOUR_MS) == clocks.now_ms
+    assert clocks.leaps == []
+
+
+def test_a_clock_that_is_set_back_and_forth_again_is_no_leap() -> None:
+    clocks = Clocks()
+    started_ms = clocks.tick_after(passed_ms=0)
+    assert clocks.tick_after(passed_ms=1, set_by_ms=-3 * HOUR_MS) == started_ms
+    assert clocks.tick_after(passed_ms=1, set_by_ms=3 * HOUR_MS) == clocks.now_ms
+    assert clocks.leaps == []
+
+
+def test_hours_that_really_passed_are_no_leap() -> None:
+    clocks = Clocks()
+    assert clocks.tick_after(passed_ms=48 * HOUR_MS) == clocks.now_ms == NOW_MS + 48 * HOUR_MS
+    assert clocks.leaps == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(-(10**8), 10**8)), max_size=50))
+def test_ticks_never_run_further_ahead_of_the_time_that_passed_than_corrections_took_them(
+    steps: list[tuple[int, int]],
+) -> None:
+    clocks = Clocks()
+    before = clocks.tick_after(passed_ms=0)
+    for passed_ms, set_by_ms in steps:
+        at_ms = clocks.tick_after(passed_ms=passed_ms, set_by_ms=set_by_ms)
+        assert before <= at_ms <= max(before, clocks.now_ms)  # never back, never ahead of the clock
+        before = at_ms

@@ -8,27 +8,32 @@ the next open starts again. Later on, a database without a floor or a floor with
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rocksdict import AccessType, DBRecoveryMode, Rdict, WriteBatch
 
-from wal.errors import Corrupt, StorageFailed, StreamingNodeError, UnsupportedFormat
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
+from wal.event_log import event_log
+from wal.failpoint import failpoint
 from wal.rocks.failures import classify_failure
 from wal.rocks.floor import Floor, create_floor, read_floor
 from wal.rocks.keys import FORMAT_KEY, META_VERSION_KEY, NODE_ID_KEY, TERM_KEY, encode_number
-from wal.rocks.options import RocksOptions, database_options, families
+from wal.rocks.options import DATABASE_NAME, RocksOptions, database_options, families
 from wal.rocks.recovery import STORE_FORMAT, Survey, judge, survey
 
-DATABASE_NAME = "log"
+_log = event_log(__name__)
+
 TEMPORARY_SUFFIX = ".tmp"
+BACKUP_RECORD_NAME = "backup.json"
+"""Marks a directory as a backup; opening it as a node would change it."""
 
 
 def make_directory(directory: Path) -> None:
     """Make the node directory if it is missing, so that it survives a power cut. Raises `StorageFailed`."""
     try:
         if not directory.is_dir():
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, exist_ok=True)  # another opener may make it in between
             _sync_directory(directory.parent)
     except OSError as error:
         raise StorageFailed(f"cannot make {directory}: {error.strerror} — choose a writable place") from error
@@ -37,8 +42,11 @@ def make_directory(directory: Path) -> None:
 def prepare_database(directory: Path, options: RocksOptions, make_node_id: Callable[[], str]) -> Floor:
     """Make the database if there is none yet, and return the floor of the directory. The caller owns the directory.
 
-    Raises `UnsupportedFormat` for a directory that holds something else, `Corrupt` when half of a node is missing.
+    Raises `UnsupportedFormat` for a directory that holds something else, `Corrupt` when half of a node is missing,
+    `InvalidArgument` for a backup.
     """
+    if (directory / BACKUP_RECORD_NAME).exists():
+        raise InvalidArgument(f"{directory} is a backup — run: streamingnode restore {directory} <new directory>")
     database, floor = directory / DATABASE_NAME, read_floor(directory)
     if database.exists():
         if not (database / "CURRENT").exists() and floor is None:
@@ -54,25 +62,46 @@ def prepare_database(directory: Path, options: RocksOptions, make_node_id: Calla
     return created
 
 
-def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> None:
-    """Check, without changing anything, that the database holds all it should. Raises `Corrupt` with the place."""
+def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Survey:
+    """Check, without changing anything, that the database holds all it should, and return what it holds.
+
+    Raises `Corrupt` with the place.
+    """
     path = directory / DATABASE_NAME
     found = _survey_read_only(path, options, DBRecoveryMode.point_in_time())
     behind_damage = _survey_read_only(path, options, DBRecoveryMode.skip_any_corrupted_record())
     judge(found, behind_damage, floor, place=str(path))
+    _report_torn_tail(path, found, behind_damage)
+    return found
+
+
+def _report_torn_tail(path: Path, found: Survey, behind_damage: Survey) -> None:
+    """Say what a power cut took of what was acknowledged under durability `os`: opening for writing drops it."""
+    for name, log_id in found.log_ids.items():
+        kept, reached = found.last_positions[log_id], behind_damage.last_positions.get(log_id, 0)
+        if reached > kept:
+            _log.warning("torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept)
+
+
+def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
+    """Open a database that cannot be written now, so that what is in it can be read meanwhile; changes nothing."""
+    path = directory / DATABASE_NAME
+    with classified(path):
+        return _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_only())
 
 
 def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple[Rdict, Survey]:
     """Open a verified database for writing, and check once more that it holds what the floor says."""
     path = directory / DATABASE_NAME
-    with _classified(path):
+    with classified(path):
         database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write())
     try:
-        with _classified(path):
+        with classified(path):
             found = survey(database)
         judge(found, found, floor, place=str(path))
     except BaseException:
-        database.close()
+        with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
+            database.close()
         raise
     return database, found
 
@@ -80,7 +109,7 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
 def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
     path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
     shutil.rmtree(path, ignore_errors=True)
-    with _classified(directory):
+    with classified(directory):
         database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), create=True)
         facts = WriteBatch(raw_mode=True)
         facts.put(FORMAT_KEY, encode_number(STORE_FORMAT))
@@ -88,17 +117,21 @@ def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
         facts.put(TERM_KEY, encode_number(0))
         facts.put(META_VERSION_KEY, encode_number(0))
         database.write(facts)
+        failpoint("recovery.facts_written")
         database.flush_wal(sync=True)
         database.close()
     _sync_directory(path)
+    failpoint("recovery.database_created")
     create_floor(directory, node_id)
+    failpoint("recovery.floor_created")
     _sync_directory(directory)
     path.rename(directory / DATABASE_NAME)
+    failpoint("recovery.database_renamed")
     _sync_directory(directory)
 
 
 def _survey_read_only(path: Path, options: RocksOptions, recovery: DBRecoveryMode) -> Survey:
-    with _classified(path):
+    with classified(path):
         database = _open(path, options, recovery, AccessType.read_only())
         try:
             return survey(database)
@@ -114,7 +147,8 @@ def _open(
 
 
 @contextmanager
-def _classified(path: Path) -> Iterator[None]:
+def classified(path: Path) -> Iterator[None]:
+    """Raise what RocksDB raises in the block as what it means for the database at `path`."""
     try:
         yield
     except StreamingNodeError:

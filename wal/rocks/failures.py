@@ -5,7 +5,10 @@ Tests hold the exact texts, so that a release which words them differently is no
 
 from pathlib import Path
 
-from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StreamingNodeError
+from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
+from wal.rocks.space import REPLAY_BYTES
+from wal.rocks.space_watch import log_bytes
+from wal.rocks.surroundings import free_bytes_of
 
 _LOCK_HELD = ("While lock file", "lock hold by current process")
 _CORRUPT = ("Corruption:", "No such file or directory", "create_if_missing is false")
@@ -22,12 +25,21 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
     if _has(text, _CLOSED) or type(error).__name__ == "DbClosedError":
         return OnShutdown(f"the database at {path} is closed")
     if _has(text, _FULL):
-        return StorageFailed(f"the disk of {path} is full — free space and open again: {text}")
+        return disk_full(path)
     if _has(text, _READ_ONLY):
         return StorageFailed(f"{path} cannot be written — make it writable for this user: {text}")
     if _has(text, _CORRUPT):
         return Corrupt(f"the database at {path} is damaged: {text}")
     return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
+
+
+def disk_full(path: Path) -> StorageFull:
+    """Return the error for a database that found no room: with what is free, and the least that a start has to write."""
+    try:
+        free_bytes = free_bytes_of(path)
+    except OSError:  # not made yet
+        free_bytes = 0
+    return StorageFull(str(path), free_bytes, max(log_bytes(path) + REPLAY_BYTES, free_bytes + REPLAY_BYTES))
 
 
 def _has(text: str, patterns: tuple[str, ...]) -> bool:

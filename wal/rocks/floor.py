@@ -4,10 +4,11 @@ RocksDB opens a database whose log file was deleted or damaged without an error 
 was acknowledged, so that a start notices. In: what each completed sync made durable, and ticks promised to readers. Out: at
 the next open, the least that must be there, and a tick below which no new one may be.
 
-Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the higher
-generation counts, and a promised tick in a sector of its own. The writer thread alone writes the slots, the event loop
-alone the promise, so there is no lock. Between two syncs only one slot is written; a power cut in the middle of it leaves
-the other one, synced, and loses at most one sync interval of the floor, never of the log.
+Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the
+higher generation counts, and in sectors of their own a promised tick and the claim of the latest owner. The writer
+thread alone writes the slots, the event loop alone the promise, an opening alone the claim, so there is no lock.
+Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and loses at
+most one sync interval of the floor, never of the log.
 """
 
 import os
@@ -25,6 +26,7 @@ FLOOR_FORMAT = 1
 FLOOR_MAGIC = b"SNFL"
 SLOT_BYTES = 4096
 PROMISE_OFFSET = 2 * SLOT_BYTES
+CLAIM_OFFSET = PROMISE_OFFSET + 512
 FLOOR_BYTES = 3 * SLOT_BYTES
 
 _HEAD = struct.Struct("<I4sHH32sQQQQ")
@@ -33,6 +35,9 @@ _POSITION = struct.Struct("<IQ")
 """log id, last durable position."""
 _PROMISE = struct.Struct("<IQ")
 """checksum, tick."""
+_CLAIM = struct.Struct("<IQ16s")
+"""checksum, term, a number of the owner's own."""
+CLAIM_BYTES = _CLAIM.size
 _CHECKSUM_BYTES = 4
 
 LOGS_MAX = (SLOT_BYTES - _HEAD.size) // _POSITION.size
@@ -81,7 +86,7 @@ def decode_slot(data: bytes) -> Floor | None:
     if version != FLOOR_FORMAT:
         raise UnsupportedFormat(f"the floor file has format {version}, this release reads {FLOOR_FORMAT}")
     return Floor(
-        node_id=node_id.rstrip(b"\0").decode(),
+        node_id=node_id.rstrip(b"\0").decode(errors="replace"),
         generation=generation,
         term=term,
         tick=tick,
@@ -103,19 +108,43 @@ def decode_promise(data: bytes) -> int:
     return tick if crc32c.crc32c(int(tick).to_bytes(8, "little")) == checksum else 0
 
 
+def encode_claim(term: int, nonce: bytes) -> bytes:
+    """Return the bytes of an owner's claim; see `wal.rocks.claim`."""
+    body = _CLAIM.pack(0, term, nonce)[_CHECKSUM_BYTES:]
+    return crc32c.crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+
+
+def decode_claim_term(data: bytes) -> int:
+    """Return the term of a claim, 0 when there is none or its write was cut short."""
+    if len(data) < CLAIM_BYTES:
+        return 0
+    checksum, term, _ = _CLAIM.unpack_from(data)
+    return term if crc32c.crc32c(data[_CHECKSUM_BYTES:CLAIM_BYTES]) == checksum else 0
+
+
 def decode_floor(data: bytes) -> Floor:
     """Return the newest floor in a whole file. Raises `Corrupt` when neither slot is valid."""
     slots = [slot for at in (0, SLOT_BYTES) if (slot := decode_slot(data[at : at + SLOT_BYTES]))]
     if not slots:
         raise Corrupt("neither slot of the floor file is valid — restore the node directory from a backup")
     newest = max(slots, key=lambda slot: slot.generation)
-    return msgspec.structs.replace(newest, tick=max(newest.tick, decode_promise(data[PROMISE_OFFSET:])))
+    return msgspec.structs.replace(
+        newest,
+        tick=max(newest.tick, decode_promise(data[PROMISE_OFFSET:CLAIM_OFFSET])),
+        term=max(newest.term, decode_claim_term(data[CLAIM_OFFSET:])),
+    )
 
 
 def create_floor(directory: Path, node_id: str) -> None:
     """Make the floor file of a new node: whole or not at all. The caller syncs the directory."""
+    write_floor(directory, Floor(node_id=node_id))
+
+
+def write_floor(directory: Path, floor: Floor) -> None:
+    """Replace the floor file of a node nobody has open: whole or not at all. The caller syncs the directory."""
     temporary = directory / f"{FLOOR_NAME}.tmp"
-    data = encode_slot(Floor(node_id=node_id)).ljust(FLOOR_BYTES, b"\0")
+    slot = encode_slot(msgspec.structs.replace(floor, generation=0))
+    data = slot.ljust(FLOOR_BYTES, b"\0")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(descriptor, data, 0)
@@ -143,6 +172,11 @@ class FloorFile:
         self._positions = dict(floor.positions)
         self._floor = msgspec.structs.replace(floor, generation=floor.generation + 1, positions=self._positions)
         self._dirty = False
+
+    @property
+    def known(self) -> Floor:
+        """What was recorded last, on the disk or not. Not while the writer thread runs."""
+        return self._floor
 
     @property
     def dirty(self) -> bool:

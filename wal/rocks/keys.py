@@ -10,6 +10,8 @@ import struct
 FORMAT_KEY = b"sformat"
 NODE_ID_KEY = b"snode_id"
 TERM_KEY = b"sterm"
+DURABILITY_KEY = b"sdurability"
+"""What an acknowledgement meant in the last term; absent means `fsync`."""
 META_VERSION_KEY = b"smeta_version"
 """Counts the changes of the state map, so that a lost one is missed like a lost entry."""
 

@@ -12,6 +12,7 @@ import anyio
 from wal.append import AppendGroup, AppendTicket
 from wal.codec import decode_entry, encode_entry, entry_crc32c
 from wal.errors import Corrupt, Truncated
+from wal.failpoint import failpoint
 from wal.message import LogEntry
 from wal.message_id import RocksMessageId
 from wal.rocks.engine import Engine
@@ -80,16 +81,18 @@ class RocksLog:
         """Position of the last synced message, 0 when there is none."""
         return self._synced.value
 
-    async def admit(self, size_bytes: int) -> None:
+    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
-        await self._commit.admit(size_bytes)
+        await self._commit.admit(size_bytes, makes_room=makes_room)
 
     def append(self, group: AppendGroup) -> AppendTicket:
         """Queue a stamped group; see `wal.log.Log.append`. A full disk stops nothing that was admitted."""
         messages, first_position = group.messages, self.next_position
         tick = messages[0].time_tick
         assert tick > self.last_tick, "ticks ascend in append order"
-        data = encode_entry(messages, first_position=first_position, previous_crc32c=self._crc32c)
+        data = encode_entry(
+            messages, first_position=first_position, previous_crc32c=self._crc32c, producer=group.producer
+        )
         crc32c, position = entry_crc32c(data), first_position + len(messages) - 1
         written, durable = self._make_outcome(), self._make_outcome()
         key = entry_key(self._log_id, position)
@@ -105,16 +108,7 @@ class RocksLog:
             return []
         first_position = self.first_position
         try:
-            return await self._engine.read(
-                read_range,
-                self._engine.entries,
-                self._log_id,
-                position=position,
-                first_position=first_position,
-                end_position=self.durable_position,
-                bytes_max=bytes_max,
-                wal_name=WAL_NAME,
-            )
+            return await self._engine.read(self._read_range, position, first_position, bytes_max)
         except Corrupt as error:
             if self.first_position > first_position:  # a truncation that overtook this read looks like a gap to it
                 return await self.read(position, bytes_max=bytes_max)
@@ -138,6 +132,17 @@ class RocksLog:
             if kept > self.first_position:
                 await self._drop_before(kept)
 
+    def restart(self, ends: LogEnds) -> None:
+        """Go on from what was found when the database was opened again; readers see what is new to them."""
+        self.first_position, self.next_position = ends.first_position, ends.last_position + 1
+        self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
+        self._synced.advance(ends.last_position)
+
+    @property
+    def log_id(self) -> int:
+        """The log's number in the database's keys."""
+        return self._log_id
+
     def end(self, error: Exception) -> None:
         """End the waits of readers."""
         self._synced.end(error)
@@ -151,21 +156,27 @@ class RocksLog:
             RecordWrite(engine.meta_family, record, done, done, dropped=DroppedRange(engine.entry_family, begin, end))
         )
         self.first_position = kept  # from here on reads below are refused, so none meets the gap
+        failpoint("flush.drop_queued")
         await asyncio.shield(done)
+        failpoint("flush.log_dropped")
         await engine.compact(begin, end)
+        failpoint("flush.log_compacted")
 
     def _entry_start(self, position: int) -> int:
         """Return the first position of the entry that holds `position`. Reader thread."""
-        entries = read_range(
+        return self._read_range(position, self.first_position, 1)[0].first_position
+
+    def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[LogEntry]:
+        """Read entries up to the last synced one. Reader thread."""
+        return read_range(
             self._engine.entries,
             self._log_id,
             position=position,
-            first_position=self.first_position,
+            first_position=first_position,
             end_position=self.durable_position,
-            bytes_max=1,
+            bytes_max=bytes_max,
             wal_name=WAL_NAME,
         )
-        return entries[0].first_position
 
     def _check_kept(self, position: int) -> None:
         if position < self.first_position:

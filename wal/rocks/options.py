@@ -10,26 +10,26 @@ from rocksdict import DBCompressionType, DBRecoveryMode, Options
 
 Durability = Literal["fsync", "os"]
 
+DATABASE_NAME = "log"
+"""The database's directory in the node directory."""
 META_FAMILY = "default"
 ENTRY_FAMILY = "entries"
 """Entries have a column family of their own: their tables then never overlap those of the state map, and move down the
 levels without being rewritten."""
 
 MEMTABLE_BYTES = 64 << 20
-"""RocksDB's log is at most about two of these, which bounds what a start has to replay."""
+"""RocksDB's log is at most about two of these, three on a slow disk, which bounds what a start has to replay."""
+WAITING_MEMTABLES_MAX = 2
+"""This many full memtables may wait to be written; with one more to spare, no single write has to wait for them."""
 INFO_LOG_BYTES = 1 << 20
 INFO_LOG_FILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncOptions:
-    """How the writer thread syncs: each batch when `interval_s` is None, else at least that often.
-
-    `free_bytes_min` is the low-water mark of the disk.
-    """
+    """How the writer thread syncs: each batch when `interval_s` is None, else at least that often."""
 
     interval_s: float | None
-    free_bytes_min: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class RocksOptions:
 
     `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the operating system, which
     loses up to `sync_interval_ms` of it in a power cut, never a hole). `queue_bytes_max` bounds appends that wait for
-    the disk. Appends are refused while the disk has less than `free_bytes_min` left: RocksDB needs about twice its log
-    to get up again after the disk was full.
+    the disk. Appends are refused while the disk has less than `free_bytes_min` left, or less than twice RocksDB's own log;
+    0 refuses nothing. See `wal.rocks.space`.
     """
 
     durability: Durability = "fsync"
@@ -52,7 +52,7 @@ class RocksOptions:
     def sync(self) -> SyncOptions:
         """What the writer thread has to know of this."""
         interval_s = None if self.durability == "fsync" else self.sync_interval_ms / 1000
-        return SyncOptions(interval_s=interval_s, free_bytes_min=self.free_bytes_min)
+        return SyncOptions(interval_s=interval_s)
 
 
 def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False) -> Options:
@@ -75,6 +75,7 @@ def family_options(options: RocksOptions) -> Options:
     """Return the settings of one column family. Raw mode always: RocksDB's own notes on keys do not survive a power cut."""
     family = Options(raw_mode=True)
     family.set_write_buffer_size(options.memtable_bytes)
+    family.set_max_write_buffer_number(WAITING_MEMTABLES_MAX + 1)
     family.set_compression_type(DBCompressionType.none())
     return family
 

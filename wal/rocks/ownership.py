@@ -37,8 +37,9 @@ class DirectoryLock:
         lock = self._open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
         self._lock(lock, directory, holder=lock)
         self._lock(self._open(directory, os.O_RDONLY), directory, holder=lock)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        pid = f"{os.getpid()}\n".encode()
+        os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
+        os.ftruncate(lock, len(pid))
 
     def _open(self, path: Path, flags: int) -> int:
         try:

@@ -4,7 +4,7 @@ In: surveys of the database as RocksDB opens it read-only in two recovery modes,
 with the place. Pure but for `survey`, which reads. RocksDB itself opens a damaged or missing log file without an error.
 
 - Point-in-time recovery stops at the first damaged record, skip-any goes on behind it. If the second finds more, a record in
-  the middle is damaged: rot, since a torn tail has nothing behind it.
+  the middle is damaged: rot, since a torn tail of one batch has nothing behind it.
 - A floor past what was found means that acknowledged records are gone: a log file is missing or short.
 """
 
@@ -16,6 +16,7 @@ from rocksdict import Rdict
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.rocks.floor import Floor
 from wal.rocks.keys import (
+    DURABILITY_KEY,
     FORMAT_KEY,
     LOG_ID_PREFIX,
     META_VERSION_KEY,
@@ -39,6 +40,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     meta_version: int
     log_ids: Mapping[str, int]
     last_positions: Mapping[int, int]
+    synced_each_batch: bool = True
+    """Whether the last term synced each batch before the next: then at most one record of RocksDB's log was unsynced."""
 
 
 def survey(database: Rdict) -> Survey:
@@ -55,22 +58,26 @@ def survey(database: Rdict) -> Survey:
         meta_version=decode_number(_fact(database, META_VERSION_KEY)),
         log_ids=log_ids,
         last_positions={log_id: last_position(entries, log_id) for log_id in log_ids.values()},
+        synced_each_batch=database.get(DURABILITY_KEY) != b"os",
     )
 
 
 def judge(found: Survey, behind_damage: Survey, floor: Floor, *, place: str) -> None:
     """Raise `Corrupt` when `found` lacks something that was there.
 
-    `found` is what point-in-time recovery reaches, `behind_damage` what skip-any recovery reaches.
+    `found` is what point-in-time recovery reaches, `behind_damage` what skip-any recovery reaches. Under durability `os`
+    many records may be unsynced, and a disk writes their pages in any order: what is behind damage then proves nothing,
+    and the floor alone, which is synced with each sync of the log, says what must be there.
     """
     if found.node_id != floor.node_id:
         raise Corrupt(f"{place} belongs to node {found.node_id} and the floor file beside it to node {floor.node_id}")
     names = {log_id: name for name, log_id in behind_damage.log_ids.items()}
-    for log_id, position in behind_damage.last_positions.items():
+    for log_id, position in behind_damage.last_positions.items() if found.synced_each_batch else ():
         _require(found.last_positions.get(log_id, 0), position, f"{place}: log {names[log_id]!r}", _DAMAGED)
     for log_id, position in floor.positions.items():
         _require(found.last_positions.get(log_id, 0), position, f"{place}: log {names.get(log_id, log_id)!r}", _MISSING)
-    _require(found.meta_version, behind_damage.meta_version, f"{place}: the state map", _DAMAGED)
+    if found.synced_each_batch:
+        _require(found.meta_version, behind_damage.meta_version, f"{place}: the state map", _DAMAGED)
     _require(found.meta_version, floor.meta_version, f"{place}: the state map", _MISSING)
 
 

@@ -1,8 +1,9 @@
 """The door of RocksMQ: opens or makes a node directory, owns its database, and hands out its logs and its state map.
 
-In: a directory. Out: a `RocksStore`, verified, with a term above all earlier ones; see `wal.log.LogStore` for the contract.
-Opening goes: own the directory, make what is missing, verify without changing anything, open, check against the floor, take
-the next term. Closing goes the other way round.
+In: a directory. Out: a `RocksStore`, verified, with a term above all earlier ones; see `wal.log.LogStore` for the
+contract. How a directory is taken is in `wal.rocks.possession`. After a failed write the store is `reopen`ed: the
+writer thread and the database are thrown away and made anew from what is on the disk, under the next term; the
+directory stays owned all the time.
 """
 
 import asyncio
@@ -10,36 +11,33 @@ import functools
 import os
 import weakref
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
 import anyio
 import anyio.to_thread
-from rocksdict import Rdict
 
-from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
-from wal.rocks.directory import DATABASE_NAME, make_directory, open_database, prepare_database, verify_database
+from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFull, StreamingNodeError
+from wal.event_log import event_log
+from wal.failpoint import failpoint
+from wal.outlast import outlast
+from wal.rocks.copying import link_database
+from wal.rocks.directory import open_for_reading
 from wal.rocks.engine import Engine
-from wal.rocks.floor import LOGS_MAX, FloorFile
+from wal.rocks.floor import LOGS_MAX
 from wal.rocks.group_commit import CommitEvent, CommitState, GroupCommit
-from wal.rocks.keys import (
-    META_PREFIX,
-    META_VERSION_KEY,
-    TERM_KEY,
-    encode_log_id,
-    encode_number,
-    log_id_key,
-    meta_key,
-)
+from wal.rocks.keys import META_PREFIX, META_VERSION_KEY, encode_log_id, encode_number, log_id_key, meta_key
 from wal.rocks.log import RocksLog, load_ends
-from wal.rocks.options import RocksOptions
-from wal.rocks.ownership import DirectoryLock
-from wal.rocks.recovery import Survey, scan_prefix
+from wal.rocks.options import DATABASE_NAME, RocksOptions
+from wal.rocks.possession import OpenedDatabase, OwnedDirectory, open_again, take_directory
+from wal.rocks.recovery import scan_prefix
+from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.surroundings import Surroundings
 from wal.rocks.write import RecordWrite, Write
 from wal.rocks.writer import Writer
+
+_log = event_log(__name__)
 
 
 async def open_rocks_store(
@@ -53,39 +51,39 @@ async def open_rocks_store(
         AlreadyOwned: another process, or this one, has it open.
         Corrupt: something that was acknowledged is missing or damaged; nothing was changed.
         UnsupportedFormat: a newer release wrote it, or it holds something else.
+        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up.
         StorageFailed: it cannot be written.
 
     """
     options, surroundings = options or RocksOptions(), surroundings or Surroundings()
-    owned = await anyio.to_thread.run_sync(_own, Path(path), options, surroundings)
-    return RocksStore(owned, options, surroundings)
+    opened: list[RocksStore] = []
+
+    async def open_store() -> RocksStore:
+        owned = await anyio.to_thread.run_sync(take_directory, Path(path), options, surroundings)
+        opened.append(RocksStore(owned, options, surroundings))
+        return opened[0]
+
+    try:
+        return await outlast(open_store())
+    except asyncio.CancelledError:
+        for store in opened:  # nobody else knows of it
+            await store.close()
+        raise
 
 
 class RocksStore:
     """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes it."""
 
-    def __init__(self, owned: "_OwnedDirectory", options: RocksOptions, surroundings: Surroundings) -> None:
-        found, self._directory = owned.found, owned.directory
-        self.node_id, self.term, self.promised_tick = found.node_id, owned.term, owned.promised_tick
-        self._lock, self._floor = owned.lock, owned.floor
-        self._engine = Engine(owned.directory / DATABASE_NAME, owned.database)
-        self._log_ids = dict(found.log_ids)
-        self._meta_version = found.meta_version
+    def __init__(self, owned: OwnedDirectory, options: RocksOptions, surroundings: Surroundings) -> None:
+        opened, self._directory = owned.opened, owned.directory
+        self.node_id, self.promised_tick = opened.found.node_id, owned.promised_tick
+        self._owned, self._options, self._surroundings = owned, options, surroundings
+        self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
+        self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
         self._logs: dict[str, RocksLog] = {}
         self._opening, self._closing = anyio.Lock(), anyio.Lock()
         self._closed = False
-        queue: SimpleQueue[Write | None] = SimpleQueue()
-        self._commit = GroupCommit(owned.directory, options, queue.put)
-        self._writer = Writer(
-            self._engine,
-            self._floor,
-            options.sync,
-            queue=queue,
-            listener=self._commit,
-            tell=asyncio.get_running_loop().call_soon_threadsafe,
-            surroundings=surroundings,
-        )
-        self._writer.start()
+        self._begin(opened)
         _guard_forks(self)
 
     @property
@@ -98,12 +96,24 @@ class RocksStore:
         """Bytes that were appended and are not synced yet."""
         return self._commit.queued_bytes
 
+    @property
+    def space(self) -> SpaceVerdict:
+        """How near the disk is to full, as of the writer thread's last look."""
+        return self._owned.space.verdict
+
+    @property
+    def short_of_space(self) -> bool:
+        """Whether log should be given up; see `wal.log.LogStore`."""
+        return self._commit.space.level is not SpaceLevel.AMPLE
+
     def promise_tick(self, tick: int) -> None:
         """Remember a tick across a kill, without a sync: one page write, some microseconds."""
-        self._commit.check_writable()
+        self._commit.check_promising()
         try:
-            self._floor.promise(tick)
+            self._owned.floor.promise(tick)
+            failpoint("append.tick_promised")
         except OSError as error:
+            self._commit.failed([], error)  # a later term might go below the tick: nothing more is given to readers
             raise StorageFailed(f"the floor file of {self._directory} cannot be written: {error}") from error
 
     async def open_log(self, name: str) -> RocksLog:
@@ -117,111 +127,177 @@ class RocksStore:
             return self._logs[name]
 
     async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none."""
-        self._commit.check_readable()
+        """Return the value of `key`, None if it has none. Raises as `put_meta`: what was not synced is no value."""
+        self._commit.check_writable()
         return await self._engine.read(self._engine.get, meta_key(key))
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order."""
-        self._commit.check_readable()
-        records = await self._engine.read(scan_prefix, self._engine.database, meta_key(prefix))
+        """Return all keys that start with `prefix`, and their values, in key order. Raises as `get_meta`."""
+        self._commit.check_writable()
+        records = await self._engine.read(lambda: scan_prefix(self._engine.database, meta_key(prefix)))
         return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys (None removes) all at once; durable when it returns. Cancelling does not undo it."""
         self._commit.check_writable()
+        self._commit.check_space(makes_room=True)
         self._meta_version += 1
         records = {meta_key(key): value for key, value in changes.items()}
         records[META_VERSION_KEY] = encode_number(self._meta_version)
+        failpoint("append.record_queued")
         await self._put(records, meta_version=self._meta_version)
+        failpoint("append.record_durable")
+
+    async def link_copy(self, target: Path) -> None:
+        """Make a database at `target`, on the node's disk, that has all logs and the state map as they are now.
+
+        Its tables are hard links to this one's. Everything acknowledged before the call is in it.
+        """
+        self._commit.check_readable()
+        await self._engine.read(link_database, self._engine, target)
+
+    @property
+    def condition(self) -> str:
+        """The state, for people."""
+        return self._commit.state.value
+
+    @property
+    def taking_writes(self) -> bool:
+        """Whether writes are taken."""
+        return self._commit.state is CommitState.OPEN
+
+    async def wait_failed(self) -> None:
+        """Wait until no writes are taken because one has failed, or because another owner has taken over."""
+        await self._commit.wait_failed()
+
+    async def reopen(self) -> None:
+        """Close the database after a failed write, verify it, and go on under the next term; see `wal.log.LogStore`."""
+        await outlast(self._reopen())
 
     async def close(self) -> None:
         """Write what is queued, sync, and let go of the directory; idempotent, and not cut short by cancellation."""
-        if self._commit.state in (CommitState.OPEN, CommitState.POISONED):
+        if self._commit.state not in (CommitState.CLOSED, CommitState.FORKED):
             self._commit.apply(CommitEvent.CLOSE_ASKED)
             for log in self._logs.values():
                 log.end(self._commit.refusal())
-        with anyio.CancelScope(shield=True):
-            async with self._closing:
-                if not self._closed:
-                    await self._let_go()
+        await outlast(self._let_go_once())
 
     def abandon(self) -> None:
         """Refuse everything from now on: this process is a fork of the owner. Called in the child, by the fork guard."""
         self._commit.apply(CommitEvent.PROCESS_FORKED)
-        self._lock.release()
-        self._floor.close()
+        self._owned.let_go()
+
+    # --- the database and the next ----------------------------------------------------------------------------------------
+
+    def _begin(self, opened: OpenedDatabase) -> None:
+        """Start a term on the installed database: what it holds, and a writer thread for it."""
+        found = opened.found
+        self.term = opened.term
+        self._log_ids = dict(found.log_ids)
+        self._meta_version = found.meta_version
+        queue: SimpleQueue[Write | None] = SimpleQueue()
+        self._commit.submit_to(queue.put)
+        self._commit.space_changed(self._owned.space.verdict)  # reopening looked, and no writer was there to tell
+        self._writer = Writer(
+            self._engine,
+            self._owned.floor,
+            self._options.sync,
+            queue=queue,
+            listener=self._commit,
+            tell=asyncio.get_running_loop().call_soon_threadsafe,
+            check_owned=self._owned.claim.check,
+            space=self._owned.space,
+            monotonic=self._surroundings.monotonic,
+        )
+        self._writer.start()
+
+    async def _reopen(self) -> None:
+        async with self._closing:
+            if self.taking_writes:
+                return
+            if self._commit.state is not CommitState.POISONED:
+                raise self._commit.refusal()
+            await self._check_owned()
+            self._commit.apply(CommitEvent.REOPEN_ASKED)
+            await anyio.to_thread.run_sync(self._writer.stop)
+            with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
+                await self._engine.close()
+            failpoint("recovery.database_released")
+            self._commit.apply(CommitEvent.RELEASED)
+            try:
+                await self._install_next()
+            except BaseException as error:
+                await self._reopen_failed(error)
+                raise
+            finally:
+                self._engine.resume()
+
+    async def _check_owned(self) -> None:
+        """Raise `ChannelFenced` before the database is closed: closing would remove files of the owner that took over."""
+        try:
+            await anyio.to_thread.run_sync(self._owned.claim.check)
+        except ChannelFenced:
+            self._commit.apply(CommitEvent.TAKEN_OVER)
+            raise
+
+    async def _install_next(self) -> None:
+        opened = await anyio.to_thread.run_sync(open_again, self._owned, self._options)
+        self._engine.install(opened.database)
+        ends = [
+            (log, await self._engine.look(load_ends, self._engine, log.log_id, log.name)) for log in self._logs.values()
+        ]
+        for log, end in ends:
+            log.restart(end)
+        self._begin(opened)
+        self._commit.apply(CommitEvent.VERIFIED)
+
+    async def _reopen_failed(self, error: BaseException) -> None:
+        """Go back to where another attempt may start, with what can be read for those who read."""
+        fenced = isinstance(error, ChannelFenced)
+        self._commit.apply(CommitEvent.TAKEN_OVER if fenced else CommitEvent.REOPEN_FAILED)
+        with suppress(StreamingNodeError):
+            await self._engine.close()
+        with suppress(StreamingNodeError):
+            self._engine.install(await anyio.to_thread.run_sync(open_for_reading, self._directory, self._options))
+
+    async def _let_go_once(self) -> None:
+        async with self._closing:
+            if not self._closed:
+                await self._let_go()
 
     async def _let_go(self) -> None:
         await anyio.to_thread.run_sync(self._writer.stop)
+        failpoint("append.closing_written")
         try:
+            if self._commit.taken_over:
+                await anyio.to_thread.run_sync(self._engine.leave)
             await self._engine.close()
+        except StorageFull as error:
+            # RocksDB brings its log into tables when it closes. Without room the log stays, synced, for the next open.
+            _log.warning("closed_on_full_disk", directory=str(self._directory), error=str(error))
         except StreamingNodeError:
             # After a failed write RocksDB repeats the failure here; its appenders have heard of it.
             if not self._commit.poisoned:
                 raise
         finally:
+            failpoint("append.closing_database_closed")
             self._closed = True
-            self._floor.close()
-            self._lock.release()
+            self._owned.let_go()
 
     async def _make_log(self, name: str) -> int:
         if len(self._log_ids) >= LOGS_MAX:
             raise InvalidArgument(f"{self._directory} has {LOGS_MAX} logs, which is as many as one node can have")
         log_id = 1 + max(self._log_ids.values(), default=0)
         self._log_ids[name] = log_id  # at once: should this be cancelled, the record is written all the same
+        failpoint("recovery.log_named")
         await self._put({log_id_key(name): encode_log_id(log_id)})
+        failpoint("recovery.log_made")
         return log_id
 
     async def _put(self, records: Mapping[bytes, bytes | None], *, meta_version: int = 0) -> None:
         done = asyncio.get_running_loop().create_future()
         self._commit.submit(RecordWrite(self._engine.meta_family, records, done, done, meta_version=meta_version))
         await asyncio.shield(done)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OwnedDirectory:
-    directory: Path
-    lock: DirectoryLock
-    database: Rdict
-    floor: FloorFile
-    found: Survey
-    term: int
-    promised_tick: int
-
-
-def _own(directory: Path, options: RocksOptions, surroundings: Surroundings) -> _OwnedDirectory:
-    make_directory(directory)
-    with ExitStack() as undo:
-        lock = DirectoryLock(directory)
-        undo.callback(lock.release)
-        floor = prepare_database(directory, options, surroundings.make_node_id)
-        verify_database(directory, options, floor)
-        database, found = open_database(directory, options, floor)
-        undo.callback(database.close)
-        term = 1 + max(found.term, floor.term)
-        floor_file = FloorFile(directory, floor)
-        undo.callback(floor_file.close)
-        _take_term(database, floor_file, found, term)
-        undo.pop_all()
-    return _OwnedDirectory(
-        directory=directory,
-        lock=lock,
-        database=database,
-        floor=floor_file,
-        found=found,
-        term=term,
-        promised_tick=floor.tick,
-    )
-
-
-def _take_term(database: Rdict, floor: FloorFile, found: Survey, term: int) -> None:
-    """Make the new term durable in both places before anything is done under it."""
-    database.put(TERM_KEY, encode_number(term))
-    database.flush_wal(sync=True)
-    # What a killed owner wrote without acknowledging is part of the log now, and readers may see it.
-    floor.record(found.last_positions, term=term, meta=found.meta_version)
-    floor.sync()
 
 
 _open_stores: "weakref.WeakSet[RocksStore]" = weakref.WeakSet()

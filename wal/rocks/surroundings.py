@@ -12,7 +12,8 @@ def _new_node_id() -> str:
     return uuid.uuid4().hex
 
 
-def _free_bytes(path: Path) -> int:
+def free_bytes_of(path: Path) -> int:
+    """Return how much this user may still write on the disk of `path`. Raises `OSError`."""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize
 
@@ -23,4 +24,4 @@ class Surroundings:
 
     make_node_id: Callable[[], str] = _new_node_id
     monotonic: Callable[[], float] = time.monotonic
-    free_bytes: Callable[[Path], int] = _free_bytes
+    free_bytes: Callable[[Path], int] = free_bytes_of

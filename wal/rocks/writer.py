@@ -8,7 +8,9 @@ Why a thread and why two steps: RocksDB's `write` holds the interpreter lock and
 without sync, in pieces small enough for the event loop, and synced by the call that lets the loop run.
 
 A write or sync that fails may have left its records or not, and RocksDB says nothing more about them in this process.
-Everything from that batch on is indeterminate, until the directory is opened again and verified.
+Everything from that batch on is indeterminate, until the directory is opened again and verified. Before each write, and
+again before its acknowledgements, the claim on the directory is compared: a writer that was overtaken acknowledges
+nothing more.
 """
 
 import threading
@@ -18,10 +20,13 @@ from typing import Protocol
 
 from rocksdict import WriteBatch
 
+from wal.errors import ChannelFenced, Indeterminate
+from wal.failpoint import failpoint
 from wal.rocks.engine import Engine
 from wal.rocks.floor import FloorFile
 from wal.rocks.options import SyncOptions
-from wal.rocks.surroundings import Surroundings
+from wal.rocks.space import SpaceLevel, SpaceVerdict
+from wal.rocks.space_watch import SpaceWatch
 from wal.rocks.write import Write
 
 WRITE_BYTES_MAX = 1 << 20
@@ -29,6 +34,8 @@ WRITE_BYTES_MAX = 1 << 20
 FLOOR_SYNC_S = 0.2
 """A power cut forgets at most this much of the floor."""
 SPACE_CHECK_S = 0.1
+"""How old a look at the disk may be when something is written, and how soon free space is noticed."""
+TABLES_CHECK_S = 0.002
 THREAD_NAME = "rocksmq-writer"
 
 
@@ -44,14 +51,14 @@ class WriterListener(Protocol):
     def failed(self, writes: list[Write], error: Exception) -> None:
         """The outcome of these writes is open, and of all later ones."""
 
-    def space_changed(self, free_bytes: int) -> None:
-        """The disk went below the low-water mark, or is above it again."""
+    def space_changed(self, verdict: SpaceVerdict) -> None:
+        """The disk is nearer to full than it was, or less near."""
 
 
 class Writer:
     """Owns the thread. `queue` brings the writes; None in it asks for the end.
 
-    `tell` runs a call on the event loop and may be called from any thread.
+    `tell` runs a call on the event loop and may be called from any thread. `space` has looked once already.
     """
 
     def __init__(
@@ -63,15 +70,18 @@ class Writer:
         queue: SimpleQueue[Write | None],
         listener: WriterListener,
         tell: Callable[..., object],
-        surroundings: Surroundings,
+        check_owned: Callable[[], None],
+        space: SpaceWatch,
+        monotonic: Callable[[], float],
     ) -> None:
         self._engine, self._floor, self._options = engine, floor, options
         self._queue, self._listener, self._tell_loop = queue, listener, tell
-        self._monotonic, self._free_bytes = surroundings.monotonic, surroundings.free_bytes
+        self._check_owned, self._space, self._monotonic = check_owned, space, monotonic
         self._unsynced: list[Write] = []
         self._failure: Exception | None = None
         self._stopping = False
-        self._space_low = False
+        self._ending = threading.Event()
+        self._unlooked_bytes = self._unasked_bytes = self._table_failures = 0
         self._sync_due = self._floor_due = self._space_due = self._monotonic()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
@@ -81,6 +91,7 @@ class Writer:
 
     def stop(self) -> None:
         """Write and sync everything queued before, and wait for the end of the thread. Not on the event loop."""
+        self._ending.set()
         self._queue.put(None)
         self._thread.join()
 
@@ -91,6 +102,8 @@ class Writer:
         while not self._stopping:
             writes = self._take()
             if writes:
+                self._look_before(writes)
+                self._wait_for_tables(writes)
                 self._commit(writes)
             self._tend(self._monotonic())
         self._finish()
@@ -119,7 +132,7 @@ class Writer:
             dues.append(self._sync_due)
         if self._floor.dirty:
             dues.append(self._floor_due)
-        if self._space_low:
+        if self._space.verdict.level is not SpaceLevel.AMPLE:
             dues.append(self._space_due)
         return max(0.0, min(dues) - self._monotonic()) if dues else None
 
@@ -131,6 +144,8 @@ class Writer:
             self._sync_due = self._monotonic() + self._options.interval_s
         self._unsynced += writes
         try:
+            self._check_owned()
+            failpoint("append.taken")
             self._write(writes)
             if self._options.interval_s is None or any(write.urgent for write in writes):
                 self._sync()
@@ -144,10 +159,14 @@ class Writer:
         batch.set_default_column_family(self._engine.entry_family)
         for write in writes:
             write.stage(batch)
+        failpoint("append.staged")
         self._engine.write(batch)
+        failpoint("append.written")
 
     def _sync(self) -> None:
         self._engine.sync()
+        failpoint("append.synced")
+        self._check_owned_still()
         landed = self._unsynced
         if not self._floor.dirty:
             self._floor_due = self._monotonic() + FLOOR_SYNC_S
@@ -157,8 +176,22 @@ class Writer:
             tick=max(write.tick for write in last.values()),
             meta=max((write.meta_version for write in landed if write.urgent), default=0),
         )
+        failpoint("append.floor_recorded")
+        if self._options.interval_s is not None:
+            self._sync_floor()  # of a torn tail the floor alone can tell how much was synced
         self._unsynced = []
         self._tell(self._listener.landed, landed)
+
+    def _sync_floor(self) -> None:
+        self._floor.sync()
+        failpoint("append.floor_synced")
+
+    def _check_owned_still(self) -> None:
+        """Raise `Indeterminate` when another owner came between a write and now: it may have read the write, or not."""
+        try:
+            self._check_owned()
+        except ChannelFenced as error:
+            raise Indeterminate(f"{error}; what was being written may be in the log, or not") from error
 
     def _tend(self, now: float) -> None:
         """Do what is due: the background sync, the floor's sync, a look at the disk's space."""
@@ -167,22 +200,50 @@ class Writer:
                 if self._unsynced and now >= self._sync_due:
                     self._sync()
                 if self._floor.dirty and now >= self._floor_due:
-                    self._floor.sync()
+                    self._sync_floor()
             except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is open
                 self._fail(error)
-        if now >= self._space_due:
+        if now >= self._space_due and self._space.verdict.level is not SpaceLevel.AMPLE:
             self._look_at_space(now)
 
+    def _look_before(self, writes: list[Write]) -> None:
+        """Look at the disk unless that was just done: an exhausted one gives its reserve up before a write fails."""
+        size_bytes = sum(write.size_bytes for write in writes)
+        self._unlooked_bytes += size_bytes
+        now = self._monotonic()
+        is_due = now >= self._space_due or self._unlooked_bytes >= self._space.verdict.look_after_bytes
+        if is_due or self._space.is_tight(size_bytes):
+            self._look_at_space(now)
+
+    def _wait_for_tables(self, writes: list[Write]) -> None:
+        """Wait while RocksDB makes tables slower than they fill: its own wait would hold the interpreter lock.
+
+        Appends are held back meanwhile, by the queue that fills up. Closing does not wait; nor does it when a table could
+        not be written: RocksDB may never try that again, and says so at the next write.
+        """
+        self._unasked_bytes += sum(write.size_bytes for write in writes)
+        if self._unasked_bytes < WRITE_BYTES_MAX:
+            return
+        self._unasked_bytes = 0
+        while self._failure is None and self._engine.is_behind() and not self._ending.wait(TABLES_CHECK_S):
+            failures = self._engine.table_failures()
+            if failures > self._table_failures:
+                self._table_failures = failures
+                return
+            self._tend(self._monotonic())
+
     def _look_at_space(self, now: float) -> None:
-        self._space_due = now + SPACE_CHECK_S
-        free_bytes = self._free_bytes(self._engine.path)
-        low = free_bytes < self._options.free_bytes_min
-        if low != self._space_low:
-            self._space_low = low
-            self._tell(self._listener.space_changed, free_bytes)
+        self._space_due, self._unlooked_bytes = now + SPACE_CHECK_S, 0
+        before = self._space.verdict
+        verdict = self._space.look()
+        if verdict.level is not before.level or (verdict.level >= SpaceLevel.FULL and verdict != before):
+            self._tell(self._listener.space_changed, verdict)
 
     def _fail(self, error: Exception) -> None:
-        self._failure = error.with_traceback(None)  # its frames would keep the database open after closing
+        cause = error.__cause__
+        self._failure = cause if isinstance(cause, ChannelFenced) else error
+        self._failure.with_traceback(None)  # its frames would keep the database open after closing
+        error.with_traceback(None)
         failed, self._unsynced = self._unsynced, []
         self._tell(self._listener.failed, failed, error)
 

@@ -213,3 +213,40 @@ def test_release_is_gapless_ascending_and_never_ahead_of_an_unacknowledged_tick(
         assert bench.acks.pending == 0
 
     asyncio.run(scenario())
+
+
+async def test_ended_term_gives_readers_no_further_tick_and_lets_nobody_wait() -> None:
+    bench = Bench()
+    first, second = bench.allocate(2)
+    bench.confirm(first)
+    waiting = bench.acks.confirmed(second.tick)
+    bench.acks.end()
+    bench.acks.end()
+    with pytest.raises(Indeterminate):
+        await waiting
+    with pytest.raises(Indeterminate):
+        bench.acks.mark()
+    with pytest.raises(Indeterminate):
+        await bench.acks.confirmed(bench.ticks.last + 1)
+    await bench.acks.confirmed(first.tick)
+    assert bench.released.take() == [first.tick]
+
+
+async def test_who_waits_for_a_tick_that_could_not_be_promised_is_told_and_the_next_tick_is_confirmed() -> None:
+    ticks = allocator()
+    refuses = True
+
+    def release(_details: Sequence[AckDetail]) -> None:
+        if refuses:
+            raise Indeterminate("the store takes no writes")
+
+    acks = AckManager(ticks, confirmed_tick=ticks.allocate(), release=release)
+    pending = acks.allocate()
+    waiting = acks.confirmed(acks.mark())
+    acks.confirm(pending, entry(pending.tick))
+    with pytest.raises(Indeterminate):
+        await asyncio.wait_for(waiting, 1)
+    with pytest.raises(Indeterminate):
+        acks.mark()
+    refuses = False
+    await asyncio.wait_for(acks.confirmed(acks.mark()), 1)

@@ -237,7 +237,7 @@ async def test_commit_given_up_and_not_repeated_is_rolled_back_by_expiry(channel
             await settle_tasks()
             patience.cancel_scope.cancel()
         channel.log.release()
-    channel.now_ms += 10_001
+    channel.pass_ms(10_001)
     assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
     assert await transactions(channel) == []
 

@@ -8,6 +8,7 @@ from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
     commit,
+    delete,
     insert,
     settle_tasks,
 )
@@ -16,6 +17,7 @@ from wal.errors import (
     AlreadyExists,
     InvalidTransactionState,
     TransactionExpired,
+    TransactionTooLarge,
 )
 from wal.message import TransactionMessage
 from wal.message_type import MessageType
@@ -42,7 +44,7 @@ async def test_expired_transaction_is_refused_and_its_rollback_logged(channel: L
     info = await channel.create_collection("a")
     txn_id = await channel.begin(10)
     await channel.append(insert(info, txn_id=txn_id))
-    channel.now_ms += 11
+    channel.pass_ms(11)
     for attempt in (insert(info, txn_id=txn_id), commit(txn_id)):
         with pytest.raises(TransactionExpired):
             await channel.append(attempt)
@@ -53,17 +55,17 @@ async def test_expired_transaction_is_refused_and_its_rollback_logged(channel: L
 async def test_timer_expires_what_no_client_asks_for(channel: LiveChannel) -> None:
     await channel.begin(10)
     await channel.begin(30)
-    channel.now_ms += 20
+    channel.pass_ms(20)
     assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
-    channel.now_ms += 20
+    channel.pass_ms(20)
     assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
     assert channel.txn.live == 0
 
 
 async def test_client_may_roll_back_what_expired_and_the_worker_does_not_repeat_it(channel: LiveChannel) -> None:
     txn_id = await channel.begin(10)
-    channel.now_ms += 11
-    channel.txn.expire_until(channel.ticks.allocate())
+    channel.pass_ms(11)
+    channel.txn.expire()
     await channel.rollback(txn_id)
     assert await channel.rollbacks.roll_back_due(channel.append_group) == 0
     assert (await channel.types()).count(MessageType.ROLLBACK_TXN) == 1
@@ -74,11 +76,31 @@ async def test_rollback_worker_writes_a_rollback_as_soon_as_a_session_is_doomed(
         tasks.start_soon(channel.rollbacks.run, channel.append_group)
         await channel.begin(10)
         await settle_tasks()
-        channel.now_ms += 11
-        channel.txn.expire_until(channel.ticks.allocate())
+        channel.pass_ms(11)
+        channel.txn.expire()
         await settle_tasks()
         tasks.cancel_scope.cancel()
     assert channel.txn.live == 0
+
+
+@pytest.mark.parametrize("leap_ms", [-3_600_000, 3_600_000], ids=["back", "ahead"])
+async def test_clock_that_is_set_moves_no_keepalive(channel: LiveChannel, leap_ms: int) -> None:
+    txn_id = await channel.begin(10)
+    channel.now_ms += leap_ms
+    channel.pass_ms(9)
+    assert await channel.rollbacks.roll_back_due(channel.append_group) == 0
+    channel.pass_ms(1)
+    assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
+    with pytest.raises(TransactionExpired):
+        await channel.commit(txn_id)
+
+
+async def test_clock_set_back_makes_no_transaction_older_or_younger(channel: LiveChannel) -> None:
+    txn_id = await channel.begin(60_000)
+    channel.now_ms -= 3_600_000
+    channel.pass_ms(60_000)
+    with pytest.raises(TransactionTooLarge, match="maximum age"):
+        await channel.commit(txn_id)
 
 
 # --- exclusive messages -----------------------------------------------------------------------------------------------
@@ -197,9 +219,20 @@ async def test_transaction_overtaken_before_a_restart_stays_dead_after_it(channe
 
 async def test_restart_counts_as_idle_time(channel: LiveChannel) -> None:
     await channel.begin(10)
-    async with LiveChannel.open(channel.memory) as reopened:
-        reopened.now_ms += 11
+    async with LiveChannel.open(channel.memory, later_ms=9) as reopened:
+        assert await reopened.rollbacks.roll_back_due(reopened.append_group) == 0
+        reopened.pass_ms(1)
         assert await reopened.rollbacks.roll_back_due(reopened.append_group) == 1
+
+
+async def test_restart_counts_as_age(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a")
+    txn_id = await channel.begin(60_000)
+    async with LiveChannel.open(channel.memory, LIMITS, later_ms=59_000) as reopened:
+        await reopened.append(delete(info, txn_id=txn_id))
+        reopened.pass_ms(1_000)
+        with pytest.raises(TransactionTooLarge, match="maximum age"):
+            await reopened.commit(txn_id)
 
 
 async def test_state_of_a_commit_in_the_logs_hands_is_left_to_the_log(channel: LiveChannel) -> None:
@@ -208,8 +241,8 @@ async def test_state_of_a_commit_in_the_logs_hands_is_left_to_the_log(channel: L
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(channel.commit, txn_id)
         await settle_tasks()
-        channel.now_ms += 1000
-        assert channel.txn.expire_until(channel.ticks.allocate()) == 0
+        channel.pass_ms(1000)
+        assert channel.txn.expire() == 0
         with pytest.raises(InvalidTransactionState, match=SessionState.COMMITTING.name):
             await channel.rollback(txn_id)
         channel.log.release()

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.anyio
 async def test_rollback_worker_ends_when_the_log_takes_no_more() -> None:
     async with LiveChannel.open() as channel:
         await channel.begin(10)
-        channel.now_ms += 11
-        channel.txn.expire_until(channel.ticks.allocate())
+        channel.pass_ms(11)
+        channel.txn.expire()
         groups: list[AppendGroup] = []
 
         async def closed(group: AppendGroup) -> AppendResult:

@@ -15,40 +15,41 @@ from interceptors.txn.session import (
 from wal.errors import InvalidTransactionState, TransactionExpired, TransactionTooLarge
 from wal.headers import DeleteHeader
 from wal.message_type import MessageType
-from wal.timetick import add_ms, compose_tick
+from wal.timetick import compose_tick
 
-T0 = compose_tick(1_000)
+TXN_ID = compose_tick(1_000)
+T0_MS = 500
 BODY = Change(MessageType.DELETE, "p0_1v0", DeleteHeader(1, 1), 36)
 
 
 def session(keepalive_ms: int = 10, **limits: float) -> Session:
-    return Session(T0, keepalive_ms, TxnLimits(**limits))  # type: ignore[arg-type]
+    return Session(TXN_ID, keepalive_ms, TxnLimits(**limits), T0_MS, T0_MS)  # type: ignore[arg-type]
 
 
 def test_idle_session_is_due_at_exactly_its_keepalive() -> None:
     idle = session(keepalive_ms=10)
-    assert idle.due(add_ms(T0, 10) - 1) is None
-    assert idle.due(add_ms(T0, 10)) is Doom.EXPIRED
+    assert idle.due(T0_MS + 10 - 1) is None
+    assert idle.due(T0_MS + 10) is Doom.EXPIRED
 
 
 def test_only_a_body_that_succeeded_extends_the_keepalive() -> None:
     extended = session(keepalive_ms=10)
-    for tick, expected in [(0, Doom.EXPIRED), (add_ms(T0, 5), None)]:
+    for acknowledged_ms, expected in [(None, Doom.EXPIRED), (T0_MS + 5, None)]:
         extended.add_bodies([BODY])
-        extended.bodies_ended(tick)
-        assert extended.due(add_ms(T0, 10)) is expected
+        extended.bodies_ended(acknowledged_ms)
+        assert extended.due(T0_MS + 10) is expected
 
 
 def test_session_with_a_body_on_its_way_is_not_idle() -> None:
     busy = session(keepalive_ms=10)
     busy.add_bodies([BODY])
-    assert busy.due(add_ms(T0, 1000)) is None
+    assert busy.due(T0_MS + 1000) is None
 
 
 def test_age_ends_a_session_even_with_a_body_on_its_way() -> None:
     busy = session(age_s_max=1)
     busy.add_bodies([BODY])
-    assert busy.due(add_ms(T0, 1000)) is Doom.TOO_OLD
+    assert busy.due(T0_MS + 1000) is Doom.TOO_OLD
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_commit_waits_for_bodies_on_their_way_and_takes_no_more() -> None:
     assert not busy.request_commit()
     with pytest.raises(InvalidTransactionState):
         busy.add_bodies([BODY])
-    assert busy.bodies_ended(T0 + 1)
+    assert busy.bodies_ended(T0_MS + 1)
     assert busy.request_commit()
 
 
@@ -87,7 +88,7 @@ def test_commit_may_be_asked_for_again_until_it_is_handed_over() -> None:
     busy = session()
     busy.add_bodies([BODY])
     assert not busy.request_commit()
-    busy.bodies_ended(T0 + 1)
+    busy.bodies_ended(T0_MS + 1)
     assert busy.request_commit()
     with pytest.raises(InvalidTransactionState):
         busy.request_commit()
@@ -123,7 +124,7 @@ def test_size_is_that_of_the_bodies_kept(succeeds: list[bool]) -> None:
         counted.add_bodies([BODY, BODY])
         if not succeeded:
             counted.drop_bodies([BODY, BODY])
-        counted.bodies_ended(T0 if succeeded else 0)
+        counted.bodies_ended(T0_MS if succeeded else None)
     assert counted.size_bytes == 100 * len(counted.bodies) == 200 * sum(succeeds)
 
 

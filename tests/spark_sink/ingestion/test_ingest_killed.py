@@ -1,6 +1,6 @@
 """An ingest killed with SIGKILL at each of its steps, then run again: every row once, nothing left over that is not known.
 
-The killed process borrows the JVM of the test session, which saves its start: what dies is the driver.
+Where only the driver dies it borrows the JVM of the test session, which saves a start; a JVM that dies is its own.
 """
 
 import copy
@@ -18,15 +18,20 @@ from pyspark.sql import SparkSession
 from spark_sink.ingestion.ingest_job import IngestJob
 from spark_sink.ingestion.step import Step
 from tests.spark_sink.conftest import Ingest
+from tests.spark_sink.ingestion.ingest_without_jvm import LOST
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
+from wal.failpoint import ENVIRONMENT_VARIABLE
+from wal.failpoint_table import FAILPOINTS
 
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def start(spark: SparkSession, node: NodeBuilder, tables: Path, step: str) -> "subprocess.Popen[bytes]":
+def start(
+    spark: SparkSession, node: NodeBuilder, tables: Path, step: str, *, failpoints: str = ""
+) -> "subprocess.Popen[bytes]":
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     parameters = gateway.gateway_parameters
@@ -35,6 +40,7 @@ def start(spark: SparkSession, node: NodeBuilder, tables: Path, step: str) -> "s
         "PYSPARK_GATEWAY_PORT": str(parameters.port),
         "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
         "PYTHONPATH": str(ROOT),
+        ENVIRONMENT_VARIABLE: failpoints,
     }
     command = [sys.executable, "-m", "tests.spark_sink.ingestion.killed_ingest", str(node.path), str(tables), step]
     return subprocess.Popen(command, env=environment, cwd=ROOT)
@@ -79,6 +85,23 @@ def test_killed_at_any_step_every_row_is_there_once(
 ) -> None:
     assert start(spark, node, tables, step.value).wait() == -signal.SIGKILL
     ingest()
+    check(node, tables)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("action", ["kill", "error"])
+@pytest.mark.parametrize("name", [name for name in FAILPOINTS if name.startswith("ingest.")])
+def test_an_ingest_that_dies_or_meets_a_failing_disk_at_a_failpoint_leaves_every_row_once(
+    name: str, action: str, spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    ended = start(spark, node, tables, "-", failpoints=f"{name}={action}").wait()
+    assert ended == -signal.SIGKILL if action == "kill" else ended in {0, 1}
+    ingest()
+    check(node, tables)
+
+
+def check(node: NodeBuilder, tables: Path) -> None:
+    """Fail unless the tables hold every cut exactly once."""
     for name in ("orders", "young"):
         assert rows_of(tables / name) == node.expected(name)
         assert lease_of(node, tables / name).cut == 3
@@ -86,6 +109,29 @@ def test_killed_at_any_step_every_row_is_there_once(
         assert versions == sorted(set(versions), reverse=True)
     assert not (tables / "old").exists()
     assert not list((node.path / "leases").glob("old-*"))
+
+
+@pytest.mark.parametrize(
+    "moment, ended",
+    [("writing", LOST), ("written", LOST), ("both", -signal.SIGKILL)],
+    ids=["while it writes", "after it has written", "together with its driver"],
+)
+def test_spark_killed_under_its_driver_every_row_is_there_once(
+    moment: str, ended: int, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.spark_sink.ingestion.ingest_without_jvm",
+        str(node.path),
+        str(tables),
+        moment,
+    ]
+    assert (
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=False).returncode == ended
+    )
+    ingest()
+    check(node, tables)
 
 
 def test_two_jobs_at_once_take_every_cut_once(spark: SparkSession, node: NodeBuilder, tables: Path) -> None:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 
 _HOLD = """
-import anyio, sys
+import anyio, pathlib, sys
 from streamingnode.opening import open_node
 async def hold():
-    async with open_node(sys.argv[1]):
+    async with open_node(sys.argv[1]) as node:
+        while not (pathlib.Path(sys.argv[1]) / "node.statistics").exists():
+            await anyio.sleep(0.01)
         print("open", flush=True)
         await anyio.sleep_forever()
 anyio.run(hold)
@@ -295,8 +297,12 @@ def test_owned_node_refuses_with_pid_and_four_while_info_and_ls_answer(data: Pat
                 assert f"process {owner.pid}" in refused.err
             information = run("info", data, "--json").document
             assert (information["open"], information["pid"]) == (True, owner.pid)
+            assert cast("dict[str, dict[str, int]]", information["statistics"])["appends"]["succeeded"] == 0
+            assert "appends " in run("info", data).out
             listed = run("ls", data, "--json")
             assert (listed.code, listed.document["as_of_cut"]) == (0, 1)
+            assert run("partitions", "list", data, "orders").out == "_default\n"
+            assert run("partitions", "create", data, "orders", "eu").code == 4
             assert _items(listed)["orders"]["inserted"] == 3
         finally:
             owner.kill()
@@ -322,9 +328,29 @@ def test_doctor_fails_for_a_damaged_manifest(data: Path, run: "Run") -> None:
     assert "CORRUPT" in examined.out
 
 
-def test_doctor_fails_for_a_directory_of_other_things(tmp_path: Path, run: "Run") -> None:
-    (tmp_path / "holiday.jpg").touch()
-    assert run("doctor", tmp_path).code == 1
+@pytest.mark.parametrize(
+    "name, verdict, text",
+    [
+        ("holiday.jpg", "warn", "holds no node but other things (holiday.jpg)"),
+        ("backup.json", "warn", "is a backup"),
+        ("segments", "fail", "neither its log nor its floor"),
+        ("log", "fail", "is no node's"),
+        ("", "ok", "is empty"),
+    ],
+)
+def test_doctor_says_what_a_directory_without_a_node_is(
+    tmp_path: Path, run: "Run", name: str, verdict: str, text: str
+) -> None:
+    place = tmp_path / "place"
+    (place / name).mkdir(parents=True)
+    examined = run("doctor", place, "--json")
+    (node,) = [
+        each for each in cast("list[dict[str, str]]", examined.document["findings"]) if each["subject"] == "node"
+    ]
+    assert node["status"] == verdict
+    assert text in node["detail"]
+    assert bool(node["next_step"]) is (verdict != "ok")
+    assert examined.code == (1 if verdict == "fail" else 0)
 
 
 def test_config_shows_where_a_value_comes_from(tmp_path: Path, run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:

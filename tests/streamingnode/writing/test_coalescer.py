@@ -22,7 +22,7 @@ from tests.streamingnode.append_double import (
     schema_of,
     write_target,
 )
-from wal.errors import DeadlineExceeded, Indeterminate, Overloaded, SchemaMismatch, StorageFull
+from wal.errors import DeadlineExceeded, Indeterminate, OnShutdown, Overloaded, SchemaMismatch, StorageFull
 
 pytestmark = pytest.mark.anyio
 
@@ -149,6 +149,41 @@ async def test_bug_behind_the_append_reaches_its_callers_and_the_owner_of_the_ta
     await inserts.coalescer.drain()
     await anyio.lowlevel.checkpoint()
     assert [type(failure) for failure in inserts.failures] == [ZeroDivisionError]
+
+
+async def test_bug_in_one_group_leaves_nobody_behind_it_waiting() -> None:
+    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1, group_rows_max=2))
+    outcomes = iter([None, ZeroDivisionError("a bug")])
+    inserts.log.refuse = lambda _: next(outcomes, None)
+    inserts.log.hold()
+    first = inserts.start(0)
+    await inserts.log.arrival()
+    hit, behind = [inserts.start(n) for n in (1, 2)], [inserts.start(n) for n in (3, 4, 5)]
+    await anyio.lowlevel.checkpoint()
+    inserts.log.let_go()
+    await first
+    for task in hit:
+        with pytest.raises(ZeroDivisionError):
+            await task
+    with anyio.fail_after(5):
+        for task in behind:
+            await task
+    assert inserts.ids == [0, 3, 4, 5]
+
+
+async def test_closing_tells_those_in_a_group_and_those_that_wait_apart() -> None:
+    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1))
+    inserts.log.hold()
+    under_way = inserts.start(1)
+    await inserts.log.arrival()
+    waiting = inserts.start(2)
+    await anyio.lowlevel.checkpoint()
+    await inserts.supervisor.stop()
+    with anyio.fail_after(5):
+        with pytest.raises(Indeterminate):
+            await under_way
+        with pytest.raises(OnShutdown):
+            await waiting
 
 
 async def test_insert_cancelled_before_its_group_is_made_never_happened(inserts: Inserts) -> None:

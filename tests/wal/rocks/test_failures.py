@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
-from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StreamingNodeError
+from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.rocks.failures import classify_failure
 
 
@@ -68,7 +68,7 @@ def test_a_directory_that_is_no_database_is_corrupt(database: Path) -> None:
     [
         (
             "IO error: No space left on device: While appending to file: x.log: No space left",
-            StorageFailed,
+            StorageFull,
             "free space",
         ),
         ("IO error: While open a file for appending: x: Read-only file system", StorageFailed, "make it writable"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.rocks.floor import (
+    CLAIM_BYTES,
     FLOOR_BYTES,
     FLOOR_NAME,
     LOGS_MAX,
@@ -15,9 +16,11 @@ from wal.rocks.floor import (
     Floor,
     FloorFile,
     create_floor,
+    decode_claim_term,
     decode_floor,
     decode_promise,
     decode_slot,
+    encode_claim,
     encode_promise,
     encode_slot,
     read_floor,
@@ -79,6 +82,16 @@ def test_a_promise_decodes_to_what_was_encoded_and_a_flipped_one_to_nothing(tick
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         assert decode_promise(bytes(flipped)) == 0
+
+
+@given(term=numbers, nonce=st.binary(min_size=16, max_size=16))
+def test_a_claim_decodes_to_its_term_and_a_flipped_one_to_none(term: int, nonce: bytes) -> None:
+    data = encode_claim(term, nonce)
+    assert (len(data), decode_claim_term(data)) == (CLAIM_BYTES, term)
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert decode_claim_term(bytes(flipped)) == 0
 
 
 def test_a_newer_format_of_the_floor_is_refused() -> None:

@@ -1,0 +1,138 @@
+"""The named producers of one log: an id for each name, and an epoch that each opening raises, durable before it is used.
+
+In come names; out go opened producers. The names outlive terms of the log; the window they are checked against is that of
+the interceptor of the present term, which `bind` brings. A window that was rebuilt knows only what the log says, so `bind`
+also tells it which epochs were given out since, and which producers are gone.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from interceptors.idempotency.interceptor import IdempotencyInterceptor
+from interceptors.idempotency.window import ProducerLimits
+from wal.errors import Corrupt, Overloaded
+from wal.log import LogStore
+from wal.producer_stamp import NODE_PRODUCER_ID
+
+_ID_BITS = 62
+
+
+class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What is stored for a name: its id, drawn once, and the epoch it was last opened with."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedProducer:
+    """A producer as it was opened; `last_sequence` is its highest sequence in the log, 0 for none."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+
+
+class Producers:
+    """The producers of one pchannel; lives on the event loop. `load` and `bind` come first."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        pchannel: str,
+        limits: ProducerLimits | None = None,
+        *,
+        draw_id: Callable[[], int] = lambda: secrets.randbits(_ID_BITS),
+    ) -> None:
+        self.limits = limits or ProducerLimits()
+        self._store = store
+        self._prefix = f"producer/{pchannel}/"
+        self._draw_id = draw_id
+        self._records: dict[str, ProducerRecord] = {}
+        self._interceptor: IdempotencyInterceptor | None = None
+        self._changing = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Read the producers that earlier runs left. Raises `Corrupt` for one that cannot be read."""
+        stored = await self._store.scan_meta(self._prefix)
+        self._records = {key.removeprefix(self._prefix): _decode(key, value) for key, value in stored.items()}
+
+    def bind(self, interceptor: IdempotencyInterceptor) -> None:
+        """Check against this interceptor's window from now on."""
+        window = interceptor.window
+        window.keep_only(self._live_ids())
+        window.fence(NODE_PRODUCER_ID, 0)
+        for record in self._records.values():
+            window.fence(record.producer_id, record.epoch)
+        self._interceptor = interceptor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all producers, sorted."""
+        return tuple(sorted(self._records))
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, 0 when it has none."""
+        return self._bound.window.last_sequence(producer_id)
+
+    async def open(self, name: str) -> OpenedProducer:
+        """Open a producer, made if it is new, and fence whoever opened it before; durable when this returns.
+
+        What an older one still has under way is waited for, so that `last_sequence` says all there will ever be of it.
+        Raises `Overloaded` when there are too many, and what the log store raises; then the older one may be fenced.
+        """
+        async with self._changing:
+            record = self._next_record(name)
+            await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(record)})
+            self._records[name] = record
+            self._bound.window.fence(record.producer_id, record.epoch)
+            await self._bound.settled(record.producer_id)
+            return OpenedProducer(record.producer_id, record.epoch, self.last_sequence(record.producer_id))
+
+    async def delete(self, name: str) -> bool:
+        """Forget a producer; return whether there was one. A later one of this name starts anew."""
+        async with self._changing:
+            record = self._records.get(name)
+            if record is None:
+                return False
+            await self._store.put_meta({self._prefix + name: None})
+            del self._records[name]
+            window = self._bound.window
+            window.fence(record.producer_id, record.epoch + 1)
+            await self._bound.settled(record.producer_id)
+            window.keep_only(self._live_ids())
+            return True
+
+    @property
+    def _bound(self) -> IdempotencyInterceptor:
+        assert self._interceptor is not None, "bound before the log takes appends"
+        return self._interceptor
+
+    def _next_record(self, name: str) -> ProducerRecord:
+        record = self._records.get(name)
+        if record is not None:
+            return ProducerRecord(record.producer_id, record.epoch + 1)
+        if len(self._records) >= self.limits.producers_max:
+            raise Overloaded(f"there are {len(self._records)} producers, the limit — delete_producer() those of no use")
+        return ProducerRecord(self._new_id(), 1)
+
+    def _new_id(self) -> int:
+        """Draw an id that no producer has: never counted up, because the log remembers the ids of deleted ones."""
+        taken = {0} | self._live_ids()
+        while (drawn := self._draw_id()) in taken:
+            pass
+        return drawn
+
+    def _live_ids(self) -> set[int]:
+        return {NODE_PRODUCER_ID, *(record.producer_id for record in self._records.values())}
+
+
+def _decode(key: str, value: bytes) -> ProducerRecord:
+    try:
+        return msgspec.msgpack.decode(value, type=ProducerRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the producer under {key!r} does not decode: {error}") from error

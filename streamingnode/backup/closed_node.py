@@ -1,0 +1,68 @@
+"""Backup and restore of directories nobody has open, as the command line does them. Blocks."""
+
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TypeVar
+
+from streamingnode.backup.making import BackupResult, BackupSource, make_backup
+from streamingnode.backup.restoring import RestoreResult, make_restore, read_record
+from streamingnode.backup.target import Target
+from streamingnode.inspection.node_files import check_node
+from wal.errors import Corrupt, InvalidArgument
+from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.floor import read_floor
+from wal.rocks.ownership import DirectoryLock
+
+T = TypeVar("T")
+OnStep = Callable[[str, int], None]
+
+
+def backup_directory(directory: Path, target: Path, *, on_step: OnStep | None = None) -> BackupResult:
+    """Copy a node that no process has open into a new directory, and verify the copy.
+
+    Raises `InvalidArgument` when it is no node, `AlreadyOwned` while it runs, `AlreadyExists` for a target in use, `Corrupt`
+    when the node is not sound, `StorageFailed`. Nothing is at `target` then.
+    """
+    if (check_node(directory) / BACKUP_RECORD_NAME).exists():
+        raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
+    lock = DirectoryLock(directory)
+    try:
+        floor = read_floor(directory)
+        if floor is None:
+            raise Corrupt(f"{directory} has a database and no floor file — run: streamingnode verify {directory}")
+        source = BackupSource(
+            directory=directory,
+            database=directory,
+            floor=floor,
+            cuts_ahead=1,
+            now_ms=time.time_ns() // 1_000_000,
+        )
+        building = Target(target)
+        return _run(make_backup(source, building), building, on_step)
+    finally:
+        lock.release()
+
+
+def restore_directory(backup: Path, target: Path, *, on_step: OnStep | None = None) -> RestoreResult:
+    """Make a node in a new directory from a backup, and verify it.
+
+    Raises `InvalidArgument` when it is no backup, `AlreadyExists` for a target that is not empty, `Corrupt` naming what is
+    not as the backup says, `StorageFailed`. Nothing is at `target` then.
+    """
+    record = read_record(backup)
+    building = Target(target)
+    return _run(make_restore(backup, record, building), building, on_step)
+
+
+def _run(steps: Generator[tuple[str, int], None, T], target: Target, on_step: OnStep | None) -> T:
+    try:
+        while True:
+            part, done = next(steps)
+            if on_step is not None:
+                on_step(part, done)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    finally:
+        target.discard()

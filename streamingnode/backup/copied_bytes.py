@@ -1,0 +1,60 @@
+"""Copying a file so that the disk can be checked afterwards: bytes moved, synced, and forgotten by the page cache."""
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import crc32c
+
+from streamingnode.inspection.backup_record import CopiedFile
+
+CHUNK_BYTES = 1 << 20
+
+
+def copy_file(source: Path, directory: Path, path: str) -> Generator[int, None, CopiedFile]:
+    """Copy `source` to `directory / path`, yielding the bytes after each chunk; return what was read. Raises `OSError`.
+
+    Durable when it ends, but for the names: `sync_directories` makes those so.
+    """
+    target = directory / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    length = checksum = 0
+    with source.open("rb") as reading, target.open("xb") as writing:
+        while chunk := reading.read(CHUNK_BYTES):
+            writing.write(chunk)
+            length += len(chunk)
+            checksum = crc32c.crc32c(chunk, checksum)
+            yield len(chunk)
+        writing.flush()
+        os.fsync(writing.fileno())
+        _forget(writing.fileno())
+    return CopiedFile(path=path, bytes=length, crc32c=checksum)
+
+
+def write_file(directory: Path, path: str, content: bytes) -> None:
+    """Write a new file and sync it."""
+    with (directory / path).open("xb") as writing:
+        writing.write(content)
+        writing.flush()
+        os.fsync(writing.fileno())
+
+
+def sync_directories(top: Path) -> None:
+    """Return when the names of everything below `top` are on disk, and its own."""
+    for parent, _, _ in os.walk(top):
+        _sync(Path(parent))
+    _sync(top.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _forget(descriptor: int) -> None:
+    """Drop the pages from memory, so that verifying reads what the disk has; where the system knows how."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

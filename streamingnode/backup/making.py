@@ -1,0 +1,174 @@
+"""Making a backup: from a node that runs, or from a directory that nobody owns.
+
+In: a database that no longer changes (linked by the running node, or simply closed), and the node directory around it. Out:
+a directory with the database, the cuts its checkpoint knows and all their files, leases, a floor file, and the record of it
+all, which was verified by a full scan before it got its name.
+
+Consistent without holding anything up: the database comes first and says which cut is its newest; cuts up to that one never
+change. Retention may take the oldest of them meanwhile, manifest first: such a cut is left out, and all before it.
+"""
+
+import shutil
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import crc32c
+import msgspec
+
+from flusher.checkpoint import Checkpoint
+from flusher.manifest import CutManifest, decode_manifest, manifest_name
+from streamingnode.backup.copied_bytes import copy_file, write_file
+from streamingnode.backup.target import Target, disk_errors_typed
+from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
+from streamingnode.inspection.node_records import read_node_records
+from streamingnode.verification.cut_walk import CUTS, cut_numbers
+from streamingnode.verification.finding import Report, Severity
+from streamingnode.verification.walk import walk_directory
+from wal.errors import Corrupt
+from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
+from wal.rocks.options import DATABASE_NAME
+
+_NOT_COPIED = ("LOCK", "LOG")
+"""RocksDB's lock and its own notes: no part of the data."""
+
+LEASES = "leases"
+
+
+class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A backup that was verified: everything acknowledged up to `tick` is in it; `cut` is the newest cut in it."""
+
+    path: str
+    node_id: str
+    tick: int
+    cut: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupSource:
+    """What is copied: `database` is a directory that holds `log`, unchanging; `floor` was read before it was made.
+
+    With `cuts_ahead` the cut after the checkpoint's is taken too: of a node nobody owns it is whole.
+    """
+
+    directory: Path
+    database: Path
+    floor: Floor
+    cuts_ahead: int
+    now_ms: int
+
+
+def make_backup(source: BackupSource, target: Target) -> Generator[tuple[str, int], None, BackupResult]:
+    """Copy, verify and publish; yield (what is done, bytes) step by step and return what was made.
+
+    Raises `Corrupt` when the copy is not sound, `StorageFailed` when the disk fails. The caller discards the target then.
+    """
+    building = target.building
+    with disk_errors_typed(building):
+        files: list[CopiedFile] = []
+        records = read_node_records(source.database)
+        checkpoints = list(records.checkpoints.values())
+        newest = max((checkpoint.cut_number for checkpoint in checkpoints), default=0) + source.cuts_ahead
+        for step in _copy_all(source, building, newest, files):
+            yield "copy", step
+        floor = msgspec.structs.replace(
+            source.floor,
+            generation=0,
+            term=max(source.floor.term, records.survey.term),
+            meta_version=records.survey.meta_version,
+            positions=dict(records.survey.last_positions),
+        )
+        write_floor(building, floor)
+        content = (building / FLOOR_NAME).read_bytes()
+        files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c.crc32c(content)))
+        yield from verified(building)
+        record = _record(source, records.survey.node_id, floor, checkpoints, files, building)
+        write_file(building, BACKUP_RECORD_NAME, encode_record(record))
+        target.publish()
+    return BackupResult(
+        path=str(target.path),
+        node_id=record.node_id,
+        tick=record.tick,
+        cut=record.cut,
+        files=len(files),
+        bytes=record.bytes,
+    )
+
+
+def verified(building: Path) -> Iterator[tuple[str, int]]:
+    """Read everything back and yield (what is done, bytes). Raises `Corrupt` naming the first thing that is not sound."""
+    report = Report()
+    for part in walk_directory(building, report, tables=None):
+        for step in part.steps:
+            yield "verify", step
+    damage = [finding for finding in report.findings if finding.severity is Severity.DAMAGE]
+    if damage:
+        first, more = damage[0], len(damage) - 1
+        others = f" (and {more} more)" if more else ""
+        raise Corrupt(
+            f"the copy is not sound, so it was given up: {first.place}: {first.detail}{others} — "
+            "verify the original: streamingnode verify, or node.verify()"
+        )
+
+
+def _copy_all(source: BackupSource, building: Path, newest: int, files: list[CopiedFile]) -> Iterator[int]:
+    for path in sorted((source.database / DATABASE_NAME).iterdir()):
+        if path.is_file() and not path.name.startswith(_NOT_COPIED):
+            copied_file = yield from copy_file(path, building, f"{DATABASE_NAME}/{path.name}")
+            files.append(copied_file)
+    for number in [number for number in cut_numbers(source.directory) if number <= newest]:
+        copied = yield from _copy_cut(source.directory, building, number)
+        if copied is None:
+            files[:] = [file for file in files if file.path.startswith(f"{DATABASE_NAME}/")]
+            _drop_cuts(building)
+        else:
+            files += copied
+    for path in sorted((source.directory / LEASES).glob("*.json")):
+        lease = yield from copy_file(path, building, f"{LEASES}/{path.name}")
+        files.append(lease)
+
+
+def _copy_cut(directory: Path, building: Path, number: int) -> Generator[int, None, list[CopiedFile] | None]:
+    """Copy one cut with its files; None when retention takes it meanwhile."""
+    place = f"{CUTS}/{manifest_name(number)}"
+    copied: list[CopiedFile] = []
+    try:
+        manifest: CutManifest = decode_manifest((directory / place).read_bytes(), name=place)
+        for path in (place, *(each.path for each in (*manifest.segments, *manifest.deletes))):
+            file = yield from copy_file(directory / path, building, path)
+            copied.append(file)
+    except FileNotFoundError as error:
+        if (directory / place).exists():
+            raise Corrupt(
+                f"cut {number} names {error.filename}, which is not there — verify the original: streamingnode verify"
+            ) from error
+        return None
+    return copied
+
+
+def _drop_cuts(building: Path) -> None:
+    """Give up the cuts copied so far: retention took a later one, so it had taken these."""
+    for name in (CUTS, "segments", "deletes"):
+        shutil.rmtree(building / name, ignore_errors=True)
+
+
+def _record(
+    source: BackupSource,
+    node_id: str,
+    floor: Floor,
+    checkpoints: list[Checkpoint],
+    files: list[CopiedFile],
+    building: Path,
+) -> BackupRecord:
+    return BackupRecord(
+        format=RECORD_FORMAT,
+        node_id=node_id,
+        term=floor.term,
+        tick=max([floor.tick, *(checkpoint.tick for checkpoint in checkpoints)]),
+        cut=max(cut_numbers(building), default=0),
+        made_ms=source.now_ms,
+        files=tuple(files),
+    )

@@ -1,0 +1,97 @@
+"""A backup of the node while it runs: appends, readers and cuts go on. On the event loop; the disk is used in threads.
+
+The database is linked beside the node's own, in one step that costs no copying; then its bytes are copied at leisure. The
+links are gone afterwards, also when the backup fails or is cancelled; what a crash leaves of them the next backup removes.
+"""
+
+import shutil
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from streamingnode.backup.making import BackupResult, BackupSource, make_backup
+from streamingnode.backup.target import Target
+from wal.errors import Corrupt, InvalidArgument
+from wal.rocks.floor import Floor, read_floor
+from wal.rocks.options import DATABASE_NAME
+
+LINKS = "backup.tmp"
+"""In the node directory while a backup is made: hard links need the same disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningNode:
+    """What a backup needs of the node: its directory, a way to link its database, and a cut to begin with."""
+
+    directory: Path | None
+    link_copy: Callable[[Path], Awaitable[None]] | None
+    flush: Callable[[], Awaitable[object]]
+    now_ms: Callable[[], int]
+
+
+async def backup_running(node: RunningNode, target: Path, limit: anyio.Lock) -> BackupResult:
+    """Make a backup of everything acknowledged before the call; `limit` lets one be made at a time.
+
+    Raises `InvalidArgument` for a node in memory, `AlreadyExists` for a target in use, `Corrupt` when the copy is not sound,
+    `StorageFailed`. Nothing is at `target` then, nor when it is cancelled.
+    """
+    directory, link_copy = node.directory, node.link_copy
+    if directory is None or link_copy is None:
+        raise InvalidArgument("a node in memory has nothing to back up — open one in a directory")
+    async with limit:
+        place = await to_thread.run_sync(Target, target)
+        try:
+            await node.flush()
+            floor = await to_thread.run_sync(_begin, directory)
+            await link_copy(directory / LINKS / DATABASE_NAME)
+            source = BackupSource(
+                directory=directory, database=directory / LINKS, floor=floor, cuts_ahead=0, now_ms=node.now_ms()
+            )
+            return await _in_threads(make_backup(source, place))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(partial(_end, directory, place))
+
+
+def _begin(directory: Path) -> Floor:
+    """Return the floor as it is before the database is linked: what it says is in the copy for certain."""
+    shutil.rmtree(directory / LINKS, ignore_errors=True)
+    (directory / LINKS).mkdir()
+    floor = read_floor(directory)
+    if floor is None:
+        raise Corrupt(f"{directory} has no floor file any more — close the node and run: streamingnode verify")
+    return floor
+
+
+def _end(directory: Path, target: Target) -> None:
+    shutil.rmtree(directory / LINKS, ignore_errors=True)
+    target.discard()
+
+
+async def _in_threads(steps: Generator[tuple[str, int], None, BackupResult]) -> BackupResult:
+    """Run the steps, each in a thread; cancelling ends it between two of them."""
+    try:
+        while (result := await to_thread.run_sync(_step, steps)) is None:
+            pass
+        return result
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(steps.close)
+
+
+STEPS_PER_HOP = 16
+"""Steps of about 1 MiB between two looks at whether the caller is still there."""
+
+
+def _step(steps: Generator[tuple[str, int], None, BackupResult]) -> BackupResult | None:
+    try:
+        for _ in range(STEPS_PER_HOP):
+            next(steps)
+    except StopIteration as ended:
+        result: BackupResult = ended.value
+        return result
+    return None

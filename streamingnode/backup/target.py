@@ -1,0 +1,51 @@
+"""The directory a backup, or a restored node, is made in: nobody else's, and there as a whole or not at all.
+
+Work is done in `<name>.unfinished` beside it and renamed at the end. What a crash leaves there is named and left alone.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from streamingnode.backup.copied_bytes import sync_directories
+from wal.errors import AlreadyExists, StorageFailed
+
+UNFINISHED = ".unfinished"
+
+
+class Target:
+    """A directory that does not exist, or is empty; raises `AlreadyExists`, `StorageFailed` when it cannot be made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.building = self.path.with_name(self.path.name + UNFINISHED)
+        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+            raise AlreadyExists(f"{path} is there and not empty — name a new directory")
+        try:
+            self.building.mkdir(parents=True)
+        except FileExistsError:
+            raise AlreadyExists(
+                f"{self.building} is left of a run that did not end — remove it, then try again"
+            ) from None
+        except OSError as error:
+            raise StorageFailed(f"cannot make {self.building}: {error.strerror} — choose a writable place") from error
+
+    def publish(self) -> None:
+        """Give what was built its name; durable on return."""
+        sync_directories(self.building)
+        self.building.rename(self.path)  # over an empty directory too
+        sync_directories(self.path)
+
+    def discard(self) -> None:
+        """Remove what was built; idempotent, and nothing once it is published."""
+        shutil.rmtree(self.building, ignore_errors=True)
+
+
+@contextmanager
+def disk_errors_typed(place: Path) -> Iterator[None]:
+    """Raise `StorageFailed` for what the disk of `place` raises."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"{place}: {error.strerror or error} — free space or choose another place") from error

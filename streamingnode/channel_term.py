@@ -1,0 +1,203 @@
+"""One term of a pchannel put together: its WAL with the interceptors around it, and the workers that append to it.
+
+In: what outlives terms (store, log, live tail, scanners, producers, ticks). Out: a `ChannelTerm` that takes appends. Opening
+goes: first tick of the term durable, state rebuilt from the checkpoint and the log, chain built on it, appends pass. A term
+ends once and is thrown away; `streamingnode.channel` opens the next one.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
+from interceptors.chain import Chain
+from interceptors.idempotency.interceptor import IdempotencyInterceptor
+from interceptors.idempotency.producers import Producers
+from interceptors.idempotency.window import ProducerLimits
+from interceptors.lock import LockInterceptor
+from interceptors.recovery import RecoveredChannel, recover
+from interceptors.redo import RedoInterceptor, RedoLimits
+from interceptors.shard.allocator import SegmentAllocator
+from interceptors.shard.interceptor import ShardInterceptor
+from interceptors.shard.manager import ShardManager
+from interceptors.shard.seal_policy import SegmentLimits
+from interceptors.shard.seal_worker import SealWorker
+from interceptors.timetick.ack_manager import AckManager
+from interceptors.timetick.inspector import TimeTickInspector
+from interceptors.timetick.interceptor import TimeTickInterceptor
+from interceptors.timetick.mvcc import MvccManager
+from interceptors.timetick.release import ReaderRelease
+from interceptors.timetick.sync_operator import TimeTickSyncOperator
+from interceptors.txn.interceptor import TxnInterceptor
+from interceptors.txn.manager import TxnManager
+from interceptors.txn.rollback_worker import RollbackWorker
+from interceptors.txn.session import TxnLimits
+from scanner.deliver_policy import DeliverPolicy
+from scanner.registry import ScannerRegistry
+from scanner.scanner import ScanLimits, Scanner
+from streamingnode.log_state import ReopenOptions
+from wal.adaptor import Wal, WalLimits
+from wal.append import Append, AppendObserver, Interceptor
+from wal.live_tail import LiveTail
+from wal.log import Log, LogStore
+from wal.message import LogEntry
+from wal.message_id import message_id_kind
+from wal.timetick import TickAllocator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOptions:
+    """Limits of one channel's parts; each part says what its own mean. Seconds, bytes."""
+
+    wal: WalLimits
+    redo: RedoLimits
+    txn: TxnLimits
+    producers: ProducerLimits
+    segments: SegmentLimits
+    scan: ScanLimits
+    tail_capacity_bytes: int
+    tail_age_s: float
+    tick_interval_s: float
+    time_interceptors: bool = False
+    reopen: ReopenOptions
+
+
+class Worker(Protocol):
+    """Background work of a term; ends by itself when the log takes no more appends."""
+
+    async def run(self, append: Append) -> None:
+        """Work until cancelled or until the log is closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelParts:
+    """What a channel keeps over its terms: readers hold on to these and so go on by themselves."""
+
+    store: LogStore
+    log: Log
+    tail: LiveTail
+    scanners: ScannerRegistry
+    producers: Producers
+    ticks: TickAllocator
+    options: ChannelOptions
+    observer: AppendObserver | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelTerm:
+    """What a channel has in one term only. `workers` append to `wal`; `checkpoint` is what the term was rebuilt from."""
+
+    wal: Wal[DeliverPolicy, Scanner]
+    shards: ShardManager
+    transactions: TxnManager
+    idempotency: IdempotencyInterceptor
+    acks: AckManager
+    mvcc: MvccManager
+    ticks: TimeTickSyncOperator
+    workers: tuple[Worker, ...]
+    checkpoint: Checkpoint
+
+    async def end(self) -> None:
+        """Drain the appends, then let nobody wait for a tick of this term, nor give one out; idempotent."""
+        await self.wal.close()
+        self.acks.end()
+
+
+async def open_term(parts: ChannelParts) -> ChannelTerm:
+    """Open the store's present term of the log. Raises what recovery and the log raise; nothing is left open then."""
+    log, options = parts.log, parts.options
+    checkpoint = decode_checkpoint(await parts.store.get_meta(checkpoint_key(log.name)))
+    builder = _TermBuilder(parts)
+
+    async def recover_log(log: Log, _first_tick: LogEntry) -> RecoveredChannel:
+        return await recover(
+            log,
+            position=checkpoint.position,
+            tick=checkpoint.tick,
+            shard_state=checkpoint.shard_state,
+            producers=checkpoint.producers,
+            producer_limits=options.producers,
+        )
+
+    wal: Wal[DeliverPolicy, Scanner] = await Wal.open(
+        parts.store,
+        log.name,
+        ticks=parts.ticks,
+        recover=recover_log,
+        build_chain=builder.build,
+        read=parts.scanners.open,
+        limits=options.wal,
+        observer=parts.observer,
+    )
+    return builder.term(wal, checkpoint)
+
+
+class _TermBuilder:
+    """The parts of a term in the order in which they can be made: most need what recovery found."""
+
+    def __init__(self, parts: ChannelParts) -> None:
+        self._parts = parts
+
+    def build(self, recovered: RecoveredChannel, log: Log, first_tick: LogEntry, end: Append) -> Chain:
+        """Return the chain, outermost interceptor first; ADR 0003 gives the reasons for the order."""
+        parts, options = self._parts, self._parts.options
+        self.transactions = TxnManager.recovered(
+            recovered.open_transactions,
+            fences=recovered.fences,
+            at_tick=first_tick.time_tick,
+            limits=options.txn,
+        )
+        self.shards = ShardManager(
+            recovered.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments
+        )
+        self.idempotency = IdempotencyInterceptor(recovered.window, message_id_kind(log.wal_name))
+        parts.producers.bind(self.idempotency)
+        parts.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=first_tick.time_tick)
+        self.mvcc = MvccManager(first_tick.time_tick)
+        self.acks = AckManager(
+            parts.ticks,
+            confirmed_tick=first_tick.time_tick,
+            release=ReaderRelease(parts.tail, self.mvcc, parts.store.promise_tick),
+        )
+        self.sync_operator = TimeTickSyncOperator(self.acks, source_id=parts.store.node_id)
+        self._make_workers()
+        return Chain.of(self._interceptors(log), end, observer=parts.observer if options.time_interceptors else None)
+
+    def _make_workers(self) -> None:
+        self._allocator = SegmentAllocator(self.shards)
+        self._sealer = SealWorker(self.shards, last_tick=lambda: self._parts.ticks.last)
+        self.workers: tuple[Worker, ...] = (
+            self._allocator,
+            self._sealer,
+            RollbackWorker(self.transactions),
+            TimeTickInspector(self.sync_operator, interval_s=self._parts.options.tick_interval_s),
+        )
+
+    def _interceptors(self, log: Log) -> tuple[Interceptor, ...]:
+        return (
+            self.idempotency,
+            RedoInterceptor(self._parts.options.redo),
+            LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
+            TimeTickInterceptor(
+                wal_name=log.wal_name,
+                ticks=self._parts.ticks,
+                acks=self.acks,
+                oldest_open_begin=self.transactions.oldest_open_begin,
+                mvcc=self.mvcc,
+            ),
+            TxnInterceptor(self.transactions),
+            ShardInterceptor(self.shards, self._allocator, self._sealer),
+        )
+
+    def term(self, wal: Wal[DeliverPolicy, Scanner], checkpoint: Checkpoint) -> ChannelTerm:
+        """Return the finished term."""
+        return ChannelTerm(
+            wal=wal,
+            shards=self.shards,
+            transactions=self.transactions,
+            idempotency=self.idempotency,
+            acks=self.acks,
+            mvcc=self.mvcc,
+            ticks=self.sync_operator,
+            workers=self.workers,
+            checkpoint=checkpoint,
+        )

@@ -1,0 +1,49 @@
+"""`streamingnode restore`: a node directory out of a backup."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamingnode.cli.command import Command, take
+from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count, format_tick
+from streamingnode.cli.verify import show_steps
+from streamingnode.progress import show_progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    backup: Path
+    target: Path
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("backup", type=Path, help="a directory that `backup` made")
+    parser.add_argument("target", type=Path, help="a new directory, or an empty one")
+
+
+def _run(namespace: argparse.Namespace, output: Output) -> int:
+    arguments = take(_Arguments, namespace)
+    from streamingnode.backup.closed_node import restore_directory
+
+    with show_progress(output.stderr) as progress:
+        made = restore_directory(arguments.backup, arguments.target, on_step=show_steps(progress, arguments.backup))
+    output.line(
+        f"node {made.node_id} as of tick {made.tick} ({format_tick(made.tick)}), cut {made.cut}: "
+        f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}, verified, in {made.path}"
+    )
+    output.document(made)
+    return EXIT_OK
+
+
+COMMAND = Command(
+    name="restore",
+    summary="make a node directory out of a backup and verify it",
+    details=(
+        "Every file is compared with what the backup says, and the node is read to its end, before it gets its name.\n"
+        "It keeps the node's id and begins a new row of terms. A table that took cuts made after the backup is refused\n"
+        "by `ingest` (TABLE_AHEAD) and named by `verify --tables`. Exit code 3 when the backup is damaged."
+    ),
+    examples=("streamingnode restore backups/monday data", "streamingnode restore backups/monday data --json"),
+    add_arguments=_add_arguments,
+    run=_run,
+)

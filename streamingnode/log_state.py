@@ -1,0 +1,112 @@
+"""Where the log of a node stands, from a failed write until it takes appends again. Pure.
+
+    OPEN --lost--> ENDING --ended--> REOPENING --verified--> RECOVERING --recovered--> OPEN
+                                       ^  |                     |
+                                       |  +------failed------+--+
+                                     retry                   v
+                                       +------------------ WAITING
+    any of these --damage--> FAILED        any of these --close--> CLOSED
+
+A write with an open outcome ends the term: its appends hear of it, and what it knew is thrown away. The store is then
+closed, verified as at a start and opened under the next term, whose state is rebuilt from the log; a step that fails is
+tried again after a pause. Damage, or another owner, is not outlived.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, unique
+
+import msgspec
+
+from wal.errors import ChannelFenced, Corrupt, OnShutdown, UnsupportedFormat
+
+
+@unique
+class LogState(Enum):
+    """What a node's log is doing."""
+
+    OPEN = "open"
+    """It takes appends."""
+    ENDING = "ending"
+    """A write failed; the appends of the term are told."""
+    REOPENING = "reopening"
+    """The store is being closed, verified and opened; see the store's own state."""
+    RECOVERING = "recovering"
+    """The new term's state is being rebuilt from the log."""
+    WAITING = "waiting"
+    """An attempt failed; the next one comes after a pause."""
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@unique
+class LogEvent(Enum):
+    """What happens to a node's log."""
+
+    LOST = "lost"
+    ENDED = "ended"
+    VERIFIED = "verified"
+    RECOVERED = "recovered"
+    FAULT = "fault"
+    RETRY = "retry"
+    DAMAGE = "damage"
+    CLOSE = "close"
+
+
+_S, _E = LogState, LogEvent
+_ALIVE = (_S.OPEN, _S.ENDING, _S.REOPENING, _S.RECOVERING, _S.WAITING)
+TRANSITIONS: dict[tuple[LogState, LogEvent], LogState] = {
+    (_S.OPEN, _E.LOST): _S.ENDING,
+    (_S.ENDING, _E.ENDED): _S.REOPENING,
+    (_S.REOPENING, _E.VERIFIED): _S.RECOVERING,
+    (_S.RECOVERING, _E.RECOVERED): _S.OPEN,
+    (_S.REOPENING, _E.FAULT): _S.WAITING,
+    (_S.RECOVERING, _E.FAULT): _S.WAITING,
+    (_S.WAITING, _E.RETRY): _S.REOPENING,
+    **{(state, _E.DAMAGE): _S.FAILED for state in _ALIVE},
+    **{(state, _E.CLOSE): _S.CLOSED for state in (*_ALIVE, _S.FAILED, _S.CLOSED)},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReopenOptions:
+    """How a log that failed comes back, in seconds.
+
+    A call waits `wait_s` for it before it is refused with `LOG_REOPENING`: longer than verifying 1 GiB takes, shorter
+    than patience. After a failed attempt comes a pause of `first_pause_s`, twice as long each time up to
+    `longest_pause_s`: appends are to resume within 5 s after the disk works again.
+    """
+
+    wait_s: float = 30.0
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 2.0
+
+
+DAMAGE_SEEN_MAX = 3
+"""A disk that cannot be read for a moment looks like damage; three looks in a row that find it are believed."""
+
+
+def is_final(error: Exception, *, damage_seen: int) -> bool:
+    """Whether a failed attempt to reopen is the last one; `damage_seen` counts attempts in a row that found damage."""
+    match error:
+        case Corrupt():
+            return damage_seen >= DAMAGE_SEEN_MAX
+        case ChannelFenced() | UnsupportedFormat() | OnShutdown():
+            return True
+        case _:
+            return False
+
+
+class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one log stands now.
+
+    `store` is the state of the log store under it. `reopened` counts how often the log came back by itself, `attempts` the
+    failed ones since it last took appends; `last_error` is what the latest of all these was about.
+    """
+
+    pchannel: str
+    state: str
+    store: str
+    term: int
+    reopened: int = 0
+    attempts: int = 0
+    last_error: str = ""

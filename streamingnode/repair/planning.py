@@ -1,0 +1,234 @@
+"""From what a verification found to what a repair would do. Reads; blocks; changes nothing.
+
+In: a node directory nobody owns, the report of a full verification, perhaps a backup. Out: a plan, and of each log what
+can be kept. Each finding ends in an action or among what is left, so that nothing is passed over.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocksdict import DBRecoveryMode, Rdict
+
+from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
+from flusher.manifest import decode_manifest, manifest_name
+from streamingnode.repair.backup_files import KnownFile, known_files
+from streamingnode.repair.log_salvage import LogSalvage, salvage_log
+from streamingnode.repair.plan import ActionKind, RepairPlan
+from streamingnode.verification.cut_walk import CUTS, cut_numbers
+from streamingnode.verification.database_walk import open_read_only, readable_survey
+from streamingnode.verification.finding import Finding, Kind, Report, Severity
+from streamingnode.verification.stray_check import LEASES
+from streamingnode.verification.walk import PCHANNEL
+from wal.errors import StreamingNodeError
+from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
+from wal.rocks.keys import decode_number, first_position_key, meta_key
+from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
+from wal.rocks.recovery import Survey, scan_prefix
+
+_RESTORE = "restore the node from a backup: streamingnode restore"
+_BACKUP = "give a backup that has it: streamingnode repair --backup"
+
+
+@dataclass(slots=True)
+class Salvage:
+    """What the database says and what of its logs can be kept; `logs` is empty when they need nothing."""
+
+    found: Survey | None = None
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    logs: list[LogSalvage] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Planning:
+    directory: Path
+    backup: Path | None
+    plan: RepairPlan
+    salvage: Salvage
+    floor: Floor | None
+    stranger: Floor | None = None
+    known: Mapping[str, KnownFile] = field(default_factory=dict)
+    planned: set[str] = field(default_factory=set)
+
+
+def plan_repair(directory: Path, report: Report, *, backup: Path | None) -> tuple[RepairPlan, Salvage]:
+    """Return what a repair would do about a report, and what can be kept of the logs."""
+    planning = _Planning(directory, backup, RepairPlan(), Salvage(), _floor(directory))
+    _read_database(planning, report)
+    planning.known = known_files(directory, planning.salvage.checkpoint, backup)
+    for path, file in planning.known.items():
+        _plan_file(planning, path, file, report)
+    for finding in report.findings:
+        _plan_finding(planning, finding)
+    _plan_cut_ahead(planning)
+    return planning.plan, planning.salvage
+
+
+def _read_database(planning: _Planning, report: Report) -> None:
+    """Look at the database, and plan a new log when the report has damage of it."""
+    path = planning.directory / DATABASE_NAME
+    try:
+        database = open_read_only(path, DBRecoveryMode.skip_any_corrupted_record())
+    except StreamingNodeError:
+        return
+    try:
+        records = scan_prefix(database, b"")
+        planning.salvage.found = readable_survey(database)
+        planning.stranger = planning.floor
+        if planning.floor is not None and planning.floor.node_id != planning.salvage.found.node_id:
+            planning.floor = None  # another node's floor says nothing about this log
+        planning.salvage.checkpoint = decode_checkpoint(records.get(meta_key(f"checkpoint/{PCHANNEL}")))
+        if any(_is_log_damage(finding) for finding in report.findings):
+            _plan_log(planning, database)
+    except Exception as error:  # noqa: BLE001 - whatever it was, the log stays as it is, and is named as left
+        planning.salvage.found = None
+        planning.plan.leave(DATABASE_NAME, f"its small records cannot be read: {error}", _RESTORE)
+        planning.planned.add(DATABASE_NAME)
+    finally:
+        database.close()
+
+
+def _is_log_damage(finding: Finding) -> bool:
+    return finding.severity is Severity.DAMAGE and (
+        finding.place.startswith(f"{DATABASE_NAME} ") or (finding.place == DATABASE_NAME and finding.kind is Kind.SHORT)
+    )
+
+
+def _plan_log(planning: _Planning, database: Rdict) -> None:
+    found, checkpoint = planning.salvage.found, planning.salvage.checkpoint
+    assert found is not None
+    entries = database.get_column_family(ENTRY_FAMILY)
+    for name, log_id in found.log_ids.items():
+        recorded = database.get(first_position_key(log_id))
+        planning.salvage.logs.append(
+            salvage_log(
+                entries,
+                name=name,
+                log_id=log_id,
+                first_position=decode_number(recorded) if isinstance(recorded, bytes) else 1,
+                checkpoint_position=checkpoint.position if name == PCHANNEL else 0,
+                floor_position=0 if planning.floor is None else planning.floor.positions.get(log_id, 0),
+            )
+        )
+    planning.planned.add(DATABASE_NAME)
+    if hopeless := _why_hopeless(planning, found):
+        planning.salvage.logs.clear()
+        planning.plan.leave(DATABASE_NAME, hopeless, _RESTORE)
+        return
+    gives_up = tuple(text for log in planning.salvage.logs for text in log.gives_up)
+    if planning.floor is not None and found.meta_version < planning.floor.meta_version:
+        changes = planning.floor.meta_version - found.meta_version
+        gives_up += (f"the last {changes} changes of the state map: places of named readers, or the checkpoint",)
+    kept = "; ".join(f"{log.name!r}: {log.kept or 'nothing, the cuts have it'}" for log in planning.salvage.logs)
+    planning.plan.act(ActionKind.NEW_LOG, DATABASE_NAME, f"it is damaged; kept of {kept}", gives_up=gives_up)
+
+
+def _why_hopeless(planning: _Planning, found: Survey) -> str:
+    """Return why no log that fits the rest can be made of what is readable; nothing when one can."""
+    checkpoint = planning.salvage.checkpoint
+    if any(log.kept is None for log in planning.salvage.logs) and not checkpoint.cut_number:
+        return "its beginning cannot be read, and no cut has its rows in files"
+    newest = max(cut_numbers(planning.directory), default=0)
+    if newest > checkpoint.cut_number + 1:
+        return f"what is readable of it knows {checkpoint.cut_number} cuts, and {newest} were made"
+    if planning.floor is not None and planning.floor.positions.keys() - found.log_ids.values():
+        return "what is readable of it does not even know the names of all logs"
+    return ""
+
+
+def _plan_file(planning: _Planning, path: str, file: KnownFile, report: Report) -> None:
+    """Replace a file that is not the one the node knows by the backup's, if that is."""
+    suspects = {finding.place for finding in report.findings}
+    if path not in suspects and (planning.directory / path).exists():
+        return
+    if file.matches(planning.directory):
+        return
+    planning.planned.add(path)
+    if planning.backup is not None and file.matches(planning.backup):
+        planning.plan.act(ActionKind.REPLACE, path, "it is damaged or missing, and the backup has it as it was written")
+    else:
+        reason = "it is damaged or missing" + ("" if planning.backup is None else ", and so it is in the backup")
+        planning.plan.leave(path, reason, _BACKUP)
+
+
+def _plan_finding(planning: _Planning, finding: Finding) -> None:
+    place, plan = finding.place, planning.plan
+    if place in planning.planned or (DATABASE_NAME in planning.planned and _is_log_damage(finding)):
+        return
+    planning.planned.add(place)
+    if place == FLOOR_NAME and finding.severity is Severity.DAMAGE:
+        _plan_floor(planning, finding.detail)
+    elif place == DATABASE_NAME and finding.kind is Kind.FOREIGN:
+        _plan_strangers(planning)
+    elif finding.kind is Kind.FOREIGN and place.startswith(f"{CUTS}/") and place not in planning.known:
+        plan.act(ActionKind.MOVE, place, finding.detail)
+    elif finding.severity is Severity.DAMAGE:
+        if not (place == CUTS and any(each.startswith(f"{CUTS}/") for each in planning.planned)):
+            plan.leave(place, finding.detail, finding.next_step)
+    elif (
+        finding.kind in {Kind.ORPHAN, Kind.FOREIGN}
+        and place not in planning.known
+        and (planning.directory / place).exists()
+    ):
+        plan.act(ActionKind.MOVE, place, finding.detail)
+    elif place.startswith(f"{LEASES}/"):
+        plan.leave(place, finding.detail, finding.next_step)
+
+
+def _plan_floor(planning: _Planning, detail: str) -> None:
+    found = planning.salvage.found
+    if found is None:
+        planning.plan.leave(FLOOR_NAME, detail, _RESTORE)
+        return
+    unknown = "; ".join(f"{found.last_positions.get(number, 0)} of {name!r}" for name, number in found.log_ids.items())
+    gives_up = f"what was acknowledged after position {unknown}, if there was any: nothing tells any more"
+    planning.plan.act(ActionKind.NEW_FLOOR, FLOOR_NAME, detail, gives_up=(gives_up,))
+
+
+def _plan_strangers(planning: _Planning) -> None:
+    """Database and floor file are of two nodes: the cuts tell which of them is at home here."""
+    found, floor = planning.salvage.found, planning.stranger
+    owner = _cuts_owner(planning.directory)
+    if found is None or floor is None or owner is None or owner == floor.node_id:
+        reason = "it is not of the node that the floor file is of"
+        planning.plan.leave(DATABASE_NAME, f"{reason}, and the cuts {'are' if owner else 'do not tell'}", _RESTORE)
+        return
+    _plan_floor(planning, f"it is of node {floor.node_id}; database and cuts are of {found.node_id}")
+
+
+def _plan_cut_ahead(planning: _Planning) -> None:
+    """A cut that was published when the log had not remembered it yet, and whose end is given up with the log."""
+    number = planning.salvage.checkpoint.cut_number + 1
+    log = next((log for log in planning.salvage.logs if log.name == PCHANNEL), None)
+    path = f"{CUTS}/{manifest_name(number)}"
+    if log is None or number not in cut_numbers(planning.directory):
+        return
+    try:
+        manifest = decode_manifest((planning.directory / path).read_bytes(), name=path)
+    except StreamingNodeError:
+        return
+    if log.kept is not None and log.kept.tick >= manifest.tick:
+        return
+    reason = f"the log no longer reaches the end of cut {number}; its rows up to there stay readable in this file"
+    planning.plan.act(ActionKind.MOVE, path, f"the log no longer reaches the end of cut {number}")
+    for file in (*manifest.segments, *manifest.deletes):
+        planning.plan.act(
+            ActionKind.MOVE, file.path, reason, gives_up=(f"{file.path}: {file.rows} rows of cut {number}",)
+        )
+
+
+def _cuts_owner(directory: Path) -> str | None:
+    for number in reversed(cut_numbers(directory)):
+        path = directory / CUTS / manifest_name(number)
+        try:
+            return decode_manifest(path.read_bytes(), name=path.name).node_id
+        except StreamingNodeError:
+            continue
+    return None
+
+
+def _floor(directory: Path) -> Floor | None:
+    try:
+        return read_floor(directory)
+    except StreamingNodeError:
+        return None

@@ -1,0 +1,116 @@
+"""What a node counts and measures, as `Node.statistics` returns it: frozen, typed, and the same as JSON.
+
+Counts go from the opening of the node on and never back; rates are those of the last ten seconds; levels are of now. Times
+are seconds, sizes bytes, unless a name says otherwise.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from flusher.flusher import FlusherStatistics
+from scanner.scanner import ScanStatistics
+from streamingnode.log_state import LogStatus
+from wal.distribution import Distribution
+
+
+class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One interceptor's share of the appends: until it called the next one, and after that had returned.
+
+    What it waits for counts too, as do the appends it refused.
+    """
+
+    name: str
+    before_s: Distribution
+    after_s: Distribution
+
+
+class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The append groups of the node, those of its own background work included.
+
+    Small inserts are put together before they are appended: one group may be many calls. `seconds` goes from the arrival at
+    the log's front to the acknowledgement, `message_bytes` are sizes with overhead, both of appends that succeeded.
+    `interceptors` are those that were timed: none, unless `statistics.time_interceptors` is set or an observer was given.
+    """
+
+    succeeded: int
+    failed: int
+    cancelled: int
+    in_flight: int
+    messages: int
+    messages_per_s: float
+    bytes: int
+    bytes_per_s: float
+    seconds: Distribution
+    message_bytes: Distribution
+    interceptors: tuple[InterceptorStatistics, ...] = ()
+
+
+class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How far readers may know the log.
+
+    `lag_s` is how far the confirmed tick lies behind the machine's clock: under the tick interval when all is well.
+    `unconfirmed` are ticks of appends on their way; `mvcc_updates` counts how often a vchannel's newest tick moved in this
+    term.
+    """
+
+    last: int
+    confirmed: int
+    lag_s: float
+    unconfirmed: int
+    oldest_unconfirmed: int
+    mvcc_updates: int
+
+
+class WriteStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on its way into the log, or may still have to leave it."""
+
+    waiting_rows: int
+    coalesced_groups_in_flight: int
+    open_transactions: int
+    open_transaction_bytes: int
+    growing_segments: int
+    growing_segment_bytes: int
+
+
+class TailStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest entries, kept in memory for readers."""
+
+    entries: int
+    bytes: int
+
+
+SpaceLevelName = Literal["ample", "short", "full", "exhausted"]
+
+
+class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How near the disk is to full: as of the last look, which is when something was written last, or 100 ms ago.
+
+    `needed_bytes` is the low-water mark, `log_bytes` the size of RocksDB's own log, `queued_bytes` what waits for the disk.
+    """
+
+    level: SpaceLevelName
+    free_bytes: int
+    needed_bytes: int
+    log_bytes: int
+    reserve_bytes: int
+    queued_bytes: int
+
+
+class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one node tells about itself at one moment; `at_ms` is Unix time.
+
+    `readers` are the open scanners: those of `read`, and of snapshots while they are made. `space` is null for a node in
+    memory.
+    """
+
+    at_ms: int
+    uptime_s: float
+    log: LogStatus
+    appends: AppendStatistics
+    ticks: TickStatistics
+    writes: WriteStatistics
+    tail: TailStatistics
+    space: SpaceStatistics | None
+    readers: tuple[ScanStatistics, ...]
+    flusher: FlusherStatistics

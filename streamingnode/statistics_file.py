@@ -1,0 +1,73 @@
+"""The statistics of a running node, in a file beside its data, for `streamingnode info` and whoever else may read it.
+
+The owner replaces the file every few seconds; it is not synced, and after the owner's end it says what was last. Whoever
+reads it believes it only while the process it names owns the node.
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from streamingnode.statistics import NodeStatistics
+from wal.event_log import event_log
+
+STATISTICS_NAME = "node.statistics"
+
+_log = event_log(__name__)
+
+
+class StatisticsRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file holds: the statistics of process `pid`."""
+
+    pid: int
+    statistics: NodeStatistics
+
+
+class StatisticsFile:
+    """Writes `statistics()` into `directory` every `interval_s` seconds; lives on the event loop, writes in a thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        statistics: Callable[[], NodeStatistics],
+        *,
+        interval_s: float,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self._path = directory / STATISTICS_NAME
+        self._statistics = statistics
+        self._interval_s = interval_s
+        self._sleep = sleep
+
+    async def run(self) -> None:
+        """Write until cancelled; a disk that refuses is told of once, and tried again."""
+        refused = False
+        while True:
+            record = StatisticsRecord(pid=os.getpid(), statistics=self._statistics())
+            try:
+                await to_thread.run_sync(_write, self._path, msgspec.json.encode(record))
+                refused = False
+            except OSError as error:
+                if not refused:
+                    _log.warning("statistics_not_written", error=str(error))
+                refused = True
+            await self._sleep(self._interval_s)
+
+
+def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | None:
+    """Return what process `pid` wrote last, None if it wrote nothing that can be read; blocks."""
+    try:
+        record = msgspec.json.decode((directory / STATISTICS_NAME).read_bytes(), type=StatisticsRecord)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):  # another release's perhaps
+        return None
+    return record.statistics if record.pid == pid else None
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)

@@ -1,0 +1,61 @@
+"""The floor file: whether both of its slots are what was written. Blocks for one read.
+
+One slot may be torn by a power cut: the other one, older by a sync, counts then, and nothing is forgotten but how far the
+last fifth of a second had come. That is worth a warning, because a flipped bit looks the same.
+"""
+
+from pathlib import Path
+
+from streamingnode.verification.finding import REPAIR, Kind, Report
+from wal.errors import StreamingNodeError, UnsupportedFormat
+from wal.rocks.floor import (
+    CLAIM_BYTES,
+    CLAIM_OFFSET,
+    FLOOR_BYTES,
+    FLOOR_NAME,
+    PROMISE_OFFSET,
+    SLOT_BYTES,
+    Floor,
+    decode_claim_term,
+    decode_floor,
+    decode_promise,
+    decode_slot,
+)
+
+_NEXT_START = "nothing to do: the next start writes it again"
+
+
+def check_floor(directory: Path, report: Report) -> Floor | None:
+    """Check the floor file and return what it says; None when it says nothing."""
+    try:
+        data = (directory / FLOOR_NAME).read_bytes()
+    except FileNotFoundError:
+        report.damage(Kind.MISSING, FLOOR_NAME, "without it nobody knows how far the log had come", REPAIR)
+        return None
+    report.count("floor files")
+    report.bytes += len(data)
+    try:
+        floor = decode_floor(data)
+    except UnsupportedFormat as error:
+        report.damage(Kind.UNREADABLE, FLOOR_NAME, str(error), "use the release that wrote it, or a newer one")
+        return None
+    except StreamingNodeError as error:
+        report.damage(Kind.CHECKSUM, FLOOR_NAME, str(error).partition(" — ")[0], REPAIR)
+        return None
+    _check_parts(data, report)
+    return floor
+
+
+def _check_parts(data: bytes, report: Report) -> None:
+    if len(data) != FLOOR_BYTES:
+        report.warn(Kind.LENGTH, FLOOR_NAME, f"has {len(data)} bytes, not {FLOOR_BYTES}", _NEXT_START)
+    for number in (0, 1):
+        slot = data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
+        if any(slot) and decode_slot(slot) is None:
+            detail = f"slot {number} fails its checksum: torn by a power cut, or damaged; the other one counts"
+            report.warn(Kind.CHECKSUM, FLOOR_NAME, detail, _NEXT_START)
+    promise, claim = data[PROMISE_OFFSET:CLAIM_OFFSET], data[CLAIM_OFFSET : CLAIM_OFFSET + CLAIM_BYTES]
+    if any(promise) and not decode_promise(promise):
+        report.warn(Kind.CHECKSUM, FLOOR_NAME, "the promised tick fails its checksum", _NEXT_START)
+    if any(claim) and not decode_claim_term(claim):
+        report.warn(Kind.CHECKSUM, FLOOR_NAME, "the claim of its owner fails its checksum", _NEXT_START)

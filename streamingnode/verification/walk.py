@@ -1,0 +1,87 @@
+"""The whole walk over a node directory that nobody owns: in which order, and what each part tells the next. Blocks.
+
+A walk is an iterator of bytes read: whoever drives it decides about pace, progress and end. `verify_directory` drives one as
+fast as the disk goes, the scrubber of a running node a slow one.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flusher.checkpoint import NO_CHECKPOINT
+from streamingnode.inspection.node_files import check_node
+from streamingnode.verification.backup_walk import walk_backup
+from streamingnode.verification.cut_walk import CutExpectation, walk_cuts
+from streamingnode.verification.database_walk import DatabaseFacts, walk_database
+from streamingnode.verification.finding import RESTORE, Kind, Report
+from streamingnode.verification.floor_check import check_floor
+from streamingnode.verification.stray_check import check_leases, check_strays
+from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.ownership import DirectoryLock
+
+PCHANNEL = "p0"
+
+OnStep = Callable[[str, int], None]
+"""Told the part that is looked at, and the bytes read of it since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a walk: its name, and its steps."""
+
+    name: str
+    steps: Iterator[int]
+
+
+def verify_directory(directory: Path, *, tables: Path | None = None, on_step: OnStep | None = None) -> Report:
+    """Check everything in a node directory, owned by nobody meanwhile, and the tables fed from it; changes nothing.
+
+    Raises `InvalidArgument` when it holds no node, `AlreadyOwned` while a process has it open, `PackageMissing` when tables
+    are asked for and their library is not installed.
+    """
+    check_node(directory)
+    lock = DirectoryLock(directory)
+    try:
+        return verify_unlocked(directory, tables=tables, on_step=on_step)
+    finally:
+        lock.release()
+
+
+def verify_unlocked(directory: Path, *, tables: Path | None = None, on_step: OnStep | None = None) -> Report:
+    """As `verify_directory`, for a directory the caller owns already, or nobody else knows of."""
+    report = Report()
+    for part in walk_directory(directory, report, tables=tables):
+        for read_bytes in part.steps:
+            report.bytes += read_bytes
+            if on_step is not None:
+                on_step(part.name, read_bytes)
+    return report
+
+
+def walk_directory(directory: Path, report: Report, *, tables: Path | None) -> Iterator[Part]:
+    """Yield the parts of the walk; each is to be walked to its end before the next is asked for."""
+    if (directory / BACKUP_RECORD_NAME).exists():
+        yield Part("backup", walk_backup(directory, report))
+    floor = check_floor(directory, report)
+    facts = DatabaseFacts()
+    yield Part("log", walk_database(directory, floor, facts, report))
+    node_id = facts.node_id or ("" if floor is None else floor.node_id)
+    checkpoint = None
+    if facts.opened:
+        checkpoint = facts.checkpoints.get(PCHANNEL, NO_CHECKPOINT)
+    expected = CutExpectation(node_id=node_id, checkpoint=checkpoint, last_tick=facts.last_ticks.get(PCHANNEL))
+    yield Part("cuts", walk_cuts(directory, expected, report))
+    check_leases(directory, node_id, report)
+    check_strays(directory, report)
+    if tables is not None:
+        yield Part("tables", walk_tables_of(directory, tables, node_id, report))
+
+
+def walk_tables_of(directory: Path, tables: Path, node_id: str, report: Report) -> Iterator[int]:
+    """Walk the tables when their library is there and there are any."""
+    from streamingnode.verification.table_walk import walk_tables
+
+    if not tables.is_dir():
+        report.damage(Kind.MISSING, str(tables), "there is no directory of tables", RESTORE)
+        return iter(())
+    return walk_tables(directory, tables, node_id, report)

@@ -1,0 +1,242 @@
+"""A named producer: writes that can be repeated exactly, by a later call, after a crash, or by another process.
+
+In come writes with a sequence: a number that the caller chooses so that it names this write for ever, such as the offset of
+what it copies, or one that is given in order. Out goes one result for each sequence, however often it is sent. Each call is
+one append group or one transaction, so it is in the log whole, under its one sequence, or not at all.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import pyarrow as pa
+
+from interceptors.idempotency.producers import OpenedProducer
+from streamingnode.rows.row_shape import Keys, Rows
+from streamingnode.writing.append_groups import (
+    TRANSACTION_OVERHEAD_BYTES,
+    Write,
+    as_transaction,
+    delete_of,
+    fitting_messages,
+    insert_of,
+    plan_slices,
+    upsert_of,
+)
+from streamingnode.writing.deadline import within
+from streamingnode.writing.direct_write import Progress, checked_keys, checked_rows, checked_upsert_rows
+from streamingnode.writing.results import NOTHING, WriteResult, result_of
+from streamingnode.writing.retry_room import RetryRoom
+from streamingnode.writing.transaction import Transaction, TransactionState
+from streamingnode.writing.txn_arguments import check_keepalive_ms
+from streamingnode.writing.write_target import WriteTarget
+from wal.append import Append, AppendGroup, AppendResult
+from wal.errors import InvalidArgument
+from wal.message import MutableMessage
+from wal.producer_stamp import SEQUENCE_MAX, ProducerStamp, check_sequence
+
+FillTransaction = Callable[[Transaction, pa.Table], Awaitable[None]]
+"""Put rows, or keys, that are too many for one append group into a transaction."""
+
+
+class Producer:
+    """One opening of a named producer; made by `Node.producer`, used on the node's event loop by any number of tasks.
+
+    The sequence of a write is `sequence=`, from 1 to 2^63 - 1, or one more than the highest used so far. A write that is in
+    the log already is not written again: the call returns what the first one returned, even if it now has other rows. So
+    after an error, a deadline or a crash, repeat the call with the same sequence. Sequences may have gaps and may come out
+    of order, as long as none is older than the newest `producers.results_per_producer_max` results: then `SequenceTooOld`.
+    Whoever opens the name again fences this producer: its calls raise `ProducerFenced`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        opened: OpenedProducer,
+        *,
+        last_sequence: Callable[[int], int],
+        find_target: Callable[[str], WriteTarget],
+        room: RetryRoom,
+        group_bytes_max: int,
+        txn_age_s_max: float,
+    ) -> None:
+        self._name = name
+        self._epoch = opened.epoch
+        self._id = opened.producer_id
+        self._last_given = opened.last_sequence
+        self._last_in_log = last_sequence
+        self._find_target = find_target
+        self._room = room
+        self._group_bytes_max = group_bytes_max
+        self._txn_age_s_max = txn_age_s_max
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def epoch(self) -> int:
+        """How often the name was opened, this time included."""
+        return self._epoch
+
+    @property
+    def last_sequence(self) -> int:
+        """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
+        return self._last_in_log(self._id)
+
+    async def insert(
+        self,
+        collection: str,
+        rows: Rows,
+        *,
+        sequence: int | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> WriteResult:
+        """Add rows, once, at one tick; over one append group they go as a transaction. Raises as `Node.insert` does."""
+        target = self._find_target(collection)
+        write = insert_of(target, target.partition_id(partition))
+
+        async def fill(txn: Transaction, table: pa.Table) -> None:
+            await txn.insert(collection, table, partition=partition)
+
+        call = _Call("the insert", self._stamp(sequence), target, write, fill, bytes_max=self._group_bytes_max)
+        return await self._run(call, lambda: checked_rows(target, rows), timeout)
+
+    async def upsert(
+        self,
+        collection: str,
+        rows: Rows,
+        *,
+        sequence: int | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> WriteResult:
+        """Replace the rows of these keys, once, in one transaction of any size. Raises as `Node.upsert` does."""
+        target = self._find_target(collection)
+        write = upsert_of(target, target.partition_id(partition))
+
+        async def fill(txn: Transaction, table: pa.Table) -> None:
+            await txn.upsert(collection, table, partition=partition)
+
+        bytes_max = self._group_bytes_max - TRANSACTION_OVERHEAD_BYTES
+        call = _Call("the upsert", self._stamp(sequence), target, write, fill, bytes_max=bytes_max, whole=True)
+        return await self._run(call, lambda: checked_upsert_rows(target, rows), timeout)
+
+    async def delete(
+        self, collection: str, keys: Keys, *, sequence: int | None = None, timeout: float | None = None
+    ) -> WriteResult:
+        """Delete the rows of these keys, once, at one tick. Raises as `Node.delete` does."""
+        target = self._find_target(collection)
+
+        async def fill(txn: Transaction, table: pa.Table) -> None:
+            await txn.delete(collection, table)
+
+        bytes_max = self._group_bytes_max
+        call = _Call("the delete", self._stamp(sequence), target, delete_of(target), fill, bytes_max=bytes_max)
+        return await self._run(call, lambda: checked_keys(target, keys), timeout)
+
+    def transaction(self, *, sequence: int | None = None, keepalive_s: float | None = None) -> Transaction:
+        """Return a transaction that takes place once: `async with producer.transaction(sequence=7) as txn`.
+
+        When its write is in the log already, leaving the block writes nothing, and `txn.result` is that of the first time.
+        """
+        keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self._txn_age_s_max)
+        return self._transaction(self._stamp(sequence), keepalive_ms)
+
+    # --- one call -------------------------------------------------------------------------------------------------------
+
+    async def _run(
+        self, call: "_Call", checked: Callable[[], Awaitable[Sequence[pa.RecordBatch]]], timeout: float | None
+    ) -> WriteResult:
+        async def run() -> WriteResult:
+            batches = await checked()
+            if not batches:
+                return NOTHING
+            messages = call.in_one_group(batches)
+            if messages is not None:
+                group = call.progress.group = AppendGroup(messages)
+                return result_of(await self._through(call.stamp)(call.target.append)(group))
+            call.transaction = self._transaction(call.stamp)
+            async with call.transaction as txn:
+                await call.fill(txn, pa.Table.from_batches(batches))
+            return txn.result or NOTHING
+
+        return await within(timeout, run, call.what, begun=lambda: call.begun)
+
+    def _transaction(self, stamp: ProducerStamp, keepalive_ms: int = 0) -> Transaction:
+        return Transaction(
+            self._find_target,
+            group_bytes_max=self._group_bytes_max,
+            keepalive_ms=keepalive_ms,
+            commit_through=self._through(stamp),
+        )
+
+    def _stamp(self, sequence: int | None) -> ProducerStamp:
+        if sequence is None:
+            if self._last_given >= SEQUENCE_MAX:
+                raise InvalidArgument(
+                    f"producer {self._name!r} has used sequence {SEQUENCE_MAX} — use another producer"
+                )
+            sequence = self._last_given + 1
+        self._last_given = max(self._last_given, check_sequence(sequence))
+        return ProducerStamp(self._id, self._epoch, sequence)
+
+    def _through(self, stamp: ProducerStamp) -> Callable[[Append], Append]:
+        """Return what makes an append carry the stamp, with its place among those that may be repeated."""
+
+        def stamping(append: Append) -> Append:
+            async def append_stamped(group: AppendGroup) -> AppendResult:
+                group.producer = stamp
+                place = await self._room.enter()
+                try:
+                    return await append(group)
+                finally:
+                    self._room.leave(place)
+
+            return append_stamped
+
+        return stamping
+
+
+class _Call:
+    """One write on its way: what it is, and how far it has come for whoever stops waiting."""
+
+    __slots__ = ("_bytes_max", "_whole", "_write", "fill", "progress", "stamp", "target", "transaction", "what")
+
+    def __init__(
+        self,
+        what: str,
+        stamp: ProducerStamp,
+        target: WriteTarget,
+        write: Write,
+        fill: FillTransaction,
+        *,
+        bytes_max: int,
+        whole: bool = False,
+    ) -> None:
+        self.what = what
+        self.stamp = stamp
+        self.target = target
+        self.fill = fill
+        self.progress = Progress()
+        self.transaction: Transaction | None = None
+        self._write = write
+        self._bytes_max = bytes_max
+        self._whole = whole
+
+    @property
+    def begun(self) -> bool:
+        """Whether the write is, or may be, in the log: bodies alone are not."""
+        if self.transaction is None:
+            return self.progress.begun
+        return self.transaction.state in (TransactionState.COMMITTING, TransactionState.FAILED)
+
+    def in_one_group(self, batches: Sequence[pa.RecordBatch]) -> list[MutableMessage] | None:
+        """Return the messages of the write, None when they take several groups. Raises `TooLarge` for a giant row."""
+        slices = plan_slices(batches, self._write, self._bytes_max)
+        if len(slices) > 1:
+            return None
+        first, *others = fitting_messages(slices[0], self._write, self._bytes_max)
+        if others:
+            return None
+        return as_transaction(first) if self._whole else first

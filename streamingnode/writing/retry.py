@@ -1,0 +1,123 @@
+"""Sends a stamped write again until its outcome is known: exact, because the log recognises it by its stamp.
+
+In comes a group with a producer, out goes its one result, or an error that says what is true: when a first try may have
+reached the log and no later one could find out, the error stays `Indeterminate`, whatever the last try met. A refusal that
+comes from behind the log's window is an answer: the window would have known of a first try that happened.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+
+from wal.append import Append, AppendGroup, AppendResult
+from wal.errors import (
+    ChannelFenced,
+    Indeterminate,
+    LogReopening,
+    OnShutdown,
+    ProducerFenced,
+    SequenceTooOld,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+)
+from wal.headers import Header
+from wal.message import MutableMessage
+
+UNANSWERED = (OnShutdown, ChannelFenced, LogReopening, StorageFailed, StorageFull, ProducerFenced, SequenceTooOld)
+"""Refusals that come before, or from, the window: they say nothing about an earlier try."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryLimits:
+    """How a write with an open outcome is repeated: after `first_s` seconds, twice as long each time up to `max_s`.
+
+    After `give_up_s` in all the caller hears `Indeterminate`, sooner when its own timeout ends; 0 repeats nothing.
+    """
+
+    first_s: float = 0.02
+    max_s: float = 1.0
+    give_up_s: float = 30.0
+
+
+class Retry:
+    """Repeats writes on one log, until `close`."""
+
+    def __init__(self, append: Append, limits: RetryLimits | None = None) -> None:
+        self._append = append
+        self._limits = limits or RetryLimits()
+        self._closing = anyio.Event()
+        self.repeated = 0
+        """How many tries were not the first."""
+
+    async def append(self, group: AppendGroup) -> AppendResult:
+        """Append a stamped group; raises what an append raises. Cancelling leaves a try that the log has to the log."""
+        copy = _copier(group)
+        try:
+            return await self._append(group)
+        except StreamingNodeError as error:
+            if not self._limits.give_up_s or not _is_worth_repeating(error, in_doubt=False):
+                raise
+            first = error
+        return await self._repeat(group, copy, first)
+
+    def close(self) -> None:
+        """Repeat nothing any more: the log is closing. Tries under way end by themselves."""
+        self._closing.set()
+
+    async def _repeat(
+        self, group: AppendGroup, copy: Callable[[], AppendGroup], error: StreamingNodeError
+    ) -> AppendResult:
+        """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
+        doubt = error if isinstance(error, Indeterminate) else None
+        pause_s = self._limits.first_s
+        with anyio.move_on_after(self._limits.give_up_s):
+            while _is_worth_repeating(error, in_doubt=doubt is not None) and not await self._closes_within(pause_s):
+                pause_s = min(2 * pause_s, self._limits.max_s)
+                again = group.twin = copy()
+                self.repeated += 1
+                try:
+                    return await self._append(again)
+                except Indeterminate as failed:
+                    error = doubt = failed
+                except StreamingNodeError as failed:
+                    error = failed
+        if doubt is not None and isinstance(error, UNANSWERED):
+            raise doubt from error
+        raise error
+
+    async def _closes_within(self, seconds: float) -> bool:
+        with anyio.move_on_after(seconds):
+            await self._closing.wait()
+        return self._closing.is_set()
+
+
+def _is_worth_repeating(error: StreamingNodeError, *, in_doubt: bool) -> bool:
+    """Whether another try may say more, or do what this one could not."""
+    if isinstance(error, Indeterminate):
+        return True
+    return in_doubt and error.retryable == "yes" and isinstance(error, UNANSWERED)
+
+
+def _copier(group: AppendGroup) -> Callable[[], AppendGroup]:
+    """Return what makes a group as this one is now: the append path stamps a group for good."""
+    unstamped = [(message.header, message.txn_id) for message in group.messages]
+    return partial(_copy, group, unstamped)
+
+
+def _copy(group: AppendGroup, unstamped: list[tuple[Header, int]]) -> AppendGroup:
+    messages = [
+        MutableMessage(
+            message.type,
+            header,
+            message.vchannel,
+            message.payload,
+            txn_id,
+            message.properties,
+            message.version,
+        )
+        for message, (header, txn_id) in zip(group.messages, unstamped, strict=True)
+    ]
+    return AppendGroup(messages, barrier_tick=group.barrier_tick, producer=group.producer)

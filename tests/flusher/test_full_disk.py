@@ -1,0 +1,128 @@
+"""A flusher whose disk is full: who waits hears of it, nothing is given up, and it goes on as soon as there is room."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import pytest
+
+from flusher.files.node_directory import NodeDirectory
+from flusher.flush_options import FlushOptions
+from flusher.flusher import Flusher, FlusherState, is_disk_full
+from flusher.removal.retention import RetentionOptions
+from tests.flusher.cut_reading import manifests, rows_in
+from tests.flusher.stamped_log import START_MS, StampedLog
+from wal.errors import StorageFailed, StorageFull
+from wal.memory_store import MemoryLogStore
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+
+
+class FullDirectory(NodeDirectory):
+    """A node directory on a disk whose free space a test decides, and on which no file can be made while it is none."""
+
+    free = 0
+
+    def create(self, path: str) -> BinaryIO:
+        if not self.free:
+            raise OSError(28, "No space left on device")
+        return super().create(path)
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+class Setup:
+    """A flusher with a log of one cut; `pauses` are all it slept, and time passes only when it sleeps."""
+
+    def __init__(self, root: Path, store: MemoryLogStore, log: StampedLog) -> None:
+        self.directory, self.log = FullDirectory(root), log
+        self.pauses: list[float] = []
+        self.room_after_pauses = 1 << 30
+        options = FlushOptions(retry_first_s=8.0, retry_max_s=8.0, retention=RetentionOptions(interval_s=7777.0))
+        self.flusher = Flusher(
+            self.directory, store, log.log, None, options=options, now_ms=lambda: START_MS, sleep=self.sleep
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == 7777.0:  # retention has its own rhythm
+            await anyio.sleep_forever()
+        self.pauses.append(seconds)
+        if len(self.pauses) >= self.room_after_pauses:
+            self.directory.free = 100 * MIB
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+async def setup(tmp_path: Path) -> Setup:
+    store = MemoryLogStore()
+    log = StampedLog(await store.open_log("p0"))
+    table = log.create()
+    log.insert(table, [1, 2, 3])
+    log.cut()
+    return Setup(tmp_path, store, log)
+
+
+async def test_who_waits_for_a_cut_without_room_hears_that_and_how_much_it_takes(setup: Setup) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(setup.flusher.run)
+        for _ in range(3):
+            with pytest.raises(StorageFull, match="free space on that disk") as full:
+                await setup.flusher.wait_for_cut(1)
+            assert full.value.needed_bytes >= MIB
+        tasks.cancel_scope.cancel()
+    assert setup.flusher.checkpoint.cut_number == 0
+    assert setup.log.log.first_position == 1
+
+
+async def test_a_flusher_goes_on_as_soon_as_there_is_room_and_not_after_its_pause(setup: Setup) -> None:
+    setup.room_after_pauses = 3
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(setup.flusher.run)
+        with pytest.raises(StorageFull):
+            await setup.flusher.wait_for_cut(1)
+        while setup.flusher.state is not FlusherState.RUNNING or not setup.flusher.checkpoint.cut_number:
+            await anyio.lowlevel.checkpoint()
+        await setup.flusher.wait_for_cut(1)
+        tasks.cancel_scope.cancel()
+    assert sum(setup.pauses) < 1.0, setup.pauses
+    [manifest] = manifests(setup.directory.root)
+    assert [row.key for row in rows_in(setup.directory.root, manifest)] == [1, 2, 3]
+
+
+async def test_who_waits_anew_after_room_was_made_gets_the_cut_and_no_stale_refusal(setup: Setup) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(setup.flusher.run)
+        with pytest.raises(StorageFull):
+            await setup.flusher.wait_for_cut(1)
+        setup.directory.free = 100 * MIB
+        assert (await setup.flusher.wait_for_cut(1)).number == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_disk_that_stays_full_is_not_tried_more_often_than_any_other_fault(setup: Setup) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(setup.flusher.run)
+        while len(setup.pauses) < 64:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert setup.flusher.statistics().faults <= 1 + sum(setup.pauses) / 8
+
+
+@pytest.mark.parametrize(
+    "error, is_full",
+    [
+        (OSError(28, os.strerror(28)), True),
+        (OSError(122, os.strerror(122)), True),
+        (OSError(5, os.strerror(5)), False),
+        (StorageFull("data", 0, 1), True),
+        (StorageFailed("read-only"), False),
+        (BaseExceptionGroup("", [OSError(5, "io"), BaseExceptionGroup("", [OSError(28, "full")])]), True),
+    ],
+    ids=["ENOSPC", "EDQUOT", "EIO", "StorageFull", "StorageFailed", "nested"],
+)
+def test_only_a_disk_without_room_counts_as_full(error: BaseException, *, is_full: bool) -> None:
+    assert is_disk_full(error) is is_full

@@ -1,0 +1,135 @@
+"""Names of producers: their epochs rise with each opening and are durable before they are used."""
+
+import asyncio
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from interceptors.idempotency.interceptor import IdempotencyInterceptor
+from interceptors.idempotency.producers import Producers
+from interceptors.idempotency.window import ProducerLimits, Window
+from tests.interceptors.idempotency.test_window import result_at
+from wal.append import AppendGroup, AppendResult
+from wal.errors import Corrupt, Overloaded, ProducerFenced
+from wal.memory_store import MemoryLogStore
+from wal.message_id import MemoryMessageId
+from wal.producer_stamp import NODE_PRODUCER_ID, ProducerStamp
+
+pytestmark = pytest.mark.anyio
+
+
+def ids(*numbers: int) -> Iterator[int]:
+    return iter(numbers)
+
+
+async def opened(
+    store: MemoryLogStore, window: Window | None = None, *, draw: Iterator[int] | None = None
+) -> Producers:
+    producers = Producers(store, "p0", ProducerLimits(producers_max=2), draw_id=lambda: next(draw or ids()))
+    await producers.load()
+    producers.bind(IdempotencyInterceptor(window or Window(), MemoryMessageId))
+    return producers
+
+
+async def test_epoch_rises_with_each_opening_and_over_restarts() -> None:
+    store = MemoryLogStore()
+    producers = await opened(store, draw=ids(5))
+    epochs = [(await producers.open("feed")).epoch for _ in range(2)]
+    after = await (await opened(store)).open("feed")
+    assert (*epochs, after.epoch) == (1, 2, 3)
+    assert after.producer_id == 5
+
+
+async def test_opening_fences_the_one_before_and_says_how_far_it_came() -> None:
+    window = Window()
+    producers = await opened(MemoryLogStore(), window, draw=ids(5))
+    first = await producers.open("feed")
+    window.add(ProducerStamp(first.producer_id, first.epoch, 41), result_at(1))
+    second = await producers.open("feed")
+    assert (first.last_sequence, second.last_sequence) == (0, 41)
+    with pytest.raises(ProducerFenced):
+        window.find(ProducerStamp(first.producer_id, first.epoch, 42))
+    assert window.find(ProducerStamp(second.producer_id, second.epoch, 41)) == result_at(1)
+
+
+async def test_opening_waits_for_what_the_one_before_has_under_way() -> None:
+    store, window = MemoryLogStore(), Window()
+    producers = Producers(store, "p0", draw_id=lambda: 5)
+    interceptor = IdempotencyInterceptor(window, MemoryMessageId)
+    producers.bind(interceptor)
+    first = await producers.open("feed")
+    acknowledged: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+
+    async def append(_group: AppendGroup) -> AppendResult:
+        return await acknowledged
+
+    async def write() -> AppendResult:
+        stamp = ProducerStamp(first.producer_id, first.epoch, 9)
+        return await interceptor.do_append(AppendGroup([], producer=stamp), append)
+
+    writing = asyncio.get_running_loop().create_task(write())
+    await asyncio.sleep(0)
+    opening = asyncio.get_running_loop().create_task(producers.open("feed"))
+    await anyio.wait_all_tasks_blocked()
+    assert not opening.done()
+    acknowledged.set_result(result_at(1))
+    assert (await opening).last_sequence == 9
+    assert await writing == result_at(1)
+
+
+async def test_epoch_given_out_after_the_last_write_fences_after_a_restart() -> None:
+    store, window = MemoryLogStore(), Window()
+    producers = await opened(store, window, draw=ids(5))
+    zombie = await producers.open("feed")
+    await producers.open("feed")
+    rebuilt = Window()
+    rebuilt.add(ProducerStamp(5, zombie.epoch, 1), result_at(1))  # all that the log knows
+    await opened(store, rebuilt)
+    with pytest.raises(ProducerFenced):
+        rebuilt.find(ProducerStamp(5, zombie.epoch, 1))
+
+
+async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_id() -> None:
+    window = Window()
+    producers = await opened(MemoryLogStore(), window, draw=ids(5, 6))
+    first = await producers.open("feed")
+    window.add(ProducerStamp(first.producer_id, first.epoch, 41), result_at(1))
+    assert await producers.delete("feed")
+    assert not await producers.delete("feed")
+    with pytest.raises(ProducerFenced, match="deleted"):
+        window.find(ProducerStamp(first.producer_id, first.epoch, 41))
+    again = await producers.open("feed")
+    assert (again.producer_id, again.epoch, again.last_sequence) == (6, 1, 0)
+
+
+async def test_ids_of_the_node_and_of_others_are_never_drawn() -> None:
+    producers = await opened(MemoryLogStore(), draw=ids(0, NODE_PRODUCER_ID, 5, 5, 6))
+    assert [(await producers.open(name)).producer_id for name in ("a", "b")] == [5, 6]
+    assert producers.names == ("a", "b")
+
+
+async def test_one_producer_too_many_is_refused_and_deleting_one_helps() -> None:
+    producers = await opened(MemoryLogStore(), draw=ids(5, 6, 7))
+    for name in ("a", "b"):
+        await producers.open(name)
+    with pytest.raises(Overloaded, match="delete_producer"):
+        await producers.open("c")
+    await producers.delete("a")
+    assert (await producers.open("c")).epoch == 1
+
+
+async def test_window_forgets_producers_that_have_no_name() -> None:
+    window = Window()
+    for producer_id in (NODE_PRODUCER_ID, 77):
+        window.add(ProducerStamp(producer_id, 1, 1), result_at(1))
+    await opened(MemoryLogStore(), window)
+    assert window.last_sequence(NODE_PRODUCER_ID) == 1
+    assert window.last_sequence(77) == 0
+
+
+async def test_record_that_does_not_decode_is_corrupt_and_named() -> None:
+    store = MemoryLogStore()
+    await store.put_meta({"producer/p0/feed": b"\x01"})
+    with pytest.raises(Corrupt, match="producer/p0/feed"):
+        await opened(store)

@@ -1,0 +1,173 @@
+"""The window against a plain dict of everything that was ever written: it may forget, and never forgets silently."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from interceptors.idempotency.snapshot import decode_window, encode_window
+from interceptors.idempotency.window import ProducerLimits, Window
+from wal.append import AppendResult
+from wal.errors import ProducerFenced, SequenceTooOld
+from wal.message_id import MemoryMessageId
+from wal.producer_stamp import ProducerStamp
+from wal.timetick import add_ms, compose_tick
+
+LIMITS = ProducerLimits(results_per_producer_max=4, results_max=9)
+FIRST_TICK = compose_tick(1_000_000)
+producers = st.sampled_from([1, 7, 9])
+sequences = st.integers(1, 14)
+
+
+def result_at(number: int, tick: int = 0) -> AppendResult:
+    """Return a result that differs from every other number's."""
+    position = MemoryMessageId(number)
+    offsets = {"p0_1v0": (number, 2)} if number % 2 else {}
+    return AppendResult(position, 1, tick or FIRST_TICK + number, position, txn_id=number % 3, row_offsets=offsets)
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """Writes, retries, zombies, checkpoints and crashes; `written` is the log."""
+
+    saved = Bundle("saved")
+
+    @initialize()
+    def open(self) -> None:
+        self.window = Window(LIMITS)
+        self.written: dict[tuple[int, int], tuple[AppendResult, int]] = {}
+        self.epochs = dict.fromkeys([1, 7, 9], 0)
+        self.fence_all()
+
+    def fence_all(self) -> None:
+        for producer_id, epoch in self.epochs.items():
+            self.window.fence(producer_id, epoch)
+
+    def find(self, producer_id: int, sequence: int) -> AppendResult | SequenceTooOld | None:
+        try:
+            return self.window.find(ProducerStamp(producer_id, self.epochs[producer_id], sequence))
+        except SequenceTooOld as error:
+            return error
+
+    @rule(producer_id=producers, sequence=sequences)
+    def write(self, producer_id: int, sequence: int) -> None:
+        key, found = (producer_id, sequence), self.find(producer_id, sequence)
+        if isinstance(found, SequenceTooOld):
+            return
+        if key in self.written:
+            assert found == self.written[key][0]
+            return
+        assert found is None
+        result = result_at(len(self.written) + 1)
+        self.written[key] = result, self.epochs[producer_id]
+        self.window.add(ProducerStamp(producer_id, self.epochs[producer_id], sequence), result)
+
+    @rule(producer_id=producers)
+    def write_next(self, producer_id: int) -> None:
+        self.write(producer_id, self.window.last_sequence(producer_id) + 1)
+
+    @rule(producer_id=producers)
+    def open_again(self, producer_id: int) -> None:
+        self.epochs[producer_id] += 1
+        self.window.fence(producer_id, self.epochs[producer_id])
+
+    @precondition(lambda self: any(self.epochs.values()))
+    @rule(producer_id=producers, sequence=sequences)
+    def zombie_is_refused(self, producer_id: int, sequence: int) -> None:
+        if self.epochs[producer_id]:
+            with pytest.raises(ProducerFenced):
+                self.window.find(ProducerStamp(producer_id, self.epochs[producer_id] - 1, sequence))
+
+    @rule(target=saved, back=st.integers(0, 6))
+    def checkpoint(self, back: int) -> tuple[bytes, int]:
+        """Save as of a tick that lies some writes back, as a cut does."""
+        tick = FIRST_TICK + max(0, len(self.written) - back)
+        return encode_window(self.window.freeze(tick)), tick
+
+    @rule(saved=saved)
+    def crash(self, saved: tuple[bytes, int]) -> None:
+        """Go on with a checkpoint and what the log has above its tick."""
+        data, tick = saved
+        self.window = Window.thaw(decode_window(data, MemoryMessageId), LIMITS)
+        for (producer_id, sequence), (result, epoch) in self.written.items():
+            if result.time_tick > tick:
+                self.window.add(ProducerStamp(producer_id, epoch, sequence), result)
+        self.fence_all()
+
+    @invariant()
+    def a_write_in_the_log_is_never_taken_for_a_first_try(self) -> None:
+        for (producer_id, sequence), (result, _) in self.written.items():
+            found = self.find(producer_id, sequence)
+            assert found == result or isinstance(found, SequenceTooOld)
+
+    @invariant()
+    def the_next_sequence_is_always_a_first_try(self) -> None:
+        for producer_id in self.epochs:
+            last = max((sequence for key, sequence in self.written if key == producer_id), default=0)
+            assert self.window.last_sequence(producer_id) == last
+            assert self.find(producer_id, last + 1) is None
+
+    @invariant()
+    def the_newest_results_of_whoever_wrote_last_are_known(self) -> None:
+        if self.written:
+            producer_id = list(self.written)[-1][0]
+            newest = sorted(sequence for key, sequence in self.written if key == producer_id)
+            kept = [s for s in newest if isinstance(self.find(producer_id, s), AppendResult)]
+            assert newest[-1] in kept
+
+    @invariant()
+    def the_bounds_hold(self) -> None:
+        assert self.window.results <= LIMITS.results_max
+        kept = [isinstance(self.find(*key), AppendResult) for key in self.written]
+        assert sum(kept) == self.window.results
+
+
+TestWindow = WindowMachine.TestCase
+
+
+def test_as_many_results_as_promised_are_kept_of_a_producer_in_any_order() -> None:
+    window = Window(LIMITS)
+    for sequence in (50, 10, 40, 30, 20):
+        window.add(ProducerStamp(1, 0, sequence), result_at(sequence))
+    assert [window.find(ProducerStamp(1, 0, each)) for each in (20, 30, 40, 50)] == list(
+        map(result_at, (20, 30, 40, 50))
+    )
+    with pytest.raises(SequenceTooOld) as caught:
+        window.find(ProducerStamp(1, 0, 10))
+    assert (caught.value.sequence, caught.value.oldest) == (10, 20)
+    assert window.find(ProducerStamp(1, 0, 45)) is None, "a gap above what is forgotten may still be filled"
+
+
+def test_producer_that_nobody_registered_is_refused() -> None:
+    with pytest.raises(ProducerFenced, match="deleted"):
+        Window().find(ProducerStamp(3, 1, 1))
+
+
+def test_least_active_producer_loses_its_results_first() -> None:
+    window = Window(ProducerLimits(results_max=3))
+    for producer_id, sequence in ((1, 1), (2, 1), (1, 2), (3, 1)):
+        window.add(ProducerStamp(producer_id, 0, sequence), result_at(sequence))
+    with pytest.raises(SequenceTooOld):
+        window.find(ProducerStamp(2, 0, 1))
+    assert window.find(ProducerStamp(1, 0, 1)) == result_at(1)
+    assert window.last_sequence(2) == 1
+
+
+def test_results_past_their_age_are_not_saved_but_stay_refused() -> None:
+    window = Window(ProducerLimits(results_age_s=60))
+    window.add(ProducerStamp(1, 3, 5), result_at(1, tick=FIRST_TICK))
+    window.add(ProducerStamp(1, 3, 2), result_at(2, tick=add_ms(FIRST_TICK, 60_000)))
+    later = Window.thaw(window.freeze(add_ms(FIRST_TICK, 60_001)))
+    with pytest.raises(SequenceTooOld):
+        later.find(ProducerStamp(1, 3, 5))
+    assert later.find(ProducerStamp(1, 3, 2)) == result_at(2, tick=add_ms(FIRST_TICK, 60_000))
+    assert later.last_sequence(1) == 5
+    with pytest.raises(ProducerFenced):
+        later.find(ProducerStamp(1, 2, 6))
+
+
+def test_forgotten_producers_are_unknown_and_free_their_results() -> None:
+    window = Window(LIMITS)
+    for producer_id in (1, 2):
+        window.add(ProducerStamp(producer_id, 0, 1), result_at(1))
+    window.keep_only({2})
+    assert (window.producers, window.results) == (1, 1)
+    assert window.last_sequence(1) == 0

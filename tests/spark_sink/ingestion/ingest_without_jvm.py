@@ -1,0 +1,71 @@
+"""An ingest in a process of its own whose JVM is killed with SIGKILL, from outside it, at a named moment.
+
+Run as `python -m tests.spark_sink.ingestion.ingest_without_jvm <node> <tables> <moment>`; a moment is a step, `writing` for
+as soon as Spark has begun to write files, or `both`, where driver and JVM die together then. Exits with 3 when ingest raised
+what it says for a Spark that is gone.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import spark_sink
+from spark_sink.ingestion.ingest_job import IngestJob
+from spark_sink.ingestion.step import Step
+from wal.errors import SparkLost
+
+LOST = 3
+LOOK_S = 0.001
+MID_WRITE = frozenset({"writing", "both"})
+
+
+class Killer:
+    """Ends the JVM of a session, once, for good."""
+
+    def __init__(self, spark: SparkSession, tables: Path) -> None:
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        self._pid = int(jvm.java.lang.ProcessHandle.current().pid())
+        self._tables = tables
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def kill_while_writing(self, *, driver_too: bool) -> None:
+        """Watch from another thread: the one that writes waits for Spark."""
+        threading.Thread(target=self._watch, kwargs={"driver_too": driver_too}, daemon=True).start()
+
+    def _watch(self, *, driver_too: bool) -> None:
+        look = threading.Event()
+        while not any(self._tables.glob("*/cut-*/**/*.parquet")):
+            look.wait(LOOK_S)
+        self.kill()
+        if driver_too:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(node: str, tables: str, moment: str) -> None:
+    spark = spark_sink.session(**{"spark.master": "local[2]", "spark.driver.memory": "512m"})
+    killer = Killer(spark, Path(tables))
+
+    def on_step(step: Step) -> None:
+        if moment in MID_WRITE and step is Step.INTENDED:
+            killer.kill_while_writing(driver_too=moment == "both")
+        elif step.value == moment:
+            killer.kill()
+
+    job = IngestJob(spark, Path(node), Path(tables), progress=lambda *_: None, on_step=on_step)
+    try:
+        job.run()
+    except SparkLost as error:
+        print(error, file=sys.stderr)
+        os._exit(LOST)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

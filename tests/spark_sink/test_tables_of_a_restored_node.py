@@ -1,0 +1,159 @@
+"""Real nodes, backups and tables: a table ahead of its node is refused, and `verify --tables` names what is wrong."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
+
+import spark_sink
+import streamingnode as sn
+from streamingnode.backup.closed_node import backup_directory, restore_directory
+from streamingnode.verification.finding import Kind, Report
+from streamingnode.verification.walk import verify_directory
+from tests.spark_sink.table_reading import rows_of
+from tests.streamingnode.append_double import schema_of
+from wal.errors import TableAhead
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = schema_of(id=pa.int64(), item=pa.string())
+SETTINGS: dict[str, Any] = {"cut_interval_s": None, "free_bytes_min": 0, "scrub.bytes_per_s": 0}
+
+
+def write(path: Path, first: int, last: int, *, delete: tuple[int, ...] = ()) -> None:
+    """Insert rows, perhaps delete some, and cut."""
+
+    async def run() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            await node.create_collection("orders", SCHEMA, primary_key="id", shards=2, if_not_exists=True)
+            await node.insert("orders", [{"id": key, "item": f"item {key}"} for key in range(first, last)])
+            if delete:
+                await node.delete("orders", list(delete))
+            await node.flush()
+
+    anyio.run(run)
+
+
+@pytest.fixture
+def fed(spark: SparkSession, tmp_path: Path, tables: Path) -> Path:
+    """A node with two cuts, both in its table."""
+    path = tmp_path / "data"
+    for first in (0, 100):
+        write(path, first, first + 100)
+        spark_sink.ingest(spark, path, tables, request_cut=False)
+    return path
+
+
+def kinds(report: Report) -> set[Kind]:
+    return {finding.kind for finding in report.findings}
+
+
+def test_a_node_and_its_table_are_sound_together(fed: Path, tables: Path, spark: SparkSession) -> None:
+    report = verify_directory(fed, tables=tables)
+    assert report.findings == []
+    assert (report.counts["tables"], report.counts["table rows"]) == (1, 200)
+    assert report.counts["cuts compared with tables"] == 2
+    write(fed, 200, 250, delete=(1, 2, 220))
+    spark_sink.ingest(spark, fed, tables, request_cut=False)
+    report = verify_directory(fed, tables=tables)
+    assert report.findings == []
+    assert report.counts["table rows"] == 247
+
+
+def test_a_restored_node_older_than_its_table_is_refused_and_named(
+    fed: Path, tables: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    backup_directory(fed, tmp_path / "backup")
+    write(fed, 200, 250)
+    spark_sink.ingest(spark, fed, tables, request_cut=False)
+    restored = tmp_path / "restored"
+    restore_directory(tmp_path / "backup", restored)
+    assert kinds(verify_directory(restored, tables=tables)) == {Kind.AHEAD}
+    before = rows_of(tables / "orders")
+    with pytest.raises(TableAhead, match="the node was restored from an older copy — "):
+        spark_sink.ingest(spark, restored, tables, request_cut=False)
+    for first in (1000, 2000):  # it goes on, and has a cut of that number, but another one
+        write(restored, first, first + 10)
+    assert kinds(verify_directory(restored, tables=tables)) == {Kind.AHEAD}
+    with pytest.raises(TableAhead, match="another cut 3"):
+        spark_sink.ingest(spark, restored, tables, request_cut=False)
+    assert rows_of(tables / "orders") == before
+
+
+def test_a_restored_node_as_new_as_its_table_goes_on_exactly_once(
+    fed: Path, tables: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    backup_directory(fed, tmp_path / "backup")
+    restored = tmp_path / "restored"
+    restore_directory(tmp_path / "backup", restored)
+    write(restored, 200, 250)
+    spark_sink.ingest(spark, restored, tables, request_cut=False)
+    keys = [row["id"] for row in rows_of(tables / "orders")]
+    assert len(keys) == 250
+    assert set(keys) == set(range(250))
+    assert verify_directory(restored, tables=tables).findings == []
+
+
+def lose_file(table: Path) -> None:
+    next(table.rglob("*.parquet")).unlink()
+
+
+def cut_file(table: Path) -> None:
+    file = next(table.rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def swap_rows(table: Path) -> None:
+    file = next(table.rglob("*.parquet"))
+    size = file.stat().st_size
+    rows = pq.ParquetFile(file).read()
+    pq.write_table(rows.slice(1), file)
+    content = file.read_bytes()
+    # Same length, so that only what is inside tells.
+    file.write_bytes(content[:size] if len(content) > size else content + b"\0" * (size - len(content)))
+
+
+def repeat_rows(table: Path) -> None:
+    rows = DeltaTable(str(table)).to_pyarrow_table()
+    write_deltalake(str(table), rows.slice(0, 3), mode="append")
+
+
+TABLE_DAMAGE: dict[str, tuple[Callable[[Path], None], set[Kind]]] = {
+    "file missing": (lose_file, {Kind.MISSING}),
+    "file cut short": (cut_file, {Kind.LENGTH}),
+    "file of other rows": (swap_rows, {Kind.CHECKSUM, Kind.CONTENT}),
+    "rows twice": (repeat_rows, {Kind.DUPLICATE, Kind.CONTENT}),
+}
+
+
+@pytest.mark.parametrize("damage, expected", TABLE_DAMAGE.values(), ids=TABLE_DAMAGE.keys())
+def test_damage_of_a_table_is_named(
+    fed: Path, tables: Path, damage: Callable[[Path], None], expected: set[Kind]
+) -> None:
+    damage(tables / "orders")
+    report = verify_directory(fed, tables=tables)
+    assert report.damaged
+    assert kinds(report) <= expected
+    assert all(str(tables / "orders") in finding.place for finding in report.findings)
+
+
+def test_tables_of_others_are_warnings(fed: Path, tables: Path, spark: SparkSession, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write(other, 0, 10)
+    spark_sink.ingest(spark, other, tmp_path / "others", request_cut=False)
+    shutil.move(tmp_path / "others" / "orders", tables / "orders-of-another")
+    (tables / "notes").mkdir()
+    report = verify_directory(fed, tables=tables)
+    assert not report.damaged
+    assert [finding.kind for finding in report.findings] == [Kind.FOREIGN, Kind.FOREIGN]
+
+
+def test_a_directory_of_tables_that_is_not_there_is_named(fed: Path, tmp_path: Path) -> None:
+    assert kinds(verify_directory(fed, tables=tmp_path / "nowhere")) == {Kind.MISSING}

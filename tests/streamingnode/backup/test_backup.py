@@ -1,0 +1,260 @@
+"""Backups of running and closed nodes: whole, verified; restored nodes begin a life of their own."""
+
+import os
+import shutil
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+import streamingnode as sn
+from streamingnode.backup.closed_node import backup_directory, restore_directory
+from streamingnode.backup.restoring import RESTORE_TERM_STEP
+from streamingnode.node import Node
+from streamingnode.verification.walk import verify_directory
+from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
+from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument
+
+NEXT_STEP = " — "
+
+
+async def append_until(node: Node, stop: anyio.Event, acknowledged: dict[int, str]) -> None:
+    key = 1_000_000
+    while not stop.is_set():
+        rows = {key + i: f"row {key + i}" for i in range(20)}
+        await node.insert("orders", [{"id": each, "item": item} for each, item in rows.items()])
+        acknowledged.update(rows)
+        key += 20
+        if key % 200 == 0:
+            await node.flush()
+
+
+def test_backups_under_running_appends_have_all_that_was_acknowledged_before(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.killed, tmp_path / "node")
+    before: list[dict[int, str]] = []
+
+    async def run() -> None:
+        stop, acknowledged = anyio.Event(), dict(sample.rows)
+        async with sn.open_node(path, **SETTINGS | {"retention_s": 0}) as node:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(append_until, node, stop, acknowledged)
+                for number in range(4):
+                    before.append(dict(acknowledged))
+                    result = await node.backup(tmp_path / f"backup-{number}")
+                    assert result.cut >= 3
+                stop.set()
+            before.append(acknowledged)
+
+    anyio.run(run)
+    assert not (path / "backup.tmp").exists()
+    for number in range(4):
+        backup, restored = tmp_path / f"backup-{number}", tmp_path / f"restored-{number}"
+        assert verify_directory(backup).worst is None
+        restore_directory(backup, restored)
+        found = rows_of(restored)
+        assert before[number].items() <= found.items(), "everything acknowledged before the call"
+        assert found.items() <= before[-1].items(), "and nothing that was never written"
+    assert rows_of(path) == before[-1]
+
+
+def test_a_backup_shares_no_bytes_with_the_node(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+
+    async def run() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            await node.backup(tmp_path / "backup")
+
+    anyio.run(run)
+    assert all((tmp_path / "backup" / name).stat().st_nlink == 1 for name in files_of(tmp_path / "backup"))
+
+
+@pytest.mark.parametrize("state", ["closed", "killed"])
+def test_a_restored_backup_of_a_closed_node_has_every_row(sample: Sample, tmp_path: Path, state: str) -> None:
+    path = copy_of(getattr(sample, state), tmp_path / "node")
+    made = backup_directory(path, tmp_path / "backup")
+    assert made.cut == 3
+    restored = restore_directory(tmp_path / "backup", tmp_path / "restored")
+    assert (restored.node_id, restored.tick, restored.bytes) == (made.node_id, made.tick, made.bytes)
+    assert rows_of(tmp_path / "restored") == sample.rows
+    assert verify_directory(tmp_path / "restored").worst is None
+
+
+def test_a_restored_node_has_a_term_no_owner_of_the_original_can_have(sample: Sample, tmp_path: Path) -> None:
+    backup_directory(copy_of(sample.closed, tmp_path / "node"), tmp_path / "backup")
+
+    async def term(path: Path) -> int:
+        async with sn.open_node(path, **SETTINGS) as node:
+            return node.statistics().log.term
+
+    original = max(anyio.run(term, tmp_path / "node") for _ in range(3))
+    restore_directory(tmp_path / "backup", tmp_path / "restored")
+    restored = anyio.run(term, tmp_path / "restored")
+    assert original < RESTORE_TERM_STEP < restored
+    backup_directory(tmp_path / "restored", tmp_path / "backup-2")
+    restore_directory(tmp_path / "backup-2", tmp_path / "restored-2")
+    assert anyio.run(term, tmp_path / "restored-2") > 2 * RESTORE_TERM_STEP
+
+
+def test_ticks_of_a_restored_node_are_above_all_that_the_backup_has(sample: Sample, tmp_path: Path) -> None:
+    made = backup_directory(copy_of(sample.closed, tmp_path / "node"), tmp_path / "backup")
+    restore_directory(tmp_path / "backup", tmp_path / "restored")
+
+    async def insert() -> int:
+        async with sn.open_node(tmp_path / "restored", **SETTINGS) as node:
+            return (await node.insert("orders", [{"id": -1, "item": None}])).time_tick
+
+    assert anyio.run(insert) > made.tick
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_backup_is_not_opened_as_a_node(sample: Sample, tmp_path: Path) -> None:
+    backup_directory(copy_of(sample.closed, tmp_path / "node"), tmp_path / "backup")
+    before = {name: (tmp_path / "backup" / name).read_bytes() for name in files_of(tmp_path / "backup")}
+    with pytest.raises(InvalidArgument, match="streamingnode restore"):
+        rows_of(tmp_path / "backup")
+    with pytest.raises(InvalidArgument, match="is a backup"):
+        backup_directory(tmp_path / "backup", tmp_path / "again")
+    assert {name: (tmp_path / "backup" / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("occupied", ["a file", "a directory with something"])
+def test_nothing_is_written_where_something_is(sample: Sample, tmp_path: Path, occupied: str) -> None:
+    path, target = copy_of(sample.closed, tmp_path / "node"), tmp_path / "target"
+    if occupied == "a file":
+        target.write_text("mine")
+    else:
+        target.mkdir()
+        (target / "mine").write_text("mine")
+    with pytest.raises(AlreadyExists, match=NEXT_STEP):
+        backup_directory(path, target)
+    backup_directory(path, tmp_path / "backup")
+    with pytest.raises(AlreadyExists, match=NEXT_STEP):
+        restore_directory(tmp_path / "backup", target)
+    assert (target if target.is_file() else target / "mine").read_text() == "mine"
+
+
+def test_an_empty_directory_will_do_as_a_target(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    for name in ("backup", "restored"):
+        (tmp_path / name).mkdir()
+    backup_directory(path, tmp_path / "backup")
+    restore_directory(tmp_path / "backup", tmp_path / "restored")
+    assert rows_of(tmp_path / "restored") == sample.rows
+
+
+def test_what_a_crashed_run_left_is_named_and_not_removed(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    (tmp_path / "backup.unfinished").mkdir()
+    with pytest.raises(AlreadyExists, match="did not end"):
+        backup_directory(path, tmp_path / "backup")
+    assert (tmp_path / "backup.unfinished").is_dir()
+
+
+def damage_segment(path: Path) -> None:
+    flip(segment(path, 1), 600)
+
+
+def damage_log(path: Path) -> None:
+    table = largest(path, "log/*.sst")
+    flip(table, table.stat().st_size // 3)
+
+
+def lose_segment(path: Path) -> None:
+    segment(path, 1).unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_segment, damage_log, lose_segment])
+def test_a_damaged_node_gives_no_backup(sample: Sample, tmp_path: Path, damage: object) -> None:
+    assert callable(damage)
+    path = copy_of(sample.closed, tmp_path / "node")
+    damage(path)
+    with pytest.raises(Corrupt):
+        backup_directory(path, tmp_path / "backup")
+
+    async def running() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            with pytest.raises(Corrupt):
+                await node.backup(tmp_path / "backup")
+
+    anyio.run(running)
+    assert not list(tmp_path.glob("backup*"))
+    assert not (path / "backup.tmp").exists()
+
+
+@pytest.mark.parametrize("name", ["backup.json", "floor", "segment", "log"])
+@pytest.mark.parametrize("how", ["flip", "cut", "missing"])
+def test_a_backup_that_changed_is_not_restored(sample: Sample, tmp_path: Path, name: str, how: str) -> None:
+    backup = tmp_path / "backup"
+    backup_directory(copy_of(sample.closed, tmp_path / "node"), backup)
+    file = {"segment": segment(backup, 0), "log": largest(backup, "log/*.sst")}.get(name, backup / name)
+    match how:
+        case "flip":
+            flip(file, min(40, file.stat().st_size - 1))
+        case "cut":
+            os.truncate(file, file.stat().st_size - 1)
+        case _:
+            file.unlink()
+    with pytest.raises((Corrupt, InvalidArgument), match="backup"):
+        restore_directory(backup, tmp_path / "restored")
+    assert name == how.replace("missing", "backup.json") or verify_directory(backup).damaged
+    assert not list(tmp_path.glob("restored*"))
+
+
+def test_a_record_that_names_files_outside_is_refused(sample: Sample, tmp_path: Path) -> None:
+    from streamingnode.inspection.backup_record import decode_record, encode_record
+
+    backup = tmp_path / "backup"
+    backup_directory(copy_of(sample.closed, tmp_path / "node"), backup)
+    record = decode_record((backup / "backup.json").read_bytes(), name="backup.json")
+    outside = msgspec.structs.replace(record.files[0], path="../outside")
+    (backup / "backup.json").write_bytes(encode_record(msgspec.structs.replace(record, files=(outside,))))
+    with pytest.raises(Corrupt, match="outside"):
+        restore_directory(backup, tmp_path / "restored")
+
+
+def test_a_running_node_is_not_backed_up_from_outside(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+
+    async def try_it() -> None:
+        async with sn.open_node(path, **SETTINGS):
+            with pytest.raises(AlreadyOwned):
+                backup_directory(path, tmp_path / "backup")
+
+    anyio.run(try_it)
+
+
+def left_over(place: Path) -> list[Path]:
+    return list(place.rglob("backup*"))
+
+
+def test_a_cancelled_backup_leaves_nothing_and_the_next_one_works(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+
+    async def run() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            for wait_s in (0, 0.001, 0.003, 0.01, 0.02, 0.05):
+                with anyio.move_on_after(wait_s):
+                    await node.backup(tmp_path / "backup")
+                    shutil.rmtree(tmp_path / "backup")
+                assert left_over(tmp_path) == []
+            await node.backup(tmp_path / "backup")
+
+    anyio.run(run)
+    assert verify_directory(tmp_path / "backup").worst is None
+
+
+def test_links_that_a_crash_left_are_a_warning_and_gone_after_the_next_backup(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    shutil.copytree(path / "log", path / "backup.tmp" / "log")
+    [finding] = verify_directory(path).findings
+    assert finding.place == "backup.tmp"
+
+    async def run() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            await node.backup(tmp_path / "backup")
+
+    anyio.run(run)
+    assert verify_directory(path).worst is None

@@ -1,0 +1,93 @@
+"""What the command line creates and drops, and that what it refuses leaves nothing behind."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.streamingnode.cli.conftest import Printed
+
+    Run = Callable[..., Printed]
+
+
+def _items(printed: "Printed") -> dict[str, dict[str, object]]:
+    collections = cast("list[dict[str, object]]", printed.document["collections"])
+    return {str(collection["name"]): collection for collection in collections}
+
+
+REFUSED_CREATIONS = {
+    "no such column": ('{"id": 1}', "orders", "--primary-key", "key"),
+    "a bad name": ('{"id": 1}', "Orders", "--primary-key", "id"),
+    "too many shards": ('{"id": 1}', "orders", "--primary-key", "id", "--shards", "100000"),
+    "a bad partition": ('{"id": 1}', "orders", "--primary-key", "id", "--partition", "Eu"),
+    "no rows": ("", "orders", "--primary-key", "id"),
+    "no JSON": ('{"id": ', "orders", "--primary-key", "id"),
+    "a null key": ('{"id": 1}\n{"id": null}', "orders", "--primary-key", "id"),
+    "rows of two kinds": ('{"id": 1, "item": {"a": 1}}\n{"id": 2, "item": [3]}', "orders", "--primary-key", "id"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED_CREATIONS.values(), ids=REFUSED_CREATIONS)
+def test_refused_creation_leaves_no_node_behind(tmp_path: Path, run: "Run", refused: tuple[str, ...]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(refused[0])
+    ended = run("insert", tmp_path / "data", refused[1], rows, "--create", *refused[2:])
+    assert ended.code == 2, ended.err
+    assert not (tmp_path / "data").exists()
+
+
+def test_refused_creation_in_a_node_creates_no_collection(data: Path, run: "Run") -> None:
+    rows = data.parent / "rows.jsonl"
+    rows.write_text('{"id": 1}\n{"id": null}')
+    assert run("insert", data, "stock", rows, "--create", "--primary-key", "id").code == 2
+    assert set(_items(run("ls", data, "--json"))) == {"orders"}
+
+
+def test_partition_is_created_with_its_collection(tmp_path: Path, run: "Run") -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": 1}\n')
+    arguments = ("orders", rows, "--create", "--primary-key", "id", "--partition", "eu")
+    assert run("insert", tmp_path / "data", *arguments).code == 0
+    assert _items(run("ls", tmp_path / "data", "--json"))["orders"]["partitions"] == ["_default", "eu"]
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_created_listed_and_dropped_with_their_rows(data: Path, run: "Run") -> None:
+    rows = data.parent / "rows.jsonl"
+    rows.write_text('{"id": 9, "item": "jam"}\n')
+    run("flush", data)
+    assert run("partitions", "create", data, "orders", "eu").out == "_default\neu\n"
+    assert _items(run("ls", data, "--json"))["orders"]["partitions"] == ["_default", "eu"]
+    assert run("insert", data, "orders", rows, "--partition", "eu").code == 0
+    assert run("partitions", "list", data, "orders", "--json").document["partitions"] == ["_default", "eu"]
+    assert run("partitions", "drop", data, "orders", "eu").out == "_default\n"
+    assert _items(run("ls", data, "--count", "--json"))["orders"]["rows"] == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("create", "orders"),
+        ("drop", "orders"),
+        ("list", "orders", "eu"),
+        ("create", "orders", "_default"),
+        ("drop", "orders", "_default"),
+    ],
+    ids=" ".join,
+)
+def test_partitions_refuses_what_it_cannot_do(data: Path, run: "Run", arguments: tuple[str, ...]) -> None:
+    refused = run("partitions", arguments[0], data, *arguments[1:])
+    assert refused.code == 2
+    assert " — " in refused.err
+
+
+@pytest.mark.parametrize("arguments", [("drop", "orders", "eu"), ("list", "stock")], ids=" ".join)
+def test_partitions_fails_for_what_is_not_there(data: Path, run: "Run", arguments: tuple[str, ...]) -> None:
+    failed = run("partitions", arguments[0], data, *arguments[1:])
+    assert failed.code == 1
+    assert "_NOT_FOUND: " in failed.err

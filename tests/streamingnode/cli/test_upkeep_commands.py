@@ -1,0 +1,149 @@
+"""`verify`, `repair`, `backup` and `restore`: what they print, how they end, and that a dry run is dry."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from tests.streamingnode.sample_node import flip, largest, segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.streamingnode.cli.conftest import Printed
+
+    Run = Callable[..., Printed]
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def cut(data: Path, run: "Run") -> Path:
+    """The node with its rows in a cut, and some after it."""
+    assert run("flush", data).code == 0
+    more = data.parent / "more.jsonl"
+    more.write_text('{"id": 4, "item": "jam"}\n')
+    assert run("insert", data, "orders", more).code == 0
+    return data
+
+
+def _findings(printed: "Printed") -> list[dict[str, str]]:
+    return cast("list[dict[str, str]]", printed.document["findings"])
+
+
+def test_a_sound_node_ends_with_zero_and_says_what_was_checked(cut: Path, run: "Run") -> None:
+    printed = run("verify", cut)
+    assert printed.code == 0
+    assert "all is as it was written, 0 warnings" in printed.out
+    assert "3 rows" in printed.out
+    assert "log: " in printed.err, "progress goes to stderr"
+    document = run("verify", cut, "--json").document
+    assert (document["verdict"], document["findings"]) == ("sound", [])
+
+
+def test_warnings_end_with_one_and_damage_with_three(cut: Path, run: "Run") -> None:
+    (cut / "notes.txt").write_text("mine")
+    assert run("verify", cut).code == 1
+    flip(segment(cut, 0), 200)
+    printed = run("verify", cut)
+    assert printed.code == 3
+    lines = printed.out.splitlines()
+    assert lines[0].startswith("warning: notes.txt: foreign: ")
+    assert lines[2].startswith(f"damage: {segment(cut, 0).relative_to(cut)}: checksum: ")
+    document = run("verify", cut, "--json")
+    assert document.code == 3
+    assert [finding["severity"] for finding in _findings(document)] == ["damage", "warning"]
+
+
+def test_a_node_with_a_damaged_log_is_verified_by_the_program_itself(cut: Path) -> None:
+    table = largest(cut, "log/*.sst")
+    flip(table, table.stat().st_size // 4)
+    program = [sys.executable, "-m", "streamingnode", "verify", str(cut)]
+    ran = subprocess.run(program, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+    assert ran.returncode == 3
+    assert "damage: " in ran.stdout
+
+
+def test_a_directory_that_is_no_node_is_wrong_use(tmp_path: Path, run: "Run") -> None:
+    for command in ("verify", "repair", "backup"):
+        extra = [tmp_path / "target"] if command == "backup" else []
+        printed = run(command, tmp_path, *extra)
+        assert printed.code == 2
+        assert printed.err.startswith("INVALID_ARGUMENT: ")
+
+
+def test_backup_and_restore_go_round(cut: Path, tmp_path: Path, run: "Run") -> None:
+    backup, restored = tmp_path / "backup", tmp_path / "restored"
+    made = run("backup", cut, backup)
+    assert made.code == 0
+    assert "verified" in made.out
+    assert run("verify", backup).code == 0
+    assert run("restore", backup, restored, "--json").document["cut"] == 1
+    assert (
+        run("tail", restored, "orders", "--until-now", "--json").out
+        == run("tail", cut, "orders", "--until-now", "--json").out
+    )
+    again = run("restore", backup, restored)
+    assert (again.code, again.err.partition(":")[0]) == (1, "ALREADY_EXISTS")
+    flip(largest(backup, "log/*.sst"), 100)
+    damaged = run("restore", backup, tmp_path / "other")
+    assert damaged.code == 3
+    assert "CORRUPT: " in damaged.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_repair_is_planned_first_and_takes_files_from_a_backup(cut: Path, tmp_path: Path, run: "Run") -> None:
+    backup = tmp_path / "backup"
+    run("backup", cut, backup)
+    segment(cut, 0).unlink()
+    planned = run("repair", cut, "--backup", backup, "--dry-run")
+    assert planned.code == 3
+    assert "replace from backup: segments/" in planned.out
+    assert "nothing was changed" in planned.out
+    done = run("repair", cut, "--backup", backup, "--json")
+    assert done.code == 0
+    assert done.document["done"] is True
+    assert run("verify", cut).code == 0
+
+
+def test_a_repair_that_gives_up_rows_has_to_be_told_so(cut: Path, run: "Run") -> None:
+    (cut / "floor").unlink()
+    refused = run("repair", cut)
+    assert refused.code == 3
+    assert "gives up" in refused.out
+    assert "--accept-loss" in refused.out
+    assert not (cut / "quarantine").exists()
+    done = run("repair", cut, "--accept-loss")
+    assert done.code == 0
+    assert "quarantine" in done.out
+
+
+def test_what_no_repair_can_mend_is_named(cut: Path, run: "Run") -> None:
+    segment(cut, 0).unlink()
+    printed = run("repair", cut)
+    assert printed.code == 3
+    assert "stays as it is: segments/" in printed.out
+    assert "nothing that a repair can do" in printed.out
+
+
+def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path, tmp_path: Path, run: "Run") -> None:
+    from wal.rocks.ownership import DirectoryLock
+
+    lock = DirectoryLock(cut)
+    try:
+        for command in (("backup", cut, tmp_path / "b"), ("verify", cut), ("repair", cut)):
+            assert run(*command).code == 4
+    finally:
+        lock.release()
+    assert not list(tmp_path.glob("b*"))
+
+
+def test_info_says_what_the_scrubber_found_last(cut: Path, run: "Run") -> None:
+    assert "never scrubbed" in run("info", cut).out
+    (cut / "scrub.json").write_text('{"finished_ms": 1792000000123, "verdict": "sound", "bytes": 5, "seconds": 1.0}')
+    assert "sound, 2026-10-14" in run("info", cut).out
+    shutil.rmtree(cut / "cuts", ignore_errors=True)

@@ -1,0 +1,61 @@
+"""From every state of a log that failed there is a way back to OPEN, and none from where it ended."""
+
+import pytest
+
+from streamingnode.log_state import DAMAGE_SEEN_MAX, TRANSITIONS, LogEvent, LogState, is_final
+from wal.errors import (
+    AlreadyOwned,
+    ChannelFenced,
+    Corrupt,
+    Indeterminate,
+    OnShutdown,
+    StorageFailed,
+    StorageFull,
+    UnsupportedFormat,
+)
+
+ENDED = {LogState.FAILED, LogState.CLOSED}
+
+
+def reachable(state: LogState) -> set[LogState]:
+    reached, last = {state}, set[LogState]()
+    while reached != last:
+        last = set(reached)
+        reached |= {after for (before, _), after in TRANSITIONS.items() if before in reached}
+    return reached
+
+
+@pytest.mark.parametrize("state", LogState)
+def test_log_comes_back_from_every_state_but_those_that_end_it(state: LogState) -> None:
+    assert (LogState.OPEN in reachable(state)) == (state not in ENDED)
+
+
+def test_log_opens_only_after_its_state_was_rebuilt() -> None:
+    opening = {way for way, after in TRANSITIONS.items() if after is LogState.OPEN}
+    assert opening == {(LogState.RECOVERING, LogEvent.RECOVERED)}
+
+
+@pytest.mark.parametrize("state", LogState)
+def test_log_can_be_closed_in_every_state_and_damaged_in_every_one_that_lives(state: LogState) -> None:
+    assert TRANSITIONS[state, LogEvent.CLOSE] is LogState.CLOSED
+    assert ((state, LogEvent.DAMAGE) in TRANSITIONS) == (state not in ENDED)
+
+
+@pytest.mark.parametrize(
+    "error", [StorageFailed("x"), StorageFull("x", 0, 1), Indeterminate("x"), AlreadyOwned("x", 1), OSError(5, "x")]
+)
+def test_fault_of_the_disk_is_tried_again_for_ever(error: Exception) -> None:
+    assert not is_final(error, damage_seen=0)
+
+
+@pytest.mark.parametrize("error", [ChannelFenced("x"), UnsupportedFormat("x"), OnShutdown("x")])
+def test_another_owner_or_format_is_not_outlived(error: Exception) -> None:
+    assert is_final(error, damage_seen=0)
+
+
+def test_damage_is_believed_when_it_is_seen_often_enough() -> None:
+    assert [is_final(Corrupt("x"), damage_seen=seen) for seen in (1, DAMAGE_SEEN_MAX - 1, DAMAGE_SEEN_MAX)] == [
+        False,
+        False,
+        True,
+    ]

@@ -1,0 +1,139 @@
+"""A node whose disk is slow: appends wait in a bounded queue, deadlines are kept, and the event loop goes on."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from streamingnode import composition
+from streamingnode.node import Node
+from tests.streamingnode.append_double import schema_of
+from wal.errors import DeadlineExceeded, Indeterminate, Overloaded
+from wal.rocks.engine import Engine
+from wal.rocks.store import RocksStore, open_rocks_store
+
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+
+KIB, MIB = 1 << 10, 1 << 20
+SCHEMA = schema_of(id=pa.int64(), item=pa.string())
+GROUP_BYTES = 100 * KIB
+QUEUE_BYTES = MIB
+SYNC_S = 0.4
+HANGS_S = 60.0
+
+
+class Disk:
+    """The syncs of every log store from here on: each takes `sync_s`, and none ends while the gate is shut."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sync_s = 0.0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.stores: list[RocksStore] = []
+        sync, never = Engine.sync, threading.Event()
+
+        def slow(engine: Engine) -> None:
+            never.wait(self.sync_s)
+            self.gate.wait(HANGS_S)
+            sync(engine)
+
+        async def noted(*arguments: object, **options: object) -> RocksStore:
+            self.stores.append(await open_rocks_store(*arguments, **options))  # type: ignore[arg-type]  # as it is called
+            return self.stores[-1]
+
+        monkeypatch.setattr(Engine, "sync", slow)
+        monkeypatch.setattr(composition, "open_rocks_store", noted)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def rows(start: int) -> pa.Table:
+    return pa.table({"id": range(start, start + 100), "item": ["x" * KIB] * 100}, schema=SCHEMA)
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[Node]:
+    settings: dict[str, Any] = {"log.queue_bytes_max": QUEUE_BYTES}
+    async with sn.open_node(path, cut_interval_s=None, **settings) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        yield node
+
+
+async def ids(node: Node) -> set[int]:
+    return {each for each in (await node.snapshot("orders"))["id"].to_pylist() if each is not None}
+
+
+async def watch(store: RocksStore, until: asyncio.Event) -> tuple[float, int]:
+    """Return, until the event is set, how long the event loop ran something else at most, and the fullest queue."""
+    longest, last, fullest = 0.0, time.perf_counter(), 0
+    while not until.is_set():
+        await asyncio.sleep(0)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+        fullest = max(fullest, store.queued_bytes)
+    return longest, fullest
+
+
+async def test_appends_wait_in_a_bounded_queue_while_the_event_loop_goes_on(tmp_path: Path, disk: Disk) -> None:
+    async with opened(tmp_path) as node:
+        await node.insert("orders", rows(0))
+        [store] = disk.stores
+        disk.sync_s = SYNC_S
+        done = asyncio.Event()
+        watching = asyncio.get_running_loop().create_task(watch(store, done))
+        async with anyio.create_task_group() as inserts:
+            for number in range(1, 41):
+                inserts.start_soon(node.insert, "orders", rows(1000 * number))
+        done.set()
+        held_s, fullest = await watching
+        print(f"the event loop was held for {held_s * 1000:.1f} ms at most, by syncs of {SYNC_S * 1000:.0f} ms")
+        assert QUEUE_BYTES / 2 < fullest <= QUEUE_BYTES + 2 * GROUP_BYTES
+        assert held_s < SYNC_S / 2, "a sync of the disk held the event loop"
+        assert len(await ids(node)) == 4100
+
+
+async def test_a_deadline_on_a_slow_disk_tells_whether_the_rows_may_be_there(tmp_path: Path, disk: Disk) -> None:
+    async with opened(tmp_path) as node:
+        await node.insert("orders", rows(0))
+        disk.gate.clear()
+        begun, refused = 0, 0
+        for number in range(1, 31):
+            try:
+                await node.insert("orders", rows(1000 * number), timeout=0.02)
+            except DeadlineExceeded:
+                begun += 1
+            except Overloaded:
+                refused += 1
+        assert issubclass(DeadlineExceeded, Indeterminate)
+        assert begun * GROUP_BYTES <= QUEUE_BYTES + GROUP_BYTES
+        assert refused > 0
+        disk.gate.set()
+        await node.insert("orders", rows(100_000))
+        found = await ids(node)
+        assert {each for each in found if each % 1000 == 0} == {*(1000 * n for n in range(begun + 1)), 100_000}, (
+            "what was begun is there, what was not is not"
+        )
+
+
+async def test_readers_go_on_while_the_disk_takes_no_write(tmp_path: Path, disk: Disk) -> None:
+    async with opened(tmp_path) as node:
+        await node.insert("orders", rows(0))
+        tick = await node.consistent_tick()
+        disk.gate.clear()
+        with pytest.raises(DeadlineExceeded):
+            await node.insert("orders", rows(1000), timeout=0.05)
+        with anyio.fail_after(HANGS_S):
+            async with node.read("orders", sn.DeliverPolicy.all(), until=tick) as messages:
+                assert sum([message.num_rows async for message in messages]) == 100
+        disk.gate.set()

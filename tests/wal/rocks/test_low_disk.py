@@ -1,0 +1,81 @@
+"""The writer's looks at the disk: before a write can fail, and no more often than that takes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.wal.log_contract import append, stamped_group
+from wal.errors import StorageFull
+from wal.rocks.options import RocksOptions
+from wal.rocks.space import MIB, SpaceLevel
+from wal.rocks.space_watch import RESERVE_NAME, SpaceWatch
+from wal.rocks.store import RocksStore, open_rocks_store
+from wal.rocks.surroundings import Surroundings
+
+pytestmark = pytest.mark.anyio
+
+MARK_BYTES = 64 * MIB
+
+
+class Disk:
+    """Free space that a test decides, at a time that stands still."""
+
+    free_bytes = 1 << 40
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
+    store = await open_rocks_store(
+        tmp_path / "node",
+        options=RocksOptions(free_bytes_min=MARK_BYTES),
+        surroundings=Surroundings(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
+    )
+    await append(await store.open_log("p0"), b"before")
+    yield store
+    await store.close()
+
+
+async def test_a_disk_that_is_suddenly_full_is_noticed_before_the_next_write(
+    tmp_path: Path, store: RocksStore, disk: Disk
+) -> None:
+    reserve = tmp_path / "node" / RESERVE_NAME
+    assert (await anyio.Path(reserve).stat()).st_size > 0
+    disk.free_bytes = 0
+    log = await store.open_log("p0")
+    await log.append(stamped_group(b"admitted before")).written
+    assert (await anyio.Path(reserve).stat()).st_size == 0
+    assert store.short_of_space
+    for makes_room in (False, True):
+        with pytest.raises(StorageFull):
+            await log.admit(1, makes_room=makes_room)
+    with pytest.raises(StorageFull):
+        await store.put_meta({"k": b"v"})
+
+
+async def test_what_makes_room_passes_on_a_full_disk_and_rows_do_not(store: RocksStore, disk: Disk) -> None:
+    disk.free_bytes = MARK_BYTES - 1
+    log = await store.open_log("p0")
+    while store.space.level is SpaceLevel.AMPLE:
+        await append(log, bytes(MIB))
+    with pytest.raises(StorageFull):
+        await log.admit(1)
+    await log.admit(1, makes_room=True)
+    await store.put_meta({"k": b"v"})
+
+
+async def test_small_writes_on_an_ample_disk_do_not_look_each_time(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(SpaceWatch, "look", looks.append)
+    log = await store.open_log("p0")
+    for _ in range(20):
+        await append(log, b"x")
+    assert looks == []

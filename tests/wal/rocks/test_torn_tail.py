@@ -1,0 +1,70 @@
+"""What a power cut leaves of a log that is synced in the background: pages of the unsynced end in any order."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.wal.log_contract import read_all, stamped_group
+from tests.wal.rocks.damaged_directory import ENTRY_PAYLOAD, count_entries, database_log, flip_bit
+from wal.errors import Corrupt
+from wal.log import Log
+from wal.rocks.options import RocksOptions
+from wal.rocks.store import open_rocks_store
+
+pytestmark = pytest.mark.anyio
+
+SYNCED, UNSYNCED = 100, 200
+"""Each more than one block of RocksDB's log (32 KiB), which gives up the rest of a damaged block."""
+NEVER_BY_ITSELF = RocksOptions(durability="os", sync_interval_ms=3_600_000, free_bytes_min=0)
+
+
+async def write(log: Log, entries: int) -> None:
+    """Append entries one by one, each acknowledged and none synced."""
+    for _ in range(entries):
+        await log.append(stamped_group(ENTRY_PAYLOAD)).written
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> Path:
+    """Return a copy of a running node with some entries synced and more not; as after a kill, all are still there."""
+    alive, copy = tmp_path / "alive", tmp_path / "node"
+    store = await open_rocks_store(alive, options=NEVER_BY_ITSELF)
+    log = await store.open_log("p0")
+    await write(log, SYNCED)
+    await store.put_meta({"k": b"v"})  # syncs what came before
+    await write(log, UNSYNCED)
+    shutil.copytree(alive, copy)
+    await store.close()
+    return copy
+
+
+async def test_a_hole_in_the_unsynced_end_drops_what_is_behind_it(node: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = database_log(node)
+    flip_bit(log, log.stat().st_size // 2)
+    kept = await count_entries(node)
+    assert SYNCED <= kept < SYNCED + UNSYNCED - 1
+    assert "torn_tail_dropped" in caplog.text
+    assert await count_entries(node) == kept
+
+
+async def test_a_hole_in_the_synced_part_is_corrupt_although_more_is_behind_it(node: Path) -> None:
+    log = database_log(node)
+    flip_bit(log, log.stat().st_size // 100)
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="was acknowledged"):
+            await count_entries(node)
+
+
+async def test_log_goes_on_after_a_dropped_end_without_a_gap(node: Path) -> None:
+    log = database_log(node)
+    flip_bit(log, log.stat().st_size // 2)
+    kept = await count_entries(node)
+    store = await open_rocks_store(node, options=NEVER_BY_ITSELF)
+    await write(await store.open_log("p0"), 1)
+    await store.close()
+    assert await count_entries(node) == kept + 1
+    store = await open_rocks_store(node, options=NEVER_BY_ITSELF)
+    entries = await read_all(await store.open_log("p0"))
+    assert [entry.first_position for entry in entries] == list(range(1, kept + 2))
+    await store.close()
