@@ -2,8 +2,9 @@
 # Java is not needed, a runtime comes as a wheel.
 #
 #   make demo        live rows through every part of the system into Spark tables
-#   make test        the whole test suite but the long runs
-#   make test-long   the long runs
+#   make test        the whole test suite but crashes and long runs
+#   make test-crash  kills, power cuts, failing disks, flipped bits: a few of each; Linux, and root for some of it
+#   make test-long   the long tests; with GATE=kill MINUTES=60 one gate for so long, kept in docs/reliability.md
 #   make check       format, lint, types, layers, spelling, tidiness
 #   make bench       the benchmarks, each against its baseline
 #   make lock        resolve requirements.lock again
@@ -13,10 +14,12 @@
 
 .POSIX:
 .SUFFIXES:
-.PHONY: demo test test-long check bench lock clean venv
+.PHONY: demo test test-crash test-long check bench lock clean venv
 
 PYTHON ?= python3
 ARGS ?=
+GATE ?=
+MINUTES ?= 10
 UV_VERSION = 0.13.8
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -30,8 +33,15 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(IN)/python -m pytest $(ARGS)
 
+test-crash: $(VENV)/.installed
+	$(IN)/python -m pytest -m crash --durations=10 $(ARGS)
+
 test-long: $(VENV)/.installed
-	HYPOTHESIS_PROFILE=nightly $(IN)/python -m pytest -m long --timeout=3600 $(ARGS)
+	@if [ -n "$(GATE)" ]; then \
+	  $(IN)/python -m bench.chaos $(GATE) --minutes $(MINUTES) $(ARGS); \
+	else \
+	  HYPOTHESIS_PROFILE=nightly $(IN)/python -m pytest -m long --timeout=3600 $(ARGS); \
+	fi
 
 check: $(VENV)/.installed
 	$(IN)/ruff format --check .

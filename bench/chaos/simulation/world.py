@@ -1,0 +1,225 @@
+"""The world of one seed: a machine with a disk and a clock, on which one node process lives after another.
+
+A life is a whole node, put together by the composition root as ever, with four things in other hands: the log store, the
+files, the clock and the threads. It ends by itself, by a kill at a drawn turn of its loop, or by a power cut there.
+"""
+
+import hashlib
+import logging
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+from unittest.mock import patch
+
+import anyio.to_thread
+import msgspec
+from anyio._backends import _asyncio as anyio_on_asyncio
+
+from bench.chaos.simulation.disk import Disk
+from bench.chaos.simulation.node_files import SimulatedFiles
+from bench.chaos.simulation.store import SimulatedStore, StoreFaults
+from bench.chaos.simulation.virtual_loop import OrderedScope, VirtualLoop, run_inline
+from flusher.checkpoint import checkpoint_key, decode_checkpoint
+from flusher.cuts.cut_directory import file_paths, read_cut
+from flusher.files.node_directory import NodeDirectory
+from scanner.named_reader import ReaderPosition
+from streamingnode import composition
+from streamingnode.config import NodeConfig, load_config
+from streamingnode.opening import OpenNode
+
+NODE_ID = "simulated"
+READER_PREFIX = "reader/"
+START_MS = 1_700_000_000_000
+MEMORY = Path("/dev/shm")  # noqa: S108 - real files, so that Arrow's readers are the real ones
+
+
+class PromiseBroken(AssertionError):
+    """An invariant that the world checks by itself does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Chances of what goes wrong, of one life."""
+
+    store: StoreFaults = StoreFaults()  # noqa: RUF009 - frozen
+    files: float = 0.0
+    clock_leap: float = 0.0
+
+
+class World:
+    """Everything that outlives a process; a context manager that removes it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.choose = random.Random(f"world {seed}")
+        self.disk = Disk()
+        self._root = Path(tempfile.mkdtemp(prefix="simulation-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.files = SimulatedFiles(self._root, self.choose)
+        self.faults = Faults()
+        self.elapsed_s = 0.0
+        self.clock_offset_ms = 0
+        self.clock_leaps = self.choose.random() < 0.5
+        self._loop: VirtualLoop | None = None
+        self._digest = hashlib.blake2b(digest_size=16)
+        self.turns = 0
+        self.broken: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    @property
+    def living(self) -> bool:
+        """Whether a process lives; after its death its clean-ups are none of anybody's business."""
+        return self._loop is not None
+
+    @property
+    def trace(self) -> str:
+        """What happened so far, as one short text: equal for equal runs."""
+        return self._digest.hexdigest()
+
+    def note(self, *what: object) -> None:
+        """Add to the trace, while a process lives or between two."""
+        self._digest.update(repr(what).encode())
+
+    def now_s(self) -> float:
+        """Return virtual seconds since the world began; never back."""
+        return self.elapsed_s + (self._loop.time() if self._loop else 0.0)
+
+    def now_ns(self) -> int:
+        """Return the same in nanoseconds."""
+        return int(self.now_s() * 1e9)
+
+    def elapsed_ms(self) -> int:
+        """Return the same in milliseconds: the clock that nobody sets."""
+        return int(self.now_s() * 1000)
+
+    def now_ms(self) -> int:
+        """Return what the machine's clock says, which somebody may have set."""
+        if self.clock_leaps and self.choose.random() < self.faults.clock_leap:
+            self.clock_offset_ms += self.choose.choice([-3_600_000, -1000, -1, 1, 1000, 3_599_000, 86_400_000])
+        return START_MS + self.clock_offset_ms + int(self.now_s() * 1000)
+
+    def live(self, main: Coroutine[object, object, None], *, turns: int = 0) -> bool:
+        """Run one process until `main` ends (True), or until it is killed after so many turns (False)."""
+        loop = VirtualLoop(self.choose)
+        loop.halt_at_turn = turns
+        self._loop = loop
+        ended = False
+        with _in_our_hands(self):
+            try:
+                loop.live(main)
+                ended = not turns or loop.turns < turns
+            finally:
+                self.turns += loop.turns
+                self.note("life", loop.turns, len(self.disk.writes), self.disk.synced, self.files.operations)
+                self.elapsed_s += loop.time() + 0.001
+                self._loop = None
+                self._bury(loop)
+        return ended
+
+    def _bury(self, loop: VirtualLoop) -> None:
+        """End the process for good: what its clean-ups do after death changes nothing."""
+        writes, floor, drawn = list(self.disk.writes), self.disk.floor.copy(), self.choose.getstate()
+        self.files.end_process()
+        loop.bury()
+        self.disk.writes, self.disk.floor = writes, floor
+        self.choose.setstate(drawn)
+
+    def lose_power(self) -> None:
+        """Cut the power, while no process lives."""
+        lost = self.disk.lose_power(self.choose, keep_promises=self.clock_leaps)
+        self.files.lose_power()
+        self.note("power", lost)
+
+    def open_node(self, **settings: object) -> OpenNode:
+        """Return a node on this machine; only within `live`."""
+        config = load_config(arguments=settings)
+        return OpenNode(
+            None, lambda: config, partial(composition.compose, now_ms=self.now_ms, elapsed_ms=self.elapsed_ms)
+        )
+
+    # --- what composition asks for ----------------------------------------------------------------------------------------
+
+    async def open_store(self, _path: Path | None, _config: NodeConfig) -> SimulatedStore:
+        """Return the opened log store of this machine."""
+        store = _CheckedStore(self)
+        await store.open()
+        return store
+
+    @asynccontextmanager
+    async def files_directory(self, _path: Path | None) -> AsyncIterator[NodeDirectory]:
+        """Give out this machine's files."""
+        self.files.fault = self.faults.files
+        yield self.files
+
+
+class _CheckedStore(SimulatedStore):
+    """The store, and what must hold whenever it is told to give something up or to remember something."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.disk, world.choose, faults=world.faults.store, node_id=NODE_ID)
+        self._world, self._files = world, world.files
+
+    def on_put(self, changes: Mapping[str, bytes | None]) -> None:
+        """I7: a checkpoint covers only what is durably in files."""
+        for key, content in changes.items():
+            if key.startswith(checkpoint_key("")) and content is not None:
+                checkpoint = decode_checkpoint(content)
+                cut = read_cut(NodeDirectory(self._files.root), checkpoint.cut_number)
+                uncovered = {*file_paths(cut.manifest)} & self._files.not_durable()
+                if uncovered or cut.crc32c != checkpoint.manifest_crc32c or cut.manifest.tick != checkpoint.tick:
+                    self._break(f"checkpoint {checkpoint.cut_number} is ahead of its files: {uncovered}")
+
+    def on_truncate(self, position: int) -> None:
+        """I8: the log is kept down to the durable checkpoint and every named reader."""
+        checkpoint = decode_checkpoint(self._records.get(checkpoint_key("p0")))
+        bounds = [checkpoint.position]
+        bounds += [_reader_position(value) for key, value in self._records.items() if key.startswith(READER_PREFIX)]
+        if position > min(bounds):
+            self._break(f"truncation to {position} passes {min(bounds)}")
+
+    def _break(self, what: str) -> None:
+        self._world.broken.append(what)  # whatever becomes of the error
+        raise PromiseBroken(what)
+
+
+def _reader_position(value: bytes) -> int:
+    return msgspec.msgpack.decode(value, type=ReaderPosition).position
+
+
+@contextmanager
+def _in_our_hands(world: World) -> Iterator[None]:
+    draw = random.Random(f"draws {world.seed} {world.disk.owner}")
+    replaced: list[tuple[object, str, Callable[..., object]]] = [
+        (anyio.to_thread, "run_sync", run_inline),
+        (composition, "_open_store", world.open_store),
+        (composition, "_files_directory", world.files_directory),
+        (time, "monotonic", world.now_s),
+        (time, "monotonic_ns", world.now_ns),
+        (time, "perf_counter", world.now_s),
+        (secrets, "randbits", draw.getrandbits),
+        (anyio_on_asyncio, "CancelScope", OrderedScope),
+        (sys, "unraisablehook", lambda _: None),  # what the clean-ups of a dead process say
+    ]
+    with ExitStack() as undo, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that a dead process never awaited
+        logging.disable(logging.CRITICAL)
+        undo.callback(logging.disable, logging.NOTSET)
+        undo.callback(random.setstate, random.getstate())
+        random.seed(f"{world.seed} {world.disk.owner}")
+        for owner, name, ours in replaced:
+            undo.enter_context(patch.object(owner, name, ours))
+        yield

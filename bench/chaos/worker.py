@@ -1,0 +1,112 @@
+"""One life of a node process: open the directory, read everything back, then work until somebody kills it.
+
+In: a `Job`. Out: files outside the node directory - the read-back, written once it is whole, the journal, line by line.
+Runs in a child of the fork server, or by itself as `python -m bench.chaos.worker` where strace has to start it.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+import streamingnode as sn
+from bench.chaos.operations import OperationWriter
+from bench.chaos.read_back import Audit, ReadBack, audit, read_back, refused
+from bench.chaos.rows import COLLECTIONS
+from bench.chaos.workload import Load, Recorder, fill, make_collections, run_load
+from wal.errors import StreamingNodeError
+
+EXIT_REFUSED = 3
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process does: `work` opens, reads back and works, `read` opens and reads back, `audit` looks below.
+
+    `fill` writes so many bytes, `open` only opens and notes how long that took; both then wait to be killed. `out` is a
+    directory of this process's own for its journal, read-back and audit; `first` starts its ids and numbers.
+    """
+
+    do: Literal["work", "read", "audit", "fill", "open"]
+    directory: str
+    out: str
+    first: int = 0
+    seed: int = 0
+    settings: dict[str, object] = {}
+    load: Load = Load()
+    fill_bytes: int = 0
+
+
+def run(job: Job) -> int:
+    """Do a job and return the exit code: 0, or 3 when the node refused to open or be read; the read-back says why."""
+    out = Path(job.out)
+    out.mkdir(parents=True, exist_ok=True)
+    if job.do == "audit":
+        return _audit(job, out)
+    try:
+        asyncio.run(_live(job, out))
+    except StreamingNodeError as error:
+        if not (out / READ_BACK).exists():
+            _put(out / READ_BACK, msgspec.msgpack.encode(refused(error)))
+        _put(out / REFUSED, f"{error.code}: {error}".encode())
+        return EXIT_REFUSED
+    return 0
+
+
+async def _live(job: Job, out: Path) -> None:
+    begun_s = time.monotonic()
+    async with sn.open_node(job.directory, config=sn.load_config(arguments=job.settings)) as node:
+        if job.do == "open":
+            _put(out / READ_BACK, msgspec.msgpack.encode(ReadBack(opened_s=time.monotonic() - begun_s)))
+            await asyncio.Event().wait()
+        if job.do == "fill":
+            rows = await fill(node, job.fill_bytes, first=job.first)
+            _put(out / FILLED, str(rows).encode())
+            await asyncio.Event().wait()
+        seen = await read_back(node, opened_s=time.monotonic() - begun_s)
+        _put(out / READ_BACK, msgspec.msgpack.encode(seen))
+        if job.do == "work":
+            journal = OperationWriter(out / JOURNAL)
+            await make_collections(node, COLLECTIONS)
+            await run_load(node, job.load, Recorder(journal, first=job.first), seed=job.seed)
+            journal.close()
+
+
+def _audit(job: Job, out: Path) -> int:
+    try:
+        _put(out / AUDIT, msgspec.msgpack.encode(asyncio.run(audit(Path(job.directory)))))
+    except StreamingNodeError as error:
+        _put(out / AUDIT, msgspec.msgpack.encode(Audit(entries=(), in_files={}, findings=(f"{error.code}: {error}",))))
+        return EXIT_REFUSED
+    return 0
+
+
+READ_BACK, JOURNAL, AUDIT, REFUSED = "read-back", "journal.jsonl", "audit", "refused"
+FILLED = "filled"
+
+
+def load_read_back(out: Path) -> ReadBack | None:
+    """Return what a process read, None when it was killed before it had everything."""
+    path = out / READ_BACK
+    return msgspec.msgpack.decode(path.read_bytes(), type=ReadBack) if path.exists() else None
+
+
+def load_audit(out: Path) -> Audit:
+    """Return what an audit found."""
+    return msgspec.msgpack.decode((out / AUDIT).read_bytes(), type=Audit)
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; by a link, because renames may be made to fail."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(content)
+    path.hardlink_to(temporary)
+
+
+if __name__ == "__main__":
+    exit_code = run(msgspec.json.decode(sys.argv[1], type=Job))
+    sys.stdout.flush()
+    os._exit(exit_code)

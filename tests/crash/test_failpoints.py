@@ -1,0 +1,128 @@
+"""Each named failpoint, once as `kill -9` and once as a failing disk: what was acknowledged is there, and nothing else.
+
+The life that is cut off and the one that judges it run in processes of their own, forked from one that has imported
+everything already.
+"""
+
+import multiprocessing
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from bench.chaos import failpoint_life
+from bench.chaos.history import check
+from bench.chaos.journal import read_journal
+from spark_sink.ingestion.step import Step
+from tests.crash import failpoints_document
+from wal import failpoint
+from wal.failpoint_table import FAILPOINTS
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("wal", "interceptors", "flusher", "scanner", "spark_sink", "streamingnode")
+
+BEFORE = {
+    "recovery.cut_adopted": "flush.cut_published=kill",
+    "recovery.orphan_removing": "flush.files_renamed=kill",
+}
+"""What has to happen in a life before, so that the next one comes past these."""
+
+REOPENING = ("recovery.write_failed", "recovery.term_ended", "recovery.database_released", "recovery.reopened")
+A_WRITE_FAILS = "append.written=error@5"
+"""What makes a running node open its log again, and come past `REOPENING`."""
+
+OUTSIDE_SPARK = [name for name in FAILPOINTS if not name.startswith("ingest.")]
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["streamingnode.composition", "bench.chaos.failpoint_life"])
+
+
+def run(target: object, *arguments: object) -> int:
+    """Run a function in a forked process, and return its exit code: minus the signal for one that was killed."""
+    process = forks.Process(target=target, args=arguments)  # type: ignore[arg-type]
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None, "it hangs"
+    return process.exitcode
+
+
+def judged(directory: Path, journal: Path, number: int) -> None:
+    assert run(failpoint_life.judge, directory, journal, number) == 0
+    assert check(read_journal(journal)) == []
+
+
+def lives_before(name: str, directory: Path, journal: Path) -> int:
+    if name not in BEFORE:
+        return 0
+    assert run(failpoint_life.live, directory, journal, 0, BEFORE[name]) == -signal.SIGKILL
+    return 1
+
+
+def arming(name: str, action: str) -> str:
+    return f"{A_WRITE_FAILS},{name}={action}" if name in REOPENING else f"{name}={action}"
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("name", OUTSIDE_SPARK)
+def test_a_node_killed_at_a_failpoint_has_what_it_acknowledged(tmp_path: Path, name: str) -> None:
+    node, journal = tmp_path / "node", tmp_path / "journal"
+    number = lives_before(name, node, journal)
+    assert run(failpoint_life.live, node, journal, number, arming(name, "kill")) == -signal.SIGKILL
+    judged(node, journal, number + 1)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("name", OUTSIDE_SPARK)
+def test_a_node_whose_disk_fails_at_a_failpoint_has_what_it_acknowledged(tmp_path: Path, name: str) -> None:
+    node, journal = tmp_path / "node", tmp_path / "journal"
+    number = lives_before(name, node, journal)
+    assert run(failpoint_life.live, node, journal, number, arming(name, "error")) in {0, 1}
+    judged(node, journal, number + 1)
+
+
+# --- the table ---------------------------------------------------------------------------------------------------------
+
+
+def placed_failpoints() -> list[str]:
+    found = [f"ingest.{step.value}" for step in Step]
+    for package in PACKAGES:
+        for source in (ROOT / package).rglob("*.py"):
+            if source.name not in {"failpoint.py", "failpoint_table.py"}:
+                found += re.findall(r'\bfailpoint\("([a-z_.]+)"\)', source.read_text("utf-8"))
+    return found
+
+
+def test_the_table_has_every_failpoint_in_the_code_and_no_other() -> None:
+    assert sorted(set(placed_failpoints())) == sorted(FAILPOINTS)
+
+
+def test_there_are_at_least_sixty_failpoints_each_with_what_it_leaves() -> None:
+    assert len(FAILPOINTS) >= 60
+    assert all(FAILPOINTS.values())
+
+
+def test_the_document_has_the_table() -> None:
+    assert failpoints_document.rendered() in failpoints_document.DOCUMENT.read_text("utf-8")
+
+
+def test_a_failpoint_that_is_not_armed_does_nothing_and_one_that_is_acts_at_its_hit() -> None:
+    failpoint.failpoint("append.taken")
+    failpoint.arm_from("append.taken=error@2, append.synced=count")
+    try:
+        for _ in range(3):
+            failpoint.failpoint("append.synced")
+        failpoint.failpoint("append.taken")
+        with pytest.raises(failpoint.InjectedFault):
+            failpoint.failpoint("append.taken")
+        failpoint.failpoint("append.taken")
+        assert failpoint.hits("append.taken") == failpoint.hits("append.synced") == 3
+    finally:
+        failpoint.disarm_all()
+    assert failpoint.hits("append.taken") == 0
+
+
+@pytest.mark.parametrize("text", ["append.taken", "append.taken=burn", "append.nowhere=kill", "append.taken=kill@x"])
+def test_what_names_no_failpoint_or_no_action_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        failpoint.arm_from(text)

@@ -1,0 +1,61 @@
+"""Whatever bytes a decoder is given, it answers with what they say or with a typed error."""
+
+import random
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.chaos.gate import Settings
+from bench.chaos.gates.fuzz import MEMORY_BYTES_MAX, Decoder, collect_decoders, fuzz_once
+from bench.chaos.registry import GATES
+from wal.errors import StreamingNodeError
+
+NAMES = (
+    "checkpoint",
+    "cut manifest",
+    "floor",
+    "log entry",
+    "producers' window",
+    "reader position",
+    "shard snapshot",
+)
+
+
+@pytest.fixture(scope="module")
+def decoders() -> dict[str, Decoder]:
+    return collect_decoders()
+
+
+def test_every_decoder_has_valid_bytes_to_start_from(decoders: dict[str, Decoder]) -> None:
+    assert tuple(sorted(decoders)) == NAMES
+    for decoder in decoders.values():
+        assert decoder.corpus
+        for data in decoder.corpus:
+            decoder.decode(data)
+            decoder.decode(decoder.sign(data))
+
+
+def test_mutated_bytes_give_typed_errors(decoders: dict[str, Decoder]) -> None:
+    seed = random.randrange(2**31)
+    findings = [finding for at in range(3000) if (finding := fuzz_once(decoders, seed + at)[1])]
+    assert not findings, seed
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.binary(max_size=300))
+def test_arbitrary_bytes_give_typed_errors(decoders: dict[str, Decoder], name: str, data: bytes) -> None:
+    for given_ in (data, decoders[name].sign(data)):
+        with suppress(StreamingNodeError):
+            decoders[name].decode(given_)
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(600)
+def test_fifty_thousand_mutated_inputs_give_typed_errors_in_bounded_memory() -> None:
+    seed = random.randrange(2**31)
+    report = GATES["fuzz"].run(GATES["fuzz"], Settings(seed=seed))
+    assert report.passed, report.notes
+    assert report.tried == 50_000
+    assert MEMORY_BYTES_MAX > 0

@@ -1,0 +1,109 @@
+"""Whole nodes in virtual time: a few seeds with every test run, two thousand with each commit, and the same twice."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from bench.chaos.gate import Settings
+from bench.chaos.gates.bugs import first_seed
+from bench.chaos.registry import GATES
+from bench.chaos.report import GateReport
+from bench.chaos.seeded_bugs import BUGS, SeededBug
+from bench.chaos.simulation.scenario import run_seed
+from bench.chaos.simulation.virtual_loop import Stuck, VirtualLoop
+
+FEW = 40
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    virtual = VirtualLoop(random.Random(1))
+    yield virtual
+    virtual.bury()
+
+
+def passed(loop: VirtualLoop, seconds: float) -> "asyncio.Future[object]":
+    """Return what is done when so much virtual time has passed."""
+    passed = loop.create_future()
+    loop.call_later(seconds, passed.set_result, None)
+    return passed
+
+
+@pytest.mark.parametrize("seed", range(FEW))
+def test_no_seed_breaks_a_promise(seed: int) -> None:
+    report = run_seed(seed)
+    assert not report.problems, f"again: python -m bench.chaos simulation --count 1 --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_seed_does_the_same_again(seed: int) -> None:
+    assert run_seed(seed) == run_seed(seed)
+
+
+def test_seeds_do_different_things() -> None:
+    assert len({run_seed(seed).trace for seed in range(6)}) == 6
+
+
+@pytest.mark.parametrize("bug", BUGS[:3], ids=lambda bug: bug.name)
+def test_a_seeded_bug_is_found_and_gone_when_it_is_taken_out_again(bug: SeededBug) -> None:
+    seed = first_seed(bug, seeds_max=100)
+    assert seed is not None
+    assert not run_seed(seed).problems
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_two_thousand_seeds_break_no_promise() -> None:
+    assert run_gate("simulation").passed
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_twelve_of_twelve_seeded_bugs_are_found() -> None:
+    report = run_gate("bugs", seed=0)
+    assert report.passed, report.notes
+    assert report.tried == 12
+
+
+def run_gate(name: str, seed: int | None = None) -> GateReport:
+    seed = random.randrange(2**31) if seed is None else seed
+    print("seed", seed)  # shown when the test fails
+    report = GATES[name].run(GATES[name], Settings(seed=seed))
+    print(*report.notes, sep="\n")
+    return report
+
+
+def test_virtual_time_passes_only_when_nothing_is_left_to_do(loop: VirtualLoop) -> None:
+    async def main() -> float:
+        await passed(loop, 3600)
+        return loop.time()
+
+    assert 3600 <= (loop.live(main()) or 0) < 3601
+
+
+def test_a_deadlock_is_told(loop: VirtualLoop) -> None:
+    async def main() -> None:
+        await loop.create_future()
+
+    with pytest.raises(Stuck):
+        loop.live(main())
+
+
+def test_a_kill_runs_nothing_on(loop: VirtualLoop) -> None:
+    steps: list[str] = []
+
+    async def main() -> None:
+        try:
+            steps.append("began")
+            await passed(loop, 3600)
+            steps.append("went on")
+        finally:
+            await passed(loop, 1)
+            steps.append("cleaned up")
+
+    loop.halt_at_turn = 2
+    assert loop.live(main()) is None
+    loop.bury()
+    assert steps == ["began"]
