@@ -34,7 +34,7 @@ test: $(VENV)/.installed
 	$(IN)/python -m pytest $(ARGS)
 
 test-crash: $(VENV)/.installed
-	$(IN)/python -m pytest -m crash --durations=10 $(ARGS)
+	$(IN)/python -m pytest -m crash --durations=10 -o faulthandler_timeout=900 $(ARGS)
 
 test-long: $(VENV)/.installed
 	@if [ -n "$(GATE)" ]; then \

@@ -98,6 +98,9 @@ async def _start_at_earliest(log: Log, reader: PatientLog) -> StartingPoint:
 
 
 async def _start_at_end(log: Log, reader: PatientLog, end: LogEnd) -> StartingPoint:
+    if end.position + 1 < log.first_position:  # truncated meanwhile, past something that came after the end
+        kind = message_id_kind(log.wal_name)
+        raise Truncated(kind(end.position + 1), kind(log.first_position))
     entry = await reader.entry_at(end.position) if end.position >= log.first_position else None
     if entry is None:
         return StartingPoint(log.first_position, end.confirmed_tick)
@@ -129,6 +132,16 @@ async def _wait_synced(log: Log, position: int) -> None:
 
 
 async def _start_after_tick(log: Log, reader: PatientLog, tick: int) -> StartingPoint:
+    while True:
+        first_position = log.first_position
+        try:
+            return await _search_after_tick(log, reader, tick)
+        except Truncated:
+            if log.first_position == first_position:
+                raise  # else the log was truncated meanwhile, perhaps not up to the tick
+
+
+async def _search_after_tick(log: Log, reader: PatientLog, tick: int) -> StartingPoint:
     low, high = log.first_position, log.durable_position + 1
     first_above: LogEntry | None = None
     last_below: LogEntry | None = None

@@ -21,7 +21,7 @@ from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm
 from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final
 from streamingnode.supervisor import Supervisor
 from wal.append import AppendGroup, AppendObserver, AppendResult
-from wal.errors import Corrupt, LogReopening, OnShutdown, StreamingNodeError
+from wal.errors import Corrupt, Indeterminate, LogReopening, OnShutdown, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.headers import CutHeader
@@ -108,6 +108,7 @@ class Channel:
         That is 0 when there has never been anything to cut. Requests that come together share one cut. A cut whose write
         fails is looked for when the log is back, and asked for again if it is not there. Raises as an append does.
         """
+        await self.live_term()  # outside the lock: inside it, each would wait its whole bound after those before it
         async with self._cutting:
             while True:
                 term = self._term if self._back is None else await self._next_term()
@@ -118,14 +119,24 @@ class Channel:
                         raise
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened meanwhile."""
+        """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened meanwhile.
+
+        Raises `Indeterminate` when a first try may have set them and no later one could.
+        """
+        doubt: Indeterminate | None = None
         while True:
-            term = self._term if self._back is None else await self._next_term()
+            try:
+                term = await self.live_term()
+            except StreamingNodeError as error:
+                if doubt is None:
+                    raise
+                raise doubt from error
             try:
                 return await self._store.put_meta(changes)
-            except StreamingNodeError:
+            except StreamingNodeError as error:
                 if not self._is_over(term):
                     raise
+                doubt = error if isinstance(error, Indeterminate) else doubt
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return keys of the store's map; see `LogStore.scan_meta`."""

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -41,6 +42,9 @@ CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
 
 _NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
 """Variables with our prefix that mean something else."""
+
+_KINDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+"""What a setting takes, in words."""
 
 DEFAULT_ORIGIN = "default"
 
@@ -277,7 +281,9 @@ def _is_in_range(key: str, number: float) -> bool:
 
 def _expected(kind: object) -> str:
     choices = get_args(kind) if get_origin(kind) is Literal else ()
-    return " or ".join(map(repr, choices)) or str(getattr(kind, "__name__", kind))
+    kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
+    named = " or ".join(map(repr, choices)) or " or ".join(_KINDS.get(each, str(each)) for each in kinds)
+    return f"{named}, or null" if NoneType in get_args(kind) else named
 
 
 def _build(options: type, values: Mapping[str, object], prefix: str = "") -> object:

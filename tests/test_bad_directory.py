@@ -64,7 +64,7 @@ DIRECTORIES: dict[str, tuple[type[StreamingNodeError], str, Callable[[Path], obj
     "something else": (UnsupportedFormat, "no node's", replace_log_by_a_file),
     "floor gone": (Corrupt, "no floor file", lambda path: (path / "floor").unlink()),
     "log gone": (Corrupt, "no database", lambda path: shutil.rmtree(path / "log")),
-    "a file": (StorageFailed, "File exists", replace_by_a_file),
+    "a file": (InvalidArgument, "is a file", replace_by_a_file),
 }
 
 

@@ -100,6 +100,30 @@ class Caller:
             async for message in messages:
                 await messages.ack(message)
 
+    async def delete(self) -> None:
+        await self.node.delete("c", [-self.number()])
+
+    async def write_as_producer(self) -> None:
+        rows = self.rows()
+        producer = await self.node.producer("import")
+        await producer.insert("c", rows)
+        self.acknowledge(rows)
+
+    async def delete_reader_and_producer(self) -> None:
+        await self.read_by_name()
+        await self.node.delete_reader("c", "billing")
+        await self.node.producer("brief")
+        await self.node.delete_producer("brief")
+
+    async def drop_partition(self) -> None:
+        name = f"p{self.number()}"
+        await self.node.create_partition("c", name)
+        await self.node.drop_partition("c", name)
+
+    async def verify(self) -> None:
+        report = await self.node.verify()
+        assert report.worst is None
+
     async def snapshot(self) -> None:
         await self.node.snapshot("c")
 
@@ -116,6 +140,11 @@ CALLS = [
     Caller.partitions,
     Caller.read,
     Caller.read_by_name,
+    Caller.delete,
+    Caller.write_as_producer,
+    Caller.delete_reader_and_producer,
+    Caller.drop_partition,
+    Caller.verify,
     Caller.snapshot,
 ]
 

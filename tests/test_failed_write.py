@@ -222,6 +222,16 @@ async def test_calls_on_a_dead_disk_end_with_a_typed_error_and_what_was_acknowle
             assert 1 in await keys_of(node)
 
 
+async def test_cuts_asked_for_together_on_a_dead_disk_are_refused_together(tmp_path: Path, disk: FailingDisk) -> None:
+    async with opened(tmp_path, **{"reopen.wait_s": 0.2, "retry.give_up_s": 0}) as node:
+        await node.insert("a", [row(1)])
+        disk.fail_at(1, times=FOR_EVER)
+        await error_of(node.insert("a", [row(2)]))
+        with anyio.fail_after(1.0):  # a half of what ten take one after the other
+            errors = await asyncio.gather(*(error_of(node.flush()) for _ in range(10)))
+        assert [type(error) for error in errors] == [LogReopening] * 10
+
+
 async def test_closing_does_not_wait_for_a_dead_disk(tmp_path: Path, disk: FailingDisk) -> None:
     with anyio.fail_after(HANGS_S):
         async with opened(tmp_path) as node:

@@ -198,6 +198,43 @@ async def test_repeating_a_write_after_its_deadline_joins_it(tmp_path: Path, mon
         assert await keys_of(node) == Counter([1, 2])
 
 
+async def test_write_sent_twice_at_once_has_one_result_when_the_first_try_fails(
+    tmp_path: Path, disk: FailingDisk
+) -> None:
+    async with opened(tmp_path) as node:
+        producer = await node.producer("feed")
+        await insert(producer, 1)
+        disk.fail_at(1)
+        first, again = await asyncio.gather(insert(producer, 2), insert(producer, 2))
+        assert disk.reached
+        assert again == first
+        assert await keys_of(node) == Counter([1, 2])
+
+
+async def test_write_that_joined_an_indeterminate_one_is_indeterminate_too(tmp_path: Path, disk: FailingDisk) -> None:
+    async with opened(tmp_path, **NO_RETRY) as node:
+        producer = await node.producer("feed")
+        await insert(producer, 1)
+        disk.fail_at(1)
+        outcomes = await asyncio.gather(insert(producer, 2), insert(producer, 2), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [Indeterminate, Indeterminate]
+
+
+async def test_deadline_of_a_write_that_joined_an_indeterminate_one_does_not_say_that_nothing_was_done(
+    tmp_path: Path, disk: FailingDisk
+) -> None:
+    async with opened(tmp_path) as node:
+        producer = await node.producer("feed")
+        await insert(producer, 1)
+        disk.fail_at(1, times=1 << 30)
+        first = asyncio.get_running_loop().create_task(insert(producer, 2))
+        with pytest.raises(DeadlineExceeded):
+            await producer.insert("c", rows(2), sequence=2, timeout=0.5)
+        disk.heal()
+        await first
+        assert await keys_of(node) == Counter([1, 2])
+
+
 async def test_producer_opened_again_takes_over_from_a_zombie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FailingDisk(monkeypatch)
     async with opened(tmp_path) as node:

@@ -295,7 +295,7 @@ class Wal(Generic[PolicyT, ReaderT]):
             raise
         except Indeterminate as error:
             self._lifecycle.apply(WalEvent.WRITE_FAILED)
-            if group.ticket is None:  # the log refused it because of an earlier write: this one did not happen
+            if not group.begun:  # the log refused it because of an earlier write: this one did not happen
                 raise refusal(self.state, self.pchannel) from error
             raise
 

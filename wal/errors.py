@@ -107,6 +107,11 @@ class Corrupt(StreamingNodeError):
     code = "CORRUPT"
     exit_code = 3
 
+    def __str__(self) -> str:
+        """Return the text; who decodes bytes does not know of what, so a text without a next step gets the general one."""
+        text = super().__str__()
+        return text if " — " in text else f"{text} — see what else is damaged: streamingnode verify, or node.verify()"
+
 
 class Truncated(StreamingNodeError):
     """The requested position lies before the earliest entry still kept."""

@@ -21,8 +21,8 @@ OnStep = Callable[[str, int], None]
 def backup_directory(directory: Path, target: Path, *, on_step: OnStep | None = None) -> BackupResult:
     """Copy a node that no process has open into a new directory, and verify the copy.
 
-    Raises `InvalidArgument` when it is no node, `AlreadyOwned` while it runs, `AlreadyExists` for a target in use, `Corrupt`
-    when the node is not sound, `StorageFailed`. Nothing is at `target` then.
+    Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
+    target in use, `Corrupt` when the node is not sound, `StorageFailed`. Nothing is at `target` then.
     """
     if (check_node(directory) / BACKUP_RECORD_NAME).exists():
         raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
@@ -38,7 +38,7 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep | None = 
             cuts_ahead=1,
             now_ms=time.time_ns() // 1_000_000,
         )
-        building = Target(target)
+        building = Target(target, directory)
         return _run(make_backup(source, building), building, on_step)
     finally:
         lock.release()
@@ -47,11 +47,11 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep | None = 
 def restore_directory(backup: Path, target: Path, *, on_step: OnStep | None = None) -> RestoreResult:
     """Make a node in a new directory from a backup, and verify it.
 
-    Raises `InvalidArgument` when it is no backup, `AlreadyExists` for a target that is not empty, `Corrupt` naming what is
-    not as the backup says, `StorageFailed`. Nothing is at `target` then.
+    Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,
+    `Corrupt` naming what is not as the backup says, `StorageFailed`. Nothing is at `target` then.
     """
     record = read_record(backup)
-    building = Target(target)
+    building = Target(target, backup)
     return _run(make_restore(backup, record, building), building, on_step)
 
 

@@ -36,14 +36,14 @@ class RunningNode:
 async def backup_running(node: RunningNode, target: Path, limit: anyio.Lock) -> BackupResult:
     """Make a backup of everything acknowledged before the call; `limit` lets one be made at a time.
 
-    Raises `InvalidArgument` for a node in memory, `AlreadyExists` for a target in use, `Corrupt` when the copy is not sound,
-    `StorageFailed`. Nothing is at `target` then, nor when it is cancelled.
+    Raises `InvalidArgument` for a node in memory or a target inside the node, `AlreadyExists` for a target in use, `Corrupt`
+    when the copy is not sound, `StorageFailed`. Nothing is at `target` then, nor when it is cancelled.
     """
     directory, link_copy = node.directory, node.link_copy
     if directory is None or link_copy is None:
         raise InvalidArgument("a node in memory has nothing to back up — open one in a directory")
     async with limit:
-        place = await to_thread.run_sync(Target, target)
+        place = await to_thread.run_sync(Target, target, directory)
         try:
             await node.flush()
             floor = await to_thread.run_sync(_begin, directory)

@@ -9,19 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streamingnode.backup.copied_bytes import sync_directories
-from wal.errors import AlreadyExists, StorageFailed
+from wal.errors import AlreadyExists, InvalidArgument, StorageFailed
 
 UNFINISHED = ".unfinished"
 
 
 class Target:
-    """A directory that does not exist, or is empty; raises `AlreadyExists`, `StorageFailed` when it cannot be made."""
+    """A directory that does not exist, or is empty, outside of `source`: what lies in a node is taken for its own.
 
-    def __init__(self, path: Path) -> None:
+    Raises `InvalidArgument` when it is inside, `AlreadyExists`, `StorageFailed` when it cannot be made.
+    """
+
+    def __init__(self, path: Path, source: Path) -> None:
         self.path = path.absolute()
         self.building = self.path.with_name(self.path.name + UNFINISHED)
         if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
             raise AlreadyExists(f"{path} is there and not empty — name a new directory")
+        if self.path.resolve().is_relative_to(source.resolve()):
+            raise InvalidArgument(f"{path} is inside {source} — name a directory outside it")
         try:
             self.building.mkdir(parents=True)
         except FileExistsError:

@@ -58,7 +58,7 @@ def _check(arguments: _Arguments) -> None:
         raise InvalidArgument(f"{arguments.dir} is no directory — make it, or name another with --dir")
     if not 0 < arguments.seconds <= SECONDS_MAX or not 1 <= arguments.repeats <= REPEATS_MAX:
         raise InvalidArgument(
-            f"--seconds goes up to {SECONDS_MAX:g}, --repeats from 1 to {REPEATS_MAX} — choose within"
+            f"--seconds goes from above 0 to {SECONDS_MAX:g}, --repeats from 1 to {REPEATS_MAX} — choose within"
         )
 
 

@@ -10,6 +10,7 @@ from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import Output, format_count
 from streamingnode.cli.verify import describe, print_report, show_steps
 from streamingnode.progress import show_progress
+from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from streamingnode.repair.plan import RepairPlan
@@ -40,6 +41,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     from streamingnode.repair.repairing import repair_directory
     from streamingnode.verification.finding import EXIT_CODES
 
+    _check_backup(arguments.backup)
     with show_progress(output.stderr) as progress:
         result = repair_directory(
             arguments.directory,
@@ -61,6 +63,14 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
         }
     )
     return EXIT_CODES[result.after.worst]
+
+
+def _check_backup(backup: Path | None) -> None:
+    """A name mistyped must not look like a backup that has nothing of use."""
+    from wal.rocks.directory import BACKUP_RECORD_NAME
+
+    if backup is not None and not (backup / BACKUP_RECORD_NAME).is_file():
+        raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made")
 
 
 def _print_plan(plan: "RepairPlan", output: Output) -> None:

@@ -74,7 +74,10 @@ def read_node_files(directory: Path) -> NodeFiles:
     try:
         floor = read_floor(directory)
         if floor is None:
-            raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
+            raise Corrupt(
+                f"{directory} has a database and no floor file — "
+                f"restore a backup, or run: streamingnode repair {directory} --dry-run"
+            )
         return NodeFiles(
             directory=directory,
             holder=holder(directory),

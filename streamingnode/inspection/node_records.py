@@ -16,6 +16,7 @@ from flusher.checkpoint import Checkpoint, decode_checkpoint
 from scanner.named_reader import ReaderPosition
 from wal.errors import Corrupt, StreamingNodeError
 from wal.rocks.failures import classify_failure
+from wal.rocks.framing import check_framing
 from wal.rocks.keys import meta_key
 from wal.rocks.options import DATABASE_NAME, RocksOptions, database_options, families
 from wal.rocks.recovery import Survey, scan_prefix, survey
@@ -44,6 +45,7 @@ def read_node_records(directory: Path) -> NodeRecords:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Rdict]:
+    check_framing(path)
     options = RocksOptions()
     settings = database_options(options, recovery=DBRecoveryMode.point_in_time())
     try:

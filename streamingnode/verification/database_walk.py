@@ -23,6 +23,7 @@ from wal.errors import Corrupt, StreamingNodeError
 from wal.message_id import RocksMessageId
 from wal.rocks.failures import classify_failure
 from wal.rocks.floor import Floor
+from wal.rocks.framing import check_framing
 from wal.rocks.keys import (
     FIRST_POSITION_PREFIX,
     LOG_ID_PREFIX,
@@ -77,6 +78,7 @@ def walk_database(directory: Path, floor: Floor | None, facts: DatabaseFacts, re
 
 def open_read_only(path: Path, recovery: DBRecoveryMode) -> Rdict:
     """Open a database without changing it. Raises what `classify_failure` makes of RocksDB's errors."""
+    check_framing(path)
     options = RocksOptions()
     settings = database_options(options, recovery=recovery)
     try:

@@ -13,9 +13,10 @@ from streamingnode.inspection.node_files import check_node
 from streamingnode.verification.backup_walk import walk_backup
 from streamingnode.verification.cut_walk import CutExpectation, walk_cuts
 from streamingnode.verification.database_walk import DatabaseFacts, walk_database
-from streamingnode.verification.finding import RESTORE, Kind, Report
+from streamingnode.verification.finding import Report
 from streamingnode.verification.floor_check import check_floor
 from streamingnode.verification.stray_check import check_leases, check_strays
+from wal.errors import InvalidArgument
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.ownership import DirectoryLock
 
@@ -36,10 +37,12 @@ class Part:
 def verify_directory(directory: Path, *, tables: Path | None = None, on_step: OnStep | None = None) -> Report:
     """Check everything in a node directory, owned by nobody meanwhile, and the tables fed from it; changes nothing.
 
-    Raises `InvalidArgument` when it holds no node, `AlreadyOwned` while a process has it open, `PackageMissing` when tables
-    are asked for and their library is not installed.
+    Raises `InvalidArgument` when it holds no node or there is no `tables`, `AlreadyOwned` while a process has it open,
+    `PackageMissing` when tables are asked for and their library is not installed.
     """
     check_node(directory)
+    if tables is not None and not tables.is_dir():
+        raise InvalidArgument(f"there are no tables at {tables} — name the directory that `ingest --tables` made")
     lock = DirectoryLock(directory)
     try:
         return verify_unlocked(directory, tables=tables, on_step=on_step)
@@ -78,10 +81,7 @@ def walk_directory(directory: Path, report: Report, *, tables: Path | None) -> I
 
 
 def walk_tables_of(directory: Path, tables: Path, node_id: str, report: Report) -> Iterator[int]:
-    """Walk the tables when their library is there and there are any."""
+    """Walk the tables; their library is needed only here."""
     from streamingnode.verification.table_walk import walk_tables
 
-    if not tables.is_dir():
-        report.damage(Kind.MISSING, str(tables), "there is no directory of tables", RESTORE)
-        return iter(())
     return walk_tables(directory, tables, node_id, report)

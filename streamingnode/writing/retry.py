@@ -72,11 +72,12 @@ class Retry:
     ) -> AppendResult:
         """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
         doubt = error if isinstance(error, Indeterminate) else None
-        pause_s = self._limits.first_s
+        pause_s, joined = self._limits.first_s, group.twin
         with anyio.move_on_after(self._limits.give_up_s):
             while _is_worth_repeating(error, in_doubt=doubt is not None) and not await self._closes_within(pause_s):
                 pause_s = min(2 * pause_s, self._limits.max_s)
                 again = group.twin = copy()
+                again.twin = joined  # it may be in the log, whoever stops waiting before the next try finds out
                 self.repeated += 1
                 try:
                     return await self._append(again)

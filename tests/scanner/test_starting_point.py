@@ -157,6 +157,43 @@ async def test_a_tick_from_before_what_is_kept_is_truncated() -> None:
     await scan(journal, DeliverPolicy.start_after(3)).open()
 
 
+async def test_a_tick_is_found_in_a_log_that_is_truncated_below_it_meanwhile() -> None:
+    journal = await tailed_journal()
+    for _ in range(5):
+        journal.insert(b"row")
+    log = FaultyLog(journal.log)
+
+    async def truncate() -> None:
+        await journal.log.truncate(4)
+
+    log.gate = truncate
+    scanner = Scanner(log.as_log, journal.tail, DeliverPolicy.start_after(4))
+    await scanner.open()
+    assert scanner.place == (5, 4)
+
+
+async def test_latest_is_truncated_when_something_that_came_after_it_is_no_longer_kept() -> None:
+    journal = await tailed_journal(capacity_bytes=1)
+    journal.insert(b"before")
+    scanner = scan(journal, DeliverPolicy.latest())
+    for _ in range(4):
+        journal.insert(b"after")
+    await journal.log.truncate(3)
+    with pytest.raises(Truncated) as caught:
+        await scanner.open()
+    assert caught.value.earliest == MemoryMessageId(3)
+
+
+async def test_latest_starts_at_the_first_entry_kept_when_only_earlier_ones_are_gone() -> None:
+    journal = await tailed_journal(capacity_bytes=1)
+    journal.insert(b"before")
+    scanner = scan(journal, DeliverPolicy.latest())
+    journal.insert(b"after")
+    journal.insert(b"after")
+    await journal.log.truncate(2)
+    assert seen(await read_until(scanner, 3)) == journal.visible[1:]
+
+
 async def test_an_id_of_another_kind_of_log_is_refused() -> None:
     journal = await tailed_journal()
     journal.insert(b"row")

@@ -38,12 +38,7 @@ class Claim:
 
     def check(self) -> None:
         """Raise `ChannelFenced` when somebody else has claimed the directory, or another one is in its place."""
-        found = os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET)
-        if found != self._mine:
-            raise ChannelFenced(
-                f"{self._path.parent} was taken over by another owner, of term {decode_claim_term(found)} — "
-                "stop one of the two: this one writes no more"
-            )
+        self.check_number()
         try:
             in_place = _identity(os.stat(self._place)) == self._identity  # noqa: PTH116 - twice for each batch of writes
         except FileNotFoundError:
@@ -53,8 +48,21 @@ class Claim:
                 f"{self._path} was replaced or removed under its owner — put the directory back, or open the new one again"
             )
 
+    def check_number(self) -> None:
+        """Raise `ChannelFenced` when somebody else has claimed the directory: one read of a page, for the event loop."""
+        found = os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET)
+        if found != self._mine:
+            raise ChannelFenced(
+                f"{self._path.parent} was taken over by another owner, of term {decode_claim_term(found)} — "
+                "stop one of the two: this one writes no more"
+            )
+
+    def keep(self) -> None:
+        """Withdraw nothing any more: an owner before that went on would write where nobody looks."""
+        self._before = self._mine
+
     def withdraw(self) -> None:
-        """Let the owner before go on: this opening failed. Does nothing once somebody else has claimed."""
+        """Let the owner before go on: this opening failed. Does nothing once somebody else has claimed, nor after `keep`."""
         if self._descriptor >= 0 and os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET) == self._mine:
             os.pwrite(self._descriptor, self._before, CLAIM_OFFSET)
         self.close()

@@ -18,6 +18,7 @@ from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.rocks.failures import classify_failure
 from wal.rocks.floor import Floor, create_floor, read_floor
+from wal.rocks.framing import check_framing
 from wal.rocks.keys import FORMAT_KEY, META_VERSION_KEY, NODE_ID_KEY, TERM_KEY, encode_number
 from wal.rocks.options import DATABASE_NAME, RocksOptions, database_options, families
 from wal.rocks.recovery import STORE_FORMAT, Survey, judge, survey
@@ -30,8 +31,13 @@ BACKUP_RECORD_NAME = "backup.json"
 
 
 def make_directory(directory: Path) -> None:
-    """Make the node directory if it is missing, so that it survives a power cut. Raises `StorageFailed`."""
+    """Make the node directory if it is missing, so that it survives a power cut.
+
+    Raises `InvalidArgument` for a file, `StorageFailed`.
+    """
     try:
+        if directory.exists() and not directory.is_dir():
+            raise InvalidArgument(f"{directory} is a file — name a directory")
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)  # another opener may make it in between
             _sync_directory(directory.parent)
@@ -52,7 +58,10 @@ def prepare_database(directory: Path, options: RocksOptions, make_node_id: Calla
         if not (database / "CURRENT").exists() and floor is None:
             raise UnsupportedFormat(f"{directory} holds a {DATABASE_NAME} that is no node's — choose another directory")
         if floor is None:
-            raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
+            raise Corrupt(
+                f"{directory} has a database and no floor file — "
+                f"restore a backup, or run: streamingnode repair {directory} --dry-run"
+            )
         return floor
     if floor is not None and floor.term:
         raise Corrupt(f"{directory} has a floor file and no database — restore it from a backup")
@@ -68,6 +77,7 @@ def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Sur
     Raises `Corrupt` with the place.
     """
     path = directory / DATABASE_NAME
+    check_framing(path)
     found = _survey_read_only(path, options, DBRecoveryMode.point_in_time())
     behind_damage = _survey_read_only(path, options, DBRecoveryMode.skip_any_corrupted_record())
     judge(found, behind_damage, floor, place=str(path))

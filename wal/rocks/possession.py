@@ -76,7 +76,7 @@ def take_directory(directory: Path, options: RocksOptions, surroundings: Surroun
         floor = _floor_of(directory)  # once more: what an owner that is fenced now had acknowledged until then
         floor_file = FloorFile(directory, floor)
         undo.callback(floor_file.close)
-        opened = _open(directory, options, floor_file, floor, term)
+        opened = _open(directory, options, claim, floor_file, floor, term)
         undo.callback(opened.database.close)
         space.look()
         undo.pop_all()
@@ -104,7 +104,7 @@ def open_again(owned: OwnedDirectory, options: RocksOptions) -> OpenedDatabase:
     found = verify_database(owned.directory, options, floor)
     failpoint("recovery.verified")
     term = _claim_next(owned.claim, found, floor)
-    opened = _open(owned.directory, options, owned.floor, floor, term)
+    opened = _open(owned.directory, options, owned.claim, owned.floor, floor, term)
     owned.space.look()
     return opened
 
@@ -123,8 +123,11 @@ def _floor_of(directory: Path) -> Floor:
     return floor
 
 
-def _open(directory: Path, options: RocksOptions, floor_file: FloorFile, floor: Floor, term: int) -> OpenedDatabase:
+def _open(
+    directory: Path, options: RocksOptions, claim: Claim, floor_file: FloorFile, floor: Floor, term: int
+) -> OpenedDatabase:
     database, found = open_database(directory, options, floor)
+    claim.keep()  # RocksDB has put its files in the place of those an owner before may have open
     failpoint("recovery.database_opened")
     with classified(directory / DATABASE_NAME):
         try:

@@ -49,6 +49,7 @@ async def open_rocks_store(
 
     Raises:
         AlreadyOwned: another process, or this one, has it open.
+        InvalidArgument: it is a file.
         Corrupt: something that was acknowledged is missing or damaged; nothing was changed.
         UnsupportedFormat: a newer release wrote it, or it holds something else.
         StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up.
@@ -110,8 +111,12 @@ class RocksStore:
         """Remember a tick across a kill, without a sync: one page write, some microseconds."""
         self._commit.check_promising()
         try:
+            self._owned.claim.check_number()  # an idle owner writes nothing else by which it would notice another one
             self._owned.floor.promise(tick)
             failpoint("append.tick_promised")
+        except ChannelFenced as error:
+            self._commit.failed([], error)
+            raise
         except OSError as error:
             self._commit.failed([], error)  # a later term might go below the tick: nothing more is given to readers
             raise StorageFailed(f"the floor file of {self._directory} cannot be written: {error}") from error
@@ -220,6 +225,8 @@ class RocksStore:
             await self._check_owned()
             self._commit.apply(CommitEvent.REOPEN_ASKED)
             await anyio.to_thread.run_sync(self._writer.stop)
+            if self._commit.taken_over:  # its last batch met another claim
+                raise self._commit.refusal()
             with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
                 await self._engine.close()
             failpoint("recovery.database_released")

@@ -101,9 +101,7 @@ class Writer:
         self._tend(self._monotonic())
         while not self._stopping:
             writes = self._take()
-            if writes:
-                self._look_before(writes)
-                self._wait_for_tables(writes)
+            if writes and self._is_ready_for(writes):
                 self._commit(writes)
             self._tend(self._monotonic())
         self._finish()
@@ -205,6 +203,17 @@ class Writer:
                 self._fail(error)
         if now >= self._space_due and self._space.verdict.level is not SpaceLevel.AMPLE:
             self._look_at_space(now)
+
+    def _is_ready_for(self, writes: list[Write]) -> bool:
+        """Do what comes before a write. A failure here is a failed write: were it to end the thread, appends would hang."""
+        try:
+            self._look_before(writes)
+            self._wait_for_tables(writes)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread goes on
+            self._unsynced += writes
+            self._fail(error)
+            return False
+        return True
 
     def _look_before(self, writes: list[Write]) -> None:
         """Look at the disk unless that was just done: an exhausted one gives its reserve up before a write fails."""

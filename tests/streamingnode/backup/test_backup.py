@@ -136,6 +136,25 @@ def test_nothing_is_written_where_something_is(sample: Sample, tmp_path: Path, o
     assert (target if target.is_file() else target / "mine").read_text() == "mine"
 
 
+def test_neither_a_backup_nor_a_node_is_made_inside_what_it_is_made_from(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    backup = tmp_path / "backup"
+    backup_directory(path, backup)
+
+    async def run() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            with pytest.raises(InvalidArgument, match=f"is inside .*{NEXT_STEP}"):
+                await node.backup(path / "segments" / "backup")
+
+    anyio.run(run)
+    with pytest.raises(InvalidArgument, match=f"is inside .*{NEXT_STEP}"):
+        backup_directory(path, path / "backup")
+    with pytest.raises(InvalidArgument, match=f"is inside .*{NEXT_STEP}"):
+        restore_directory(backup, backup / "node")
+    assert verify_directory(path).worst is None
+    assert verify_directory(backup).worst is None
+
+
 def test_an_empty_directory_will_do_as_a_target(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     for name in ("backup", "restored"):

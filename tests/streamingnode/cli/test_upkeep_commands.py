@@ -76,6 +76,13 @@ def test_a_directory_that_is_no_node_is_wrong_use(tmp_path: Path, run: "Run") ->
         assert printed.err.startswith("INVALID_ARGUMENT: ")
 
 
+def test_tables_and_backups_that_are_not_there_are_wrong_use(cut: Path, tmp_path: Path, run: "Run") -> None:
+    tables = run("verify", cut, "--tables", tmp_path / "missing")
+    assert (tables.code, "name the directory that `ingest --tables` made" in tables.err) == (2, True)
+    backup = run("repair", cut, "--backup", tmp_path / "missing", "--dry-run")
+    assert (backup.code, "name a directory that `backup` made" in backup.err) == (2, True)
+
+
 def test_backup_and_restore_go_round(cut: Path, tmp_path: Path, run: "Run") -> None:
     backup, restored = tmp_path / "backup", tmp_path / "restored"
     made = run("backup", cut, backup)

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from tests.wal.log_contract import SMALL, stamped_group
+from wal.errors import Indeterminate
 from wal.rocks.engine import Engine
 from wal.rocks.options import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
@@ -83,3 +84,16 @@ async def test_table_that_could_not_be_written_ends_the_wait(
     with anyio.fail_after(HANGS_S):
         await log.append(stamped_group(bytes(WRITE_BYTES_MAX))).written
     tables.caught_up.set()
+
+
+async def test_rocksdb_that_cannot_say_whether_it_is_behind_fails_the_write_and_not_the_writer(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot_say(_engine: Engine) -> bool:
+        raise RuntimeError("no such property")
+
+    log = await store.open_log("p0")
+    monkeypatch.setattr(Engine, "is_behind", cannot_say)
+    with pytest.raises(Indeterminate, match="no such property"):
+        await log.append(stamped_group(bytes(WRITE_BYTES_MAX))).written
+    await store.wait_failed()

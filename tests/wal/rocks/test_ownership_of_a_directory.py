@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.wal.log_contract import append, stamped_group
-from wal.errors import AlreadyOwned, StorageFailed
+from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 from wal.rocks.ownership import LOCK_NAME, DirectoryLock
 from wal.rocks.store import open_rocks_store
 
@@ -83,7 +83,7 @@ async def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path) 
 @pytest.mark.anyio
 async def test_a_path_that_is_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageFailed, match="file"):
+    with pytest.raises(InvalidArgument, match="is a file — "):
         await open_rocks_store(tmp_path / "file")
     with pytest.raises(StorageFailed, match="file"):
         await open_rocks_store(tmp_path / "file" / "node")
