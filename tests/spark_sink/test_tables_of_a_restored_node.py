@@ -19,7 +19,7 @@ from streamingnode.verification.finding import Kind, Report
 from streamingnode.verification.walk import verify_directory
 from tests.spark_sink.table_reading import rows_of
 from tests.streamingnode.append_double import schema_of
-from wal.errors import TableAhead
+from wal.errors import InvalidArgument, TableAhead
 
 pytestmark = pytest.mark.spark
 
@@ -156,4 +156,5 @@ def test_tables_of_others_are_warnings(fed: Path, tables: Path, spark: SparkSess
 
 
 def test_a_directory_of_tables_that_is_not_there_is_named(fed: Path, tmp_path: Path) -> None:
-    assert kinds(verify_directory(fed, tables=tmp_path / "nowhere")) == {Kind.MISSING}
+    with pytest.raises(InvalidArgument, match="nowhere"):
+        verify_directory(fed, tables=tmp_path / "nowhere")
