@@ -19,7 +19,7 @@ import json, sys, anyio, pyarrow as pa, streamingnode as sn
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
 
 async def main():
-    acknowledged, read = [], []
+    acknowledged, read, has_read_all = [], [], anyio.Event()
     async with sn.open_node(sys.argv[1], cut_interval_s=None, **{"log.free_bytes_min": 0}) as node:
         await node.create_collection("c", SCHEMA, primary_key="key")
         print("open", flush=True)
@@ -29,14 +29,15 @@ async def main():
                 async for message in messages:
                     if message.num_rows:
                         read.extend(message.to_arrow().column("key").to_pylist())
+                    if len(read) >= 30:
+                        has_read_all.set()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow)
             for key in range(30):
                 await node.insert("c", [{"key": key}])
                 acknowledged.append(key)
             with anyio.move_on_after(10):
-                while len(read) < 30:
-                    await anyio.sleep(0.01)
+                await has_read_all.wait()
             tasks.cancel_scope.cancel()
         told = {"acknowledged": acknowledged, "read": read, "reopened": node.statistics().log.reopened}
         print(json.dumps(told), flush=True)

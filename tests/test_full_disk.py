@@ -14,14 +14,15 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from bench.chaos.small_disk import SmallDisk, lacking, small_disk
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from tests.small_disk import MIB, SmallDisk, small_disk
 from tests.streamingnode.append_double import schema_of
 from wal.errors import StorageFull, StreamingNodeError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
+MIB = 1 << 20
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 ROW = {"id": -1, "item": "tea"}
 ROWS_PER_BATCH = 256
@@ -31,6 +32,8 @@ HANGS_S = 60.0
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    if lack := lacking():
+        pytest.skip(lack)
     with small_disk(tmp_path, 64 * MIB) as disk:
         yield disk
 
@@ -227,7 +230,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 import anyio
-from tests.small_disk import SmallDisk
+from bench.chaos.small_disk import SmallDisk
 from tests.test_full_disk import SCHEMA, batch, fill, opened
 
 async def main():

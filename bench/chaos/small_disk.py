@@ -35,6 +35,14 @@ class SmallDisk:
         disk = os.statvfs(self.path)
         return disk.f_bavail * disk.f_frsize
 
+    def leave(self, size_bytes: int) -> None:
+        """Fill the disk until only so much is free, exactly to a block, or give back what is too much."""
+        with self._ballast.open("ab") as ballast:
+            size = max(0, os.fstat(ballast.fileno()).st_size + self.free_bytes - size_bytes)
+            os.ftruncate(ballast.fileno(), size)
+            if size:
+                os.posix_fallocate(ballast.fileno(), 0, size)
+
     def fill(self) -> None:
         """Leave not a single block."""
         with self._ballast.open("ab") as ballast:

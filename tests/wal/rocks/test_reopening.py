@@ -251,7 +251,7 @@ async def main():
         if number == 5:
             log._engine.entries.flush()
     print(store.term, found, flush=True)
-    await anyio.sleep(60)
+    await anyio.sleep_forever()
 anyio.run(main)
 """
 
