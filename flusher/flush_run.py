@@ -37,6 +37,8 @@ from wal.headers import (
 from wal.log import LogStore
 from wal.message import AnyMessage, Message, TransactionMessage
 
+STEPS_OF_A_FILE = 2
+"""One row group of a file is decoded while the one before it is written."""
 MESSAGES_PER_STEP = 256
 """Between two looks at memory and the event loop's other work; about 1 ms of messages."""
 
@@ -69,7 +71,6 @@ class FlushRun:
         self._checkpoint = checkpoint
         self._ahead = ahead
         self._limiter = CapacityLimiter(context.options.threads)
-        self._spilling: set[FileInProgress] = set()
         self._hurry = anyio.Event()
         self.open_cut = self._new_cut(checkpoint.cut_number + 1)
 
@@ -134,7 +135,7 @@ class FlushRun:
             for file in cut.files():
                 file.buffer.take()  # counted, and already on disk
         for file in cut.files():
-            if file.buffer.pending_bytes >= options.row_group_bytes:
+            if file.buffer.pending_bytes >= options.row_group_bytes and file.at_work < STEPS_OF_A_FILE:
                 self._start(file, file.spill, writers)
         while cut.held_bytes > options.buffered_bytes_max:
             await max(cut.files(), key=lambda file: file.held_bytes).spill()
@@ -146,7 +147,7 @@ class FlushRun:
 
     def _seal(self, segment_id: int, writers: TaskGroup) -> None:
         file = self.open_cut.segments.get(segment_id)
-        if file is not None and file.buffer.rows and self._ahead is None:
+        if file is not None and file.buffer.rows and self._ahead is None and not file.at_work:
             self._start(file, file.finish, writers)
 
     def _start(self, file: FileInProgress, work: Callable[[], Awaitable[object]], writers: TaskGroup) -> None:
@@ -154,11 +155,10 @@ class FlushRun:
             try:
                 await work()
             finally:
-                self._spilling.discard(file)
+                file.at_work -= 1
 
-        if file not in self._spilling:
-            self._spilling.add(file)
-            writers.start_soon(run)
+        file.at_work += 1
+        writers.start_soon(run)
 
     async def _discard(self, files: list[FileInProgress]) -> None:
         for file in files:

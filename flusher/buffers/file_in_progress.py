@@ -1,19 +1,22 @@
 """A buffer and the file its rows go to, joined by worker threads.
 
-One thread at a time works on a file, so rows keep their order; different files are written side by side, as many as the
-limiter has tokens. After an `OSError` the file is of no use: the flusher gives up everything since its checkpoint and
-reads it again, which is also what a crash makes it do.
+Rows take two steps, each a thread's: decoded, then written. One thread at a time works at each, and rows pass from the first
+to the second in order, so the next row group is decoded while the last is written. Different files are worked on side by
+side, in as many threads as the limiter has tokens. After an `OSError` the file is of no use: the flusher gives up everything
+since its checkpoint and reads it again, which is also what a crash makes it do.
 """
 
 import errno
+from collections.abc import Sequence
 
 import anyio
+import pyarrow as pa
 from anyio import CapacityLimiter, Lock, to_thread
 
 from flusher.buffers.row_buffer import RowBuffer
 from flusher.files.node_directory import NodeDirectory
 from flusher.files.parquet_file import ParquetFile
-from flusher.files.rows import Rows, decode_rows, split_rows
+from flusher.files.rows import Rows, decode_rows
 from flusher.manifest import DeleteFile, SegmentFile
 
 
@@ -31,15 +34,17 @@ class FileInProgress:
     ) -> None:
         self.buffer = buffer
         self.writing_bytes = 0
-        """Encoded size of the rows a thread is working on."""
+        """Encoded size of the rows that threads are working on."""
+        self.at_work = 0
+        """How many tasks spill or finish the file; kept by who starts them."""
         self._limiter = limiter
         self._row_group_bytes = row_group_bytes
-        self._turn = Lock()
+        self._decoding, self._writing = Lock(), Lock()
         metadata = {**buffer.metadata, "streamingnode.node_id": node_id}
         self._file = ParquetFile(directory, buffer.path, buffer.schema, key=buffer.key, metadata=metadata)
         self._discarded = False
         self._broken = False
-        """Set while rows are on their way into the file, and for good when that failed: never finished without them."""
+        """Rows were taken from the buffer and did not get into the file: it is never finished without them."""
         self.described: SegmentFile | DeleteFile | None = None
         """What the manifest says about the file, once it is finished."""
 
@@ -59,23 +64,34 @@ class FileInProgress:
         return self._file.path
 
     async def spill(self) -> None:
-        """Write the rows that are pending as row groups, and let go of their memory. Raises `OSError`, `Corrupt`."""
-        async with self._turn:
+        """Write the oldest pending rows as a row group, and let go of their memory. Raises `OSError`, `Corrupt`.
+
+        Without any, returns when those under way are written.
+        """
+        async with self._decoding:
             self._check_whole()
-            if self.buffer.pending_bytes:
-                await self._write(self.buffer.take())
+            rows = self.buffer.take(self._row_group_bytes)
+            size_bytes = sum(len(message.payload) for message in rows)
+            self.writing_bytes += size_bytes
+            try:
+                table = await to_thread.run_sync(self._decode, rows, limiter=self._limiter) if rows else None
+                await self._writing.acquire()  # before the next rows may be decoded: that keeps the order
+            except BaseException:
+                self._lose(size_bytes)
+                raise
+        await self._write(table, size_bytes)
 
     async def finish(self) -> None:
         """Write what is pending and the footer, and sync; the file has at least one row. Raises as `spill` does.
 
         Nothing happens to a file that is finished or discarded: a drop may overtake the seal of a segment.
         """
-        async with self._turn:
+        while self.buffer.pending_bytes:
+            await self.spill()
+        async with self._decoding, self._writing:
             if self.described is not None or self._discarded:
                 return
             self._check_whole()
-            if self.buffer.pending_bytes:
-                await self._write(self.buffer.take())
             self._broken = True
             written = await to_thread.run_sync(self._file.finish, limiter=self._limiter)
             self._broken = False
@@ -86,24 +102,32 @@ class FileInProgress:
         self._discarded = True
         self.buffer.take()
         with anyio.CancelScope(shield=True):
-            async with self._turn:
+            async with self._decoding, self._writing:
                 await to_thread.run_sync(self._file.discard, limiter=self._limiter)
 
-    async def _write(self, rows: list[Rows]) -> None:
-        self.writing_bytes = sum(len(message.payload) for message in rows)
-        self._broken = True
+    async def _write(self, table: pa.Table | None, size_bytes: int) -> None:
+        """Write decoded rows; the turn to write has been taken."""
         try:
-            await to_thread.run_sync(self._decode_and_write, rows, limiter=self._limiter)
-            self._broken = False
+            if table is not None and not self._discarded:
+                self._check_whole()
+                await to_thread.run_sync(self._file.write, table, limiter=self._limiter)
+        except BaseException:
+            self._lose(size_bytes)
+            raise
+        else:
+            self.writing_bytes -= size_bytes
         finally:
-            self.writing_bytes = 0
+            self._writing.release()
+
+    def _lose(self, size_bytes: int) -> None:
+        self.writing_bytes -= size_bytes
+        self._broken = True
 
     def _check_whole(self) -> None:
         # Two tasks may finish one file, for its seal and for its cut: the second must not take over what the first lost.
         if self._broken:
             raise OSError(errno.EIO, "an earlier write of the file failed", self.temporary_path)
 
-    def _decode_and_write(self, rows: list[Rows]) -> None:
+    def _decode(self, rows: Sequence[Rows]) -> pa.Table:
         buffer = self.buffer
-        for part in split_rows(rows, self._row_group_bytes):
-            self._file.write(decode_rows(part, buffer.schema, vchannel=buffer.vchannel, rule=buffer.rule))
+        return decode_rows(rows, buffer.schema, vchannel=buffer.vchannel, rule=buffer.rule)

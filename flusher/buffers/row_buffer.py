@@ -5,12 +5,12 @@ about its file but the bytes: its path, its columns, and how the manifest descri
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from flusher.files.parquet_file import WrittenFile
-from flusher.files.rows import OffsetRule, Rows
+from flusher.files.rows import OffsetRule, Rows, split_rows
 from flusher.manifest import DeleteFile, SegmentFile
 
 
@@ -49,10 +49,15 @@ class RowBuffer(ABC):
             self.taken_bytes += len(rows.payload)
             self.pending_bytes += len(rows.payload)
 
-    def take(self) -> list[Rows]:
-        """Return the rows added since the last call, and forget them."""
-        taken, self._pending, self.pending_bytes = self._pending, [], 0
-        return taken
+    def take(self, bytes_max: int | None = None) -> Sequence[Rows]:
+        """Return the oldest rows not taken yet, and forget them: whole messages of up to `bytes_max`, one at least."""
+        if bytes_max is None or self.pending_bytes <= bytes_max:
+            taken, self._pending, self.pending_bytes = self._pending, [], 0
+            return taken
+        oldest = next(split_rows(self._pending, bytes_max))
+        del self._pending[: len(oldest)]
+        self.pending_bytes -= sum(len(message.payload) for message in oldest)
+        return oldest
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -12,8 +12,11 @@ Encodings were measured on rows of three columns: `_vchannel` as a dictionary of
 import base64
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -35,6 +38,11 @@ ZSTD_LEVEL = 1
 DICTIONARY_SAMPLE_ROWS = 8192
 DICTIONARY_DISTINCT_MAX = 0.25
 """A text column whose first rows repeat this much gets a dictionary, smaller and faster to read; others would only pay."""
+
+
+DESCENTS_MAX = 0.05
+"""Whole numbers and times of which no more of the first go down are stored as differences: a third of the time to write, and
+a hundredth of the space, for keys and times that count up; a little larger when what follows does not."""
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +130,7 @@ class ParquetFile:
             compression="zstd",
             compression_level=ZSTD_LEVEL,
             use_dictionary=[VCHANNEL, *repetitive_columns(first)],  # type: ignore[arg-type]  # a list is fine
-            column_encoding={TICK: "DELTA_BINARY_PACKED", OFFSET: "DELTA_BINARY_PACKED"},
+            column_encoding=dict.fromkeys([TICK, OFFSET, *ascending_columns(first)], "DELTA_BINARY_PACKED"),
             write_page_checksum=True,
             store_schema=False,
             metadata_collector=self._written,
@@ -142,6 +150,36 @@ def repetitive_columns(table: pa.Table) -> list[str]:
         for field, column in zip(sample.schema, sample.columns, strict=True)
         if _is_text(field.type) and pc.count_distinct(column).as_py() <= DICTIONARY_DISTINCT_MAX * sample.num_rows
     ]
+
+
+def ascending_columns(table: pa.Table) -> list[str]:
+    """Return the columns of whole numbers or times that ascend, or nearly, judged by the first rows."""
+    sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
+    return [
+        field.name
+        for field, column in zip(sample.schema, sample.columns, strict=True)
+        if field.name not in {TICK, OFFSET} and _is_whole(field.type) and _ascends(column)
+    ]
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)
+
+
+def _ascends(column: "pa.ChunkedArray[Any]") -> bool:
+    values = _as_integers(pa.concat_arrays(column.drop_null().chunks))
+    return len(values) > 1 and int(np.count_nonzero(values[1:] < values[:-1])) <= DESCENTS_MAX * len(values)
+
+
+def _as_integers(array: "pa.Array[Any]") -> npt.NDArray[np.int64] | npt.NDArray[np.int32]:
+    """Return whole numbers, or what times are stored as, without nulls."""
+    match array.type.bit_width:
+        case 64:
+            return array.view(pa.int64()).to_numpy()
+        case 32:
+            return array.view(pa.int32()).to_numpy()
+        case _:
+            return array.cast(pa.int32()).to_numpy()
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -6,6 +6,8 @@ same run as the thing compared with it, since the same machine differs four-fold
 """
 
 import asyncio
+import itertools
+import os
 import shutil
 import statistics
 import tempfile
@@ -21,6 +23,9 @@ from rocksdict import Options, Rdict, WriteBatch
 
 WRITE_BYTES_MAX = 1 << 20
 _KEY_BYTES = 8
+_VALUES = 64
+"""Values made before the clock starts and used in turn. RocksDB compresses tables by default: of equal bytes it would write
+next to nothing."""
 
 _Queued = tuple[int, bytes, asyncio.Future[None]]
 
@@ -123,12 +128,12 @@ class BareGroupCommit:
 
 
 async def measure_bare_appends(load: Load, directory: Path, *, sync: bool = True) -> Measured:
-    """Return the limit for `load`, on the disk of `directory`; a batch is one packed value."""
+    """Return the limit for `load`, on the disk of `directory`; a batch is one packed value that does not compress."""
     with scratch(directory) as path:
         commit = BareGroupCommit(path, sync=sync)
-        value = bytes(load.row_bytes * load.batch)
+        values = itertools.cycle([os.urandom(load.row_bytes * load.batch) for _ in range(_VALUES)])
         try:
-            return await measure_appends(load, lambda: commit.append(value))
+            return await measure_appends(load, lambda: commit.append(next(values)))
         finally:
             await commit.close()
 

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import crc32c
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from flusher.files.node_directory import NodeDirectory
-from flusher.files.parquet_file import ParquetFile, WrittenFile, repetitive_columns
+from flusher.files.parquet_file import ParquetFile, WrittenFile, ascending_columns, repetitive_columns
 from flusher.files.rows import OffsetRule, Rows, decode_rows
 
 KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
@@ -103,3 +104,33 @@ def test_only_text_that_repeats_itself_gets_a_dictionary() -> None:
         }
     )
     assert repetitive_columns(table) == ["repeated", "raw"]
+
+
+def test_whole_numbers_and_times_that_ascend_are_stored_as_differences() -> None:
+    up, zigzag = list(range(100)), [number % 2 for number in range(100)]
+    table = pa.table(
+        {
+            "ids": up,
+            "small": pa.array(up, pa.uint8()),
+            "dates": pa.array(up, pa.date32()),
+            "times": pa.array([None, *up[1:]], pa.timestamp("us", "UTC")),
+            "zigzag": zigzag,
+            "floats": pa.array(up, pa.float64()),
+            "text": [f"{number:03}" for number in up],
+            "nulls": pa.nulls(100, pa.int64()),
+        }
+    )
+    assert ascending_columns(table) == ["ids", "small", "dates", "times"]
+
+
+@pytest.mark.parametrize(
+    "keys", [[1, 2, 3, 2**63 - 1], [-(2**63), 0, 5, 2**63 - 1], [*range(8192), -(2**63), 0, 2**63 - 1]]
+)
+def test_differences_give_back_every_number(tmp_path: Path, keys: list[object]) -> None:
+    file, _ = write(tmp_path, pa.int64(), keys)
+    path = tmp_path / file.temporary_path
+    assert "DELTA_BINARY_PACKED" in pq.read_metadata(path).row_group(0).column(0).encodings
+    assert pq.read_table(path)["id"].to_pylist() == keys * 2
+    with duckdb.connect() as connection:
+        found = connection.execute("select id from read_parquet(?)", [str(path)]).fetchall()
+    assert [key for (key,) in found] == keys * 2
