@@ -13,7 +13,16 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bench import bench_append, bench_checks, bench_flush, bench_ingest, bench_latency, bench_memory, bench_scan
+from bench import (
+    bench_append,
+    bench_checks,
+    bench_flush,
+    bench_ingest,
+    bench_latency,
+    bench_memory,
+    bench_peers,
+    bench_scan,
+)
 from bench.report import Run, Settings, note
 from streamingnode.benchmark.measurement import Measurement
 
@@ -90,6 +99,7 @@ def _ingested(result: bench_ingest.Measured) -> Measurement:
 BENCHMARKS: dict[str, Run] = {
     "append": bench_append.run,
     "checks": bench_checks.run,
+    "peers": bench_peers.run,
     "latency": bench_latency.run,
     "scan": scan,
     "flush": flush,

@@ -34,12 +34,13 @@ async def measure_append_grid(
         ours: list[Measured] = []
         for _ in range(repeats):
             bare.append(await measure_bare_appends(load, directory))
-            ours.append(await _measure_node(load, directory))
+            ours.append(await measure_node_appends(load, directory))
         found.append(_summary(case, bare, ours, aim))
     return found
 
 
-async def _measure_node(load: Load, directory: Path) -> Measured:
+async def measure_node_appends(load: Load, directory: Path) -> Measured:
+    """Return what a new node does under `load`, on the disk of `directory`, once it is warm."""
     with scratch(directory) as path:
         async with open_node(path) as node:
             collection = await create(node, "rows")

@@ -1,0 +1,112 @@
+"""The durable peer: Redis Streams with `appendfsync always`, a server of our own on a Unix socket of a scratch directory.
+
+One connection, pipelined, over a client of a few lines that parses nothing but the ends of replies: faster than the client
+libraries a Python program would use, so the comparison favours the peer.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Self
+
+PROGRAM = "redis-server"
+START_S = 30.0
+"""A server that does not answer by then is given up."""
+_LOOK_S = 0.01
+_LINES_PER_REPLY = 2
+"""The length of an entry's id, and the id."""
+_KEY, _VALUE = b"id", b"value"
+
+
+def lacking() -> str:
+    """Return what is missing to run the peer, empty when nothing is."""
+    return "" if shutil.which(PROGRAM) else f"needs {PROGRAM} — apt-get install {PROGRAM}"
+
+
+def entry_command(stream: bytes, key: bytes, value: bytes) -> bytes:
+    """Return the command that appends one row to a stream."""
+    words = (b"XADD", stream, b"*", _KEY, key, _VALUE, value)
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+class Connection:
+    """A pipelined connection: replies come in the order of the commands."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def open(cls, socket: Path) -> Self:
+        """Connect."""
+        return cls(*await asyncio.open_unix_connection(str(socket)))
+
+    async def append(self, commands: bytes, count: int) -> None:
+        """Send `count` commands at once and return when all are answered, which is after the server's fsync.
+
+        Raises `ConnectionError` when the server refuses one or goes away.
+        """
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, done))
+        self._writer.write(commands)
+        await done
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._listening.cancel()
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    async def _listen(self) -> None:
+        lines = 0
+        while data := await self._reader.read(1 << 16):
+            if data[:1] == b"-":
+                self._fail(data)
+            lines += data.count(b"\r\n")
+            while self._waiting and lines >= (needed := self._waiting[0][0] * _LINES_PER_REPLY):
+                lines -= needed
+                _, done = self._waiting.popleft()
+                done.set_result(None)
+        self._fail(b"the server hung up")
+
+    def _fail(self, reason: bytes) -> None:
+        while self._waiting:
+            _, done = self._waiting.popleft()
+            done.set_exception(ConnectionError(reason.decode(errors="replace")))
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[Path]:
+    """Yield the socket of a new server whose data is in `directory`, synced before each answer; ended afterwards."""
+    socket = directory / "redis.sock"
+    settings = ("--port", "0", "--unixsocket", str(socket), "--appendonly", "yes", "--appendfsync", "always")
+    server = subprocess.Popen(
+        [PROGRAM, *settings, "--save", "", "--dir", str(directory)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"]},
+    )
+    try:
+        yield socket
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@asynccontextmanager
+async def connected(socket: Path) -> AsyncIterator[Connection]:
+    """Yield a connection to a server that has just been started. Raises `TimeoutError` when it does not answer."""
+    async with asyncio.timeout(START_S):
+        while not socket.exists():  # noqa: ASYNC110, ASYNC240 - a server of another program says nothing when it listens
+            await asyncio.sleep(_LOOK_S)
+    connection = await Connection.open(socket)
+    try:
+        yield connection
+    finally:
+        await connection.close()
