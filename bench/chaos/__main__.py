@@ -5,15 +5,12 @@ and is how a failing seed is started again.
 """
 
 import argparse
-import random
 import sys
 from pathlib import Path
 
 from bench.chaos.gate import Settings
 from bench.chaos.registry import GATES
 from bench.chaos.report import append_report, print_report
-
-SEEDS = 2**31
 
 
 def main() -> int:
@@ -22,7 +19,12 @@ def main() -> int:
     parser.add_argument("gate", choices=GATES)
     parser.add_argument("--minutes", type=float, help="how long to go on")
     parser.add_argument("--count", type=int, help="how many tries, instead")
-    parser.add_argument("--seed", type=int, default=None, help="where to begin (default: by chance, and printed)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=None,
+        help="where to begin (default: chosen by the gate, mostly by chance, and printed)",
+    )
     parser.add_argument("--scratch", type=Path, default=None, help="where directories are made (default: the system's)")
     parser.add_argument("--no-report", action="store_true", help="keep no line of this run")
     arguments = parser.parse_args()
@@ -30,7 +32,7 @@ def main() -> int:
     if lack := gate.lacking():
         print(f"{gate.name} cannot run here: {lack}", file=sys.stderr)
         return 2
-    seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
+    seed = gate.first_seed() if arguments.seed is None else arguments.seed
     print(f"{gate.name}: seed {seed}", flush=True)
     settings = Settings(seed=seed, count=arguments.count, minutes=arguments.minutes, scratch=arguments.scratch)
     report = gate.run(gate, settings)

@@ -5,6 +5,7 @@ seed s has seed s + i, so that a failing one is started alone by its own seed. N
 microsecond; a seed repeats the choices, and the directory of a failing life is kept.
 """
 
+import random
 import shutil
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from bench.chaos.report import GateReport
 LANES = 2
 """As many lives at a time; a machine of two cores is busy with them."""
 NOTES_MAX = 40
+SEEDS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """One gate: `each_commit` tries on each commit, `target` in long runs added up; `lacking` is why it cannot run."""
+    """One gate: `each_commit` tries on each commit, `target` in long runs added up; `lacking` is why it cannot run.
+
+    `first_seed` is where a run without a seed begins: by chance, but where each place has to be tried once.
+    """
 
     name: str
     run: Callable[["Gate", Settings], GateReport]
@@ -44,15 +49,22 @@ class Gate:
     target: int
     unit: str
     lacking: Callable[[], str | None] = lambda: None
+    first_seed: Callable[[], int] = lambda: random.randrange(SEEDS)
 
 
 @dataclass(slots=True)
 class LifeResult:
-    """What one life tried and found; `counts` are added up into the notes."""
+    """What one life tried and found; `counts` are added up into the notes.
+
+    `covered` says how often each of several named things was tried, where a target is one for each of them; `also` counts
+    what `report.ALSO_TARGETS` names.
+    """
 
     tried: int = 0
     findings: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    covered: Counter[str] = field(default_factory=Counter)
+    also: Counter[str] = field(default_factory=Counter)
 
 
 Live = Callable[[Nursery, Path, int, int], LifeResult]
@@ -88,6 +100,8 @@ class _Tally:
         with self._lock:
             self.result.tried += result.tried
             self.result.counts += result.counts
+            self.result.covered += result.covered
+            self.result.also += result.also
             if result.findings:
                 self.failed += 1
                 self.result.findings += [kept, *result.findings]
@@ -132,4 +146,6 @@ def make_report(gate: Gate, settings: Settings, result: LifeResult, *, failed: i
         unit=gate.unit,
         seconds=seconds,
         notes=tuple(notes[:NOTES_MAX]),
+        covered=dict(sorted(result.covered.items())),
+        also=dict(sorted(result.also.items())),
     )

@@ -1,7 +1,7 @@
 """The journal of a run: what clients asked, were told and read, one JSON line each, in the order of time.
 
 In: calls of the clients under test, in any process. Out: a file that survives the client's death line by line, and the
-`Event`s in it for `history.check`. A call begins with `Asked`, before anything can have happened, and ends with `Told`;
+`Event`s in it for `judge.verdict`. A call begins with `Asked`, before anything can have happened, and ends with `Told`;
 one without an end is open: it may have happened or not. Every value is written once in a whole history, so that a
 value read names the call that wrote it.
 """
@@ -19,12 +19,16 @@ Outcome = Literal["ok", "failed", "open"]
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True):
-    """A row written: `value` is unique in the history. `replace` removes earlier rows of the key first."""
+    """A row written: `value` is unique in the history. `replace` removes earlier rows of the key, of all partitions, first.
+
+    A collection is named so that one that is made again after a drop has another name.
+    """
 
     collection: str
     key: int
     value: int
     replace: bool = False
+    partition: str = ""
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True):
@@ -34,23 +38,36 @@ class Drop(msgspec.Struct, frozen=True, array_like=True):
     key: int
 
 
+class Clear(msgspec.Struct, frozen=True, array_like=True):
+    """A partition dropped with all its rows; without a partition, the collection itself."""
+
+    collection: str
+    partition: str = ""
+
+
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """A call begins. `puts` and `drops` take place together at one tick, drops first; both are empty for a read."""
+    """A call begins. `puts` and `drops` take place together at one tick, drops first; all are empty for a read."""
 
     op: int
     client: str
     at_ns: int
     puts: tuple[Put, ...] = ()
     drops: tuple[Drop, ...] = ()
+    clears: tuple[Clear, ...] = ()
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """A call ends. `tick` is the write's, 0 when it is not known."""
+    """A call ends. `tick` is the write's, 0 when it is not known; `error` the code of what it raised."""
 
     op: int
     at_ns: int
     outcome: Outcome
     tick: int = 0
+    error: str = ""
+
+
+NO_VALUE = 0
+"""Stands for a message without rows; no row has this value."""
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
@@ -61,11 +78,29 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     value: int
 
 
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Row offsets that the inserts at a tick took on one vchannel."""
+
+    tick: int
+    vchannel: str
+    first: int
+    count: int
+
+
+class Removed(msgspec.Struct, frozen=True, array_like=True):
+    """Keys that a reader was told are removed."""
+
+    tick: int
+    position: int
+    keys: tuple[int, ...]
+
+
 class Scanned(msgspec.Struct, frozen=True, tag="scanned"):
     """A reader's part of a collection: everything above `after_tick` up to `until_tick`, in the order of delivery.
 
     `asked_ns` is when `until_tick` was asked for: what was acknowledged before is at or below it. Parts of one reader have
-    its name in `reader` and follow each other.
+    its name in `reader` and follow each other. `removed` is None when it was not noted. `wrong` are values whose other
+    columns are not what was written.
     """
 
     collection: str
@@ -75,6 +110,9 @@ class Scanned(msgspec.Struct, frozen=True, tag="scanned"):
     after_tick: int
     until_tick: int
     rows: tuple[Seen, ...]
+    spans: tuple[Span, ...] = ()
+    removed: tuple[Removed, ...] | None = None
+    wrong: tuple[int, ...] = ()
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
@@ -85,9 +123,45 @@ class State(msgspec.Struct, frozen=True, tag="state"):
     told_ns: int
     tick: int
     values: tuple[int, ...]
+    wrong: tuple[int, ...] = ()
 
 
-Event = Asked | Told | Scanned | State
+class Died(msgspec.Struct, frozen=True, tag="died"):
+    """The node's process ended: what is open by now happened, or never will.
+
+    `suffix_lost`: acknowledged calls may be gone, if all later ones are too (durability `os`, and power lost).
+    """
+
+    at_ns: int
+    suffix_lost: bool = False
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """A collection exists from now on."""
+
+    at_ns: int
+    collection: str
+
+
+class Listed(msgspec.Struct, frozen=True, tag="listed"):
+    """The collections that there are."""
+
+    asked_ns: int
+    collections: tuple[str, ...]
+
+
+class Below(msgspec.Struct, frozen=True, tag="below"):
+    """What lies below a node that was read before and is closed: the log, and the values in the files of its cuts."""
+
+    entries: tuple[tuple[int, int, int], ...]
+    """First position, last position and tick of each entry kept."""
+    files: dict[str, tuple[int, ...]]
+    cut_tick: int = 0
+    findings: tuple[str, ...] = ()
+    """What is wrong with the files as such."""
+
+
+Event = Asked | Told | Scanned | State | Died | Made | Listed | Below
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Event)

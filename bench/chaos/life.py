@@ -4,14 +4,16 @@ In: how each process ended. Out: findings. What a process read back is judged ag
 it, then its own operations join them.
 """
 
+import time
 from pathlib import Path
 
-from bench.chaos import history
-from bench.chaos.checker import FINDINGS_MAX, STRICT, Allowed, check, check_audit
-from bench.chaos.events import events_of
+from bench.chaos.events import STRICT, Allowed, below_of, calls_of, findings_of, reads_of
 from bench.chaos.gate import LifeResult
+from bench.chaos.journal import Died, Event
+from bench.chaos.judge.verdict import Verdict, judged
 from bench.chaos.nursery import KILLED, PRINTED, Nursery
 from bench.chaos.operations import Operation, read_operations
+from bench.chaos.produced import joined_tries
 from bench.chaos.read_back import ReadBack
 from bench.chaos.worker import EXIT_REFUSED, JOURNAL, REFUSED, Job, load_audit, load_read_back
 from bench.chaos.workload import Load
@@ -40,9 +42,8 @@ class Life:
         self.acknowledged = 0
         self._seed, self._settings, self._allowed = seed, settings or {}, allowed
         self._operations: list[Operation] = []
-        self._before: ReadBack | None = None
-        self._told: list[Operation] = []
-        self._read_backs: list[ReadBack] = []
+        self._events: list[Event] = []
+        """Beside the operations: what was read back, and when processes died."""
         self._processes = 0
 
     @property
@@ -50,7 +51,7 @@ class Life:
         """Where the newest process writes its journal and read-back."""
         return self.root / f"process-{self._processes}"
 
-    def job(self, load: Load) -> Job:
+    def job(self, load: Load, *, lockless: bool = False) -> Job:
         """Return the work of the next process."""
         self._processes += 1
         return Job(
@@ -61,27 +62,31 @@ class Life:
             seed=self._seed + self._processes,
             settings=self._settings,
             load=load,
+            lockless=lockless,
         )
 
-    def start(self, load: Load) -> int:
+    def start(self, load: Load, *, lockless: bool = False) -> int:
         """Start a process that works on the directory, and return its id."""
-        return self.nursery.start(self.job(load))
+        return self.nursery.start(self.job(load, lockless=lockless))
 
-    def ended(self, exit_code: int | None, *, may_refuse: frozenset[str] = frozenset()) -> None:
-        """Judge what the newest process read back, and take its operations in.
+    def ended(
+        self, exit_code: int | None, *, may_refuse: frozenset[str] = frozenset(), out: Path | None = None
+    ) -> None:
+        """Judge what the newest process, or the one of `out`, read back, and take its operations in.
 
         `may_refuse` are codes with which it may have refused to open or have given up, because its disk failed.
         """
-        seen = load_read_back(self.out)
-        if exit_code == EXIT_REFUSED and self._refusal_code() in may_refuse:
-            self.result.counts["refused by a failing disk"] += 1
+        out = out or self.out
+        seen = load_read_back(out)
+        if exit_code == EXIT_REFUSED and (code := _refusal_code(out)) in may_refuse:
+            self.result.counts[f"gave up with {code}"] += 1
         else:
-            self._complain_of_exit(exit_code)
+            self._complain_of_exit(exit_code, out)
         if seen is None or seen.code not in may_refuse:
-            self._judge()
-        done = read_operations(self.out / JOURNAL)
+            self._judge(out)
+        self._events.append(Died(time.monotonic_ns(), suffix_lost=self._allowed.suffix_lost))
+        done = read_operations(out / JOURNAL)
         self._operations += done
-        self._told += done
         self.acknowledged += sum(each.outcome == "ok" for each in done)
         self.result.counts["operations"] += len(done)
         self.result.counts["acknowledged"] += sum(each.outcome == "ok" for each in done)
@@ -90,49 +95,51 @@ class Life:
         """Open the directory a last time, judge it, close it and look below."""
         self._processes += 1
         read = Job(do="read", directory=str(self.directory), out=str(self.out), settings=self._settings)
-        self._complain_of_exit(self.nursery.run(read))
-        seen = self._judge()
+        self._complain_of_exit(self.nursery.run(read), self.out)
+        seen = self._judge(self.out)
         if seen is not None and not seen.error:
             below = Job(do="audit", directory=str(self.directory), out=str(self.out))
             if self.nursery.run(below) is None:
                 self._find("the audit hangs")
             else:
-                self.result.findings += check_audit(seen, load_audit(self.out))
-        self._judge_history()
+                self._events.append(below_of(load_audit(self.out)))
+        tries = joined_tries(self._operations)
+        self.result.findings += tries.findings
+        self.result.counts["answers to retries compared"] += tries.compared
+        self.result.also["history-checked operations"] += self._judge_history().operations
         return self.result
 
-    def _judge_history(self) -> None:
-        """Judge all processes as one history, where nothing may be gone."""
-        if not (self._allowed.truncated or self._allowed.suffix_lost):
-            found = history.check(events_of(self._told, self._read_backs))
-            self.result.findings += [f"{each.kind.value}: {each.text}" for each in found[:FINDINGS_MAX]]
-            self.result.counts["operations in whole histories"] += len(self._told)
+    def _judge_history(self) -> Verdict:
+        """Judge everything that was told and read so far as one history."""
+        verdict = judged([*calls_of(self._operations), *self._events], gaps=self._allowed.gaps)
+        self.lost = verdict.lost
+        for finding in findings_of(verdict):
+            self._find(finding)
+        return verdict
 
-    def _judge(self) -> ReadBack | None:
-        seen = load_read_back(self.out)
-        if seen is not None:
-            verdict = check(self._operations, seen, before=self._before, allowed=self._allowed)
-            self._operations = list(verdict.operations)
-            if not seen.error:
-                self._before = seen
-                self._read_backs.append(seen)
-            self.lost += verdict.lost
+    def _judge(self, out: Path) -> ReadBack | None:
+        seen = load_read_back(out)
+        if seen is not None and seen.error:
+            self._find(f"the node refused: {seen.code}: {seen.error}")
+        elif seen is not None:
             self.result.counts["read-backs judged"] += 1
-            for finding in verdict.findings:
-                self._find(finding)
+            reader = f"open {self.result.counts['read-backs judged']}"
+            self._events += reads_of(seen, reader, self._allowed)
+            self._judge_history()
         return seen
 
-    def _refusal_code(self) -> str:
-        path = self.out / REFUSED
-        return path.read_text("utf-8").partition(":")[0] if path.exists() else ""
-
-    def _complain_of_exit(self, exit_code: int | None) -> None:
+    def _complain_of_exit(self, exit_code: int | None, out: Path) -> None:
         if exit_code is None:
             self._find("the process hangs")
         elif exit_code not in (0, KILLED):
-            printed = self.out / PRINTED
+            printed = out / PRINTED
             lines = printed.read_text("utf-8").splitlines() if printed.exists() else []
             self._find(f"the process ended with {exit_code}: {' | '.join(lines[-PRINTED_LINES_MAX:])}")
 
     def _find(self, finding: str) -> None:
         self.result.findings.append(f"process {self._processes}: {finding}")
+
+
+def _refusal_code(out: Path) -> str:
+    path = out / REFUSED
+    return path.read_text("utf-8").partition(":")[0] if path.exists() else ""

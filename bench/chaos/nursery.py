@@ -124,6 +124,7 @@ def _obey(order: Order, running: dict[int, int], ended: dict[int, int]) -> Reply
             assert order.job is not None
             pid = _fork(order.job)
             running[pid] = os.pidfd_open(pid)
+            ended.pop(pid, None)  # of an earlier process of that number
             return Reply(pid=pid)
         case "signal":
             if order.pid in running:
@@ -133,7 +134,7 @@ def _obey(order: Order, running: dict[int, int], ended: dict[int, int]) -> Reply
             if order.pid in running and select.select([running[order.pid]], [], [], order.seconds)[0]:
                 os.close(running.pop(order.pid))
                 ended[order.pid] = os.waitstatus_to_exitcode(os.waitpid(order.pid, 0)[1])
-            return Reply(pid=order.pid, exit_code=ended.pop(order.pid, None))
+            return Reply(pid=order.pid, exit_code=ended.get(order.pid))
 
 
 def _fork(job: Job) -> int:

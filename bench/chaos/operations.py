@@ -14,8 +14,13 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["insert", "upsert", "delete", "transaction", "streamed", "rollback", "cut"]
-"""`transaction` is buffered and written at once, `streamed` a session of several appends, `rollback` one given up."""
+Kind = Literal[
+    "insert", "upsert", "delete", "transaction", "streamed", "rollback", "cut", "produced", "produced transaction"
+]
+"""`transaction` is buffered and written at once, `streamed` a session of several appends, `rollback` one given up.
+
+`produced` is a write of a named producer, asked for again after a kill: each try is an operation, of the same rows.
+"""
 
 Outcome = Literal["ok", "failed", "indeterminate"]
 """Told that it happened, told that it did not, or not told."""

@@ -5,19 +5,25 @@ Runs in a child of the fork server, or by itself as `python -m bench.chaos.worke
 """
 
 import asyncio
+import fcntl
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Literal
 
+import anyio
 import msgspec
 
 import streamingnode as sn
+from bench.chaos import failpoint_life, small_node
+from bench.chaos.feed import feed
 from bench.chaos.operations import OperationWriter
 from bench.chaos.read_back import Audit, ReadBack, audit, read_back, refused
 from bench.chaos.rows import COLLECTIONS
+from bench.chaos.soak import soak
 from bench.chaos.workload import Load, Recorder, fill, make_collections, run_load
+from streamingnode.verification.walk import verify_directory
 from wal.errors import StreamingNodeError
 
 EXIT_REFUSED = 3
@@ -26,11 +32,14 @@ EXIT_REFUSED = 3
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What one process does: `work` opens, reads back and works, `read` opens and reads back, `audit` looks below.
 
-    `fill` writes so many bytes, `open` only opens and notes how long that took; both then wait to be killed. `out` is a
-    directory of this process's own for its journal, read-back and audit; `first` starts its ids and numbers.
+    `fill` writes so many bytes, `open` only opens and notes how long that took; both then wait to be killed. `pass` is a
+    life past every failpoint, `look` the one that reads what such lives left: both add to one journal beside the directory.
+    `out` is a directory of this process's own for its journal, read-back and audit; `first` starts its ids and numbers.
+    `armed` are failpoints, as in their environment variable. `small` is one of the lives of a small node, `verify` notes
+    what a verification finds, `soak` loads a node steadily for some `seconds`.
     """
 
-    do: Literal["work", "read", "audit", "fill", "open"]
+    do: Literal["work", "read", "audit", "fill", "open", "pass", "look", "small", "verify", "soak"]
     directory: str
     out: str
     first: int = 0
@@ -38,14 +47,31 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, object] = {}
     load: Load = Load()
     fill_bytes: int = 0
+    armed: str = ""
+    seconds: float = 0.0
+    lockless: bool = False
+    """As on a file system without locks."""
 
 
 def run(job: Job) -> int:
     """Do a job and return the exit code: 0, or 3 when the node refused to open or be read; the read-back says why."""
     out = Path(job.out)
     out.mkdir(parents=True, exist_ok=True)
+    if job.lockless:
+        fcntl.flock = _lock_nothing
     if job.do == "audit":
         return _audit(job, out)
+    if job.do in ("pass", "look"):
+        return _pass(job, out.parent / PASSED)
+    if job.do == "verify":
+        found = verify_directory(Path(job.directory)).findings
+        _put(out / VERIFIED, "".join(f"{each.place}: {each.detail}\n" for each in found).encode())
+        return 0
+    if job.do == "soak":
+        asyncio.run(soak(Path(job.directory), out, seconds=job.seconds))
+        return 0
+    if job.do == "small":
+        asyncio.run(small_node.live(Path(job.directory), job.first, job.settings))
     try:
         asyncio.run(_live(job, out))
     except StreamingNodeError as error:
@@ -54,6 +80,10 @@ def run(job: Job) -> int:
         _put(out / REFUSED, f"{error.code}: {error}".encode())
         return EXIT_REFUSED
     return 0
+
+
+def _lock_nothing(*_: object) -> None:
+    """Stand in for `flock`."""
 
 
 async def _live(job: Job, out: Path) -> None:
@@ -71,8 +101,24 @@ async def _live(job: Job, out: Path) -> None:
         if job.do == "work":
             journal = OperationWriter(out / JOURNAL)
             await make_collections(node, COLLECTIONS)
-            await run_load(node, job.load, Recorder(journal, first=job.first), seed=job.seed)
+            await _work(node, job, Recorder(journal, first=job.first))
             journal.close()
+
+
+async def _work(node: sn.Node, job: Job, recorder: Recorder) -> None:
+    end_s = None if job.load.seconds is None else time.monotonic() + job.load.seconds
+    async with anyio.create_task_group() as tasks:
+        for index in range(job.load.producers):
+            tasks.start_soon(feed, node, recorder, index, end_s)
+        tasks.start_soon(run_load, node, job.load, recorder, job.seed, end_s)
+
+
+def _pass(job: Job, journal: Path) -> int:
+    if job.do == "look":
+        failpoint_life.judge(Path(job.directory), journal, job.first)
+    else:
+        failpoint_life.live(Path(job.directory), journal, job.first, job.armed)
+    return 0
 
 
 def _audit(job: Job, out: Path) -> int:
@@ -85,7 +131,7 @@ def _audit(job: Job, out: Path) -> int:
 
 
 READ_BACK, JOURNAL, AUDIT, REFUSED = "read-back", "journal.jsonl", "audit", "refused"
-FILLED = "filled"
+FILLED, PASSED, VERIFIED = "filled", "passed.jsonl", "verified"
 
 
 def load_read_back(out: Path) -> ReadBack | None:

@@ -35,12 +35,16 @@ REFUSED_PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How many callers there are of each kind, when they stop (None: at the kill), and how often a cut is asked for."""
+    """How many callers there are of each kind, when they stop (None: at the kill), and how often a cut is asked for.
+
+    `producers` are named ones; what they write is asked for again by the next process.
+    """
 
     inserters: int = 6
     upserters: int = 2
     buffered: int = 2
     streamed: int = 1
+    producers: int = 0
     cut_pause_s: float | None = 0.02
     seconds: float | None = None
 
@@ -122,9 +126,8 @@ async def fill(node: sn.Node, size_bytes: int, *, first: int) -> int:
     return written
 
 
-async def run_load(node: sn.Node, load: Load, recorder: Recorder, *, seed: int) -> None:
-    """Run all callers until they end, which without a limit is never."""
-    end_s = None if load.seconds is None else time.monotonic() + load.seconds
+async def run_load(node: sn.Node, load: Load, recorder: Recorder, seed: int, end_s: float | None) -> None:
+    """Run all callers until the end, which without one never comes."""
     callers: list[tuple[str, _Caller, int]] = [
         ("insert", _insert, load.inserters),
         ("change", _change, load.upserters),
@@ -160,7 +163,7 @@ _Caller = Callable[[_Asked], Awaitable[bool]]
 
 
 async def _repeat(caller: _Caller, asked: _Asked, end_s: float | None) -> None:
-    for _ in _until(end_s):
+    for _ in until(end_s):
         await asyncio.sleep(0 if await caller(asked) else REFUSED_PAUSE_S)
 
 
@@ -240,12 +243,13 @@ async def _before_commit(step: Awaitable[T]) -> T:
 
 
 async def _cut(node: sn.Node, recorder: Recorder, pause_s: float, end_s: float | None) -> None:
-    for _ in _until(end_s):
+    for _ in until(end_s):
         await asyncio.sleep(pause_s)
         await recorder.record("cut", "cut", (), lambda: _flushed(node))
 
 
-def _until(end_s: float | None) -> Iterator[None]:
+def until(end_s: float | None) -> Iterator[None]:
+    """Yield until a moment of the monotonic clock, or for ever."""
     while end_s is None or time.monotonic() < end_s:
         yield
 

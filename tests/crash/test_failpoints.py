@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench.chaos import failpoint_life
-from bench.chaos.history import check
 from bench.chaos.journal import read_journal
+from bench.chaos.judge.verdict import check
 from spark_sink.ingestion.step import Step
 from tests.crash import failpoints_document
 from wal import failpoint

@@ -1,10 +1,12 @@
 """The ledger of long runs: sums of what ran, nothing rounded up, failures kept."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from bench.chaos.report import GateReport, append_report, read_reports, render, totals
+from bench.chaos.registry import GATES
+from bench.chaos.report import PAGE, GateReport, also_totals, append_report, read_reports, render, rendered_page, totals
 
 
 def report(tried: int, *, failed: int = 0, gate: str = "kill", target: int = 10_000) -> GateReport:
@@ -36,3 +38,23 @@ def test_ledger_returns_what_was_appended_with_time_and_commit(tmp_path: Path) -
     kept = read_reports(ledger)
     assert [each.tried for each in kept] == [3, 4]
     assert all(each.at.endswith("UTC") and each.commit for each in kept)
+
+
+def test_places_are_added_up_and_the_least_tried_one_is_named() -> None:
+    first, second = ({"crash at: a": 3, "crash at: b": 0}, {"crash at: a": 1, "crash at: b": 2})
+    page = render([dataclasses.replace(report(3), notes=("x",), covered=covered) for covered in (first, second)])
+    assert "All runs, crash at: 2 places, 6 tries; the least tried, `b`, 2 times" in page
+
+
+def test_what_gates_count_on_the_way_has_rows_of_its_own_over_all_gates() -> None:
+    what = "history-checked operations"
+    runs = [dataclasses.replace(report(3, gate=gate), also={what: 70_000}) for gate in ("kill", "simulation")]
+    [total] = also_totals([*runs, report(9)])
+    assert (total.tried, total.target, total.runs) == (140_000, 100_000_000, 2)
+    assert f"| 140,000 {what} | 0 | 100,000,000 | 0.1 % |" in render(runs)
+
+
+def test_the_page_is_what_the_kept_runs_say_and_names_every_gate() -> None:
+    page = PAGE.read_text("utf-8")
+    assert page == rendered_page(read_reports()), "run: python -m bench.chaos.report"
+    assert [name for name in GATES if f"\n| {name} |" not in page] == []

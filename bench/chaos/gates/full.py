@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.chaos.checker import Allowed
+from bench.chaos.events import Allowed
 from bench.chaos.gate import Gate, LifeResult, Settings, run_lives
 from bench.chaos.life import Life
 from bench.chaos.nursery import Nursery

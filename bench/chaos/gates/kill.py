@@ -1,14 +1,15 @@
 """kill -9 at random: while the node opens, while it recovers, while it works.
 
 A life is ten kills of one directory: each process finds what the one before left. Kept: everything that was acknowledged, in
-either durability, because what was written to the operating system survives a process.
+either durability, because what was written to the operating system survives a process; and what named producers repeat over
+kills is there once, with one answer for ever.
 """
 
 import random
 import time
 from pathlib import Path
 
-from bench.chaos.checker import Allowed
+from bench.chaos.events import Allowed
 from bench.chaos.gate import Gate, LifeResult, Settings, run_lives
 from bench.chaos.life import Life
 from bench.chaos.nursery import KILLED, Nursery
@@ -17,6 +18,7 @@ from bench.chaos.worker import JOURNAL
 from bench.chaos.workload import Load
 
 KILLS_IN_A_LIFE = 10
+PRODUCERS = 2
 OPENING_S_MAX = 0.15
 WORKING_S_MAX = 0.35
 STARTED_S_MAX = 20.0
@@ -34,7 +36,7 @@ def live(nursery: Nursery, root: Path, seed: int, kills: int) -> LifeResult:
     node_settings, allowed = node_settings_of(choose)
     life = Life(nursery, root, seed=seed, settings=node_settings, allowed=allowed)
     while life.result.tried < kills:
-        pid = life.start(Load(cut_pause_s=choose.choice([0.0, 0.02, 0.2, None])))
+        pid = life.start(Load(producers=PRODUCERS, cut_pause_s=choose.choice([0.0, 0.02, 0.2, None])))
         code = nursery.kill(pid) if _time_to_kill(life, pid, choose) else nursery.wait(pid, 0)
         life.result.tried += code == KILLED
         life.ended(code)

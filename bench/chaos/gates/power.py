@@ -10,7 +10,7 @@ import random
 import time
 from pathlib import Path
 
-from bench.chaos.checker import Allowed
+from bench.chaos.events import Allowed
 from bench.chaos.forgetful.disk import Loss
 from bench.chaos.forgetful.power import ForgetfulMount
 from bench.chaos.gate import Gate, LifeResult, Settings, run_lives

@@ -4,7 +4,6 @@ A seed is everything: `python -m bench.chaos simulation --seed S --count 1` does
 """
 
 import multiprocessing
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -37,14 +36,16 @@ def run(gate: Gate, settings: Settings) -> GateReport:
 def run_seeds(first: int, count: int) -> LifeResult:
     """Run so many seeds from `first` on, in this process."""
     from bench.chaos.simulation.scenario import run_seed
+    from bench.chaos.simulation.virtual_loop import VirtualLoop
 
-    sys.unraisablehook = lambda _: None  # a process of the simulation that was killed may be collected much later
+    VirtualLoop.silence_the_dead()
     result = LifeResult()
     for seed in range(first, first + count):
         report = run_seed(seed)
         result.tried += 1
-        result.counts += Counter(
-            {"calls": report.calls, "lives": report.lives, "power cuts": report.power_cuts, "turns": report.turns}
+        result.counts += Counter({"lives": report.lives, "turns": report.turns})
+        result.also += Counter(
+            {"history-checked operations": report.operations, "simulated power cuts": report.power_cuts}
         )
         if report.problems:
             result.findings.append(f"seed {seed}: {report.problems[0]}; {AGAIN} {seed}")
@@ -68,4 +69,5 @@ def _add(total: LifeResult, part: LifeResult) -> int:
     total.tried += part.tried
     total.findings += part.findings
     total.counts += part.counts
+    total.also += part.also
     return len(part.findings)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.chaos.checker import Allowed
+from bench.chaos.events import Allowed
 from bench.chaos.gate import Gate, LifeResult, Settings, run_lives
 from bench.chaos.life import Life
 from bench.chaos.nursery import PRINTED, Nursery

@@ -90,7 +90,7 @@ class Disk:
         `keep_promises`: idle ticks given to readers since the floor was last synced survive too. A clock that goes on never
         repeats them; one that is set back is enough bad luck at once.
         """
-        kept = choose.randint(self.synced, len(self.writes))
+        kept = choose.choice([self.synced, choose.randint(self.synced, len(self.writes))])
         lost = len(self.writes) - kept
         del self.writes[kept:]
         self.synced = kept

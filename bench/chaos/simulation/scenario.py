@@ -3,16 +3,20 @@
 `run_seed` is all there is to call: equal seeds do equal things, so a seed that fails is the whole report.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from bench.chaos.history import Anomaly, check
-from bench.chaos.simulation.clients import Clients, History
+from bench.chaos.journal import Died
+from bench.chaos.judge.verdict import judged
+from bench.chaos.simulation.clients import Clients
+from bench.chaos.simulation.notes import Notes
 from bench.chaos.simulation.store import StoreFaults
-from bench.chaos.simulation.virtual_loop import Stuck
-from bench.chaos.simulation.world import Faults, PromiseBroken, World
+from bench.chaos.simulation.world import Faults, World
 from wal.errors import StreamingNodeError
 
+RETENTION_S = 1e8
+"""Longer than any leap of the clock."""
 LIVES_MAX = 3
 CALLS_MAX = 24
 TURNS_OF_A_LIFE = 2500
@@ -28,7 +32,8 @@ class SeedReport:
     seed: int
     problems: tuple[str, ...]
     trace: str
-    calls: int
+    operations: int = 0
+    """Those of the history that was judged; none when there was nothing left to judge."""
     lives: int
     power_cuts: int
     turns: int
@@ -43,7 +48,7 @@ def run_seed(seed: int) -> SeedReport:
             seed=seed,
             problems=tuple(problems),
             trace=world.trace,
-            calls=scenario.history.ops,
+            operations=scenario.operations,
             lives=scenario.lives,
             power_cuts=scenario.power_cuts,
             turns=world.turns,
@@ -55,8 +60,8 @@ class Scenario:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.history = History()
-        self.lives = self.power_cuts = 0
+        self.notes = Notes(world)
+        self.lives = self.power_cuts = self.operations = 0
         self._settings = _settings(world)
 
     def run(self) -> list[str]:
@@ -65,20 +70,21 @@ class Scenario:
         try:
             for _ in range(choose.randint(1, LIVES_MAX)):
                 self._live_somehow()
-            self.world.faults = Faults()
+            self.world.faults, self.world.answers_left = Faults(), 0
             self._live(calls=choose.randint(0, 4), turns=0, look=True)
             self._live(calls=0, turns=0, look=True)
-        except (PromiseBroken, Stuck, AssertionError, StreamingNodeError) as error:
-            return [*self.world.broken, f"{type(error).__name__}: {error}"]
-        except Exception as error:  # noqa: BLE001 - whatever comes out of a node that is no error of ours is a finding
-            return [*self.world.broken, f"untyped {type(error).__name__}: {error}"]
-        return [*self.world.broken, *(_said(anomaly) for anomaly in check(self.history.events))]
+        except Exception as error:  # noqa: BLE001 - whatever comes out of a node here is a finding
+            return [*self.world.broken, *(f"{type(each).__name__}: {each}" for each in _leaves(error))]
+        verdict = judged(self.notes.events)
+        self.operations = verdict.operations
+        return [*self.world.broken, *map(str, verdict.anomalies)]
 
     def _live_somehow(self) -> None:
         choose = self.world.choose
         self.world.faults = _faults(self.world)
         turns = choose.choice([0, choose.randint(1, 200), choose.randint(1, TURNS_OF_A_LIFE)])
         calls = choose.randint(1, CALLS_MAX)
+        self.world.answers_left = choose.choice([0, 0, choose.randint(1, calls)])
         for _ in range(OPENINGS_MAX):
             try:
                 self._live(calls=calls, turns=turns, look=False)
@@ -89,16 +95,25 @@ class Scenario:
                 continue
             break
         if choose.random() < 0.5:
-            self.power_cuts += 1
-            self.world.lose_power()
+            self._lose_power()
+
+    def _lose_power(self) -> None:
+        self.power_cuts += 1
+        self.world.lose_power()
+        if self.world.syncs_late:
+            self.notes.events.append(Died(self.world.now_ns(), suffix_lost=True))
+            self.notes.answered.clear()  # what is lost with them is written again
 
     def _live(self, *, calls: int, turns: int, look: bool) -> None:
         self.lives += 1
-        self.world.live(self._life(calls, look=look), turns=turns)
+        try:
+            self.world.live(self._life(calls, look=look), turns=turns)
+        finally:
+            self.notes.events.append(Died(self.world.now_ns()))
 
     async def _life(self, calls: int, *, look: bool) -> None:
         async with self.world.open_node(**self._settings) as node:
-            clients = Clients(self.world, self.history, node, self.lives, truncated=self._settings["retention_s"] == 0)
+            clients = Clients(self.notes, node, self.lives, truncated=self._settings["retention_s"] == 0)
             if look:
                 await clients.create()
             else:
@@ -107,18 +122,29 @@ class Scenario:
             if calls:
                 await clients.work(calls)
             if look:
-                await clients.look("before the cut")
+                await clients.reading.look("before the cut")
                 await node.flush()
-                await clients.look("after the cut")
+                await clients.reading.look("after the cut")
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group, however deep."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
 
 
 def _settings(world: World) -> dict[str, object]:
     choose = world.choose
     return {
+        "durability": "os" if world.syncs_late else "fsync",
         "cut_interval_s": choose.choice([None, 0.2, 1.0]),
-        "retention_s": choose.choice([0, 0, 86_400]),
+        "retention_s": choose.choice([0, 0, RETENTION_S]),
         "flush.retention.interval_s": choose.choice([0.05, 1.0]),
         "flush.retry_first_s": 0.01,
+        "flush.retry_max_s": 0.3,
         "ticks.interval_s": choose.choice([0.01, 0.2]),
         "tail.capacity_bytes": choose.choice([0, 1000, 1 << 20]),
         "coalescer.insert_rows_max": choose.choice([0, 100]),
@@ -130,10 +156,6 @@ def _faults(world: World) -> Faults:
     choose = world.choose
     return Faults(
         store=StoreFaults(write=choose.choice([0, 0, 0.01, 0.05]), reopen=choose.choice([0, 0.3])),
-        files=choose.choice([0, 0, 0.02, 0.1]),
+        files=choose.choice([0, 0, 0.01, 0.05]),
         clock_leap=choose.choice([0, 0.005, 0.05]),
     )
-
-
-def _said(anomaly: Anomaly) -> str:
-    return f"{anomaly.kind.value}: {anomaly.text}"

@@ -8,6 +8,8 @@ import asyncio
 import heapq
 import itertools
 import random
+import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -131,6 +133,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.clear()
         self._scheduled.clear()
         self.close()
+
+    @staticmethod
+    def silence_the_dead() -> None:
+        """Say nothing, in this process, of what dead ones never awaited: it may be collected at any time."""
+        sys.unraisablehook = lambda _: None
+        warnings.simplefilter("ignore", RuntimeWarning)
 
     def run_in_executor(self, *_: object) -> asyncio.Future[object]:  # type: ignore[override]
         """Refuse: a thread would have a will of its own."""

@@ -16,13 +16,15 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Self
 from unittest.mock import patch
 
 import anyio.to_thread
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from anyio._backends import _asyncio as anyio_on_asyncio
 
 from bench.chaos.simulation.disk import Disk
@@ -69,10 +71,15 @@ class World:
         self.elapsed_s = 0.0
         self.clock_offset_ms = 0
         self.clock_leaps = self.choose.random() < 0.5
+        self.syncs_late = self.choose.random() < 0.2
         self._loop: VirtualLoop | None = None
         self._digest = hashlib.blake2b(digest_size=16)
         self.turns = 0
+        self.answers_left = 0
+        """So many answers, and the process is killed; 0 for no such end."""
         self.broken: list[str] = []
+        self.dropped: set[int] = set()
+        """Ids of collections that somebody has asked to drop: their readers hold nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +96,12 @@ class World:
     def trace(self) -> str:
         """What happened so far, as one short text: equal for equal runs."""
         return self._digest.hexdigest()
+
+    def answered(self) -> None:
+        """Take note that a client was told something; a life that is to end behind so many answers ends now."""
+        self.answers_left -= 1
+        if self.answers_left == 0 and self._loop is not None:
+            self._loop.halt_at_turn = self._loop.turns + 1 + self.choose.randint(0, 2)
 
     def note(self, *what: object) -> None:
         """Add to the trace, while a process lives or between two."""
@@ -146,7 +159,7 @@ class World:
 
     def open_node(self, **settings: object) -> OpenNode:
         """Return a node on this machine; only within `live`."""
-        config = load_config(arguments=settings)
+        config = _config_of(tuple(settings.items()))
         return OpenNode(
             None, lambda: config, partial(composition.compose, now_ms=self.now_ms, elapsed_ms=self.elapsed_ms)
         )
@@ -160,7 +173,7 @@ class World:
         return store
 
     @asynccontextmanager
-    async def files_directory(self, _path: Path | None) -> AsyncIterator[NodeDirectory]:
+    async def files_directory(self, _path: Path | None, _store: object) -> AsyncIterator[NodeDirectory]:
         """Give out this machine's files."""
         self.files.fault = self.faults.files
         yield self.files
@@ -170,8 +183,15 @@ class _CheckedStore(SimulatedStore):
     """The store, and what must hold whenever it is told to give something up or to remember something."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world.disk, world.choose, faults=world.faults.store, node_id=NODE_ID)
+        super().__init__(
+            world.disk, world.choose, faults=world.faults.store, node_id=NODE_ID, syncs_late=world.syncs_late
+        )
         self._world, self._files = world, world.files
+
+    def on_append(self, tick: int, last_tick: int) -> None:
+        """I10: tick order is position order."""
+        if tick <= last_tick:
+            self._break(f"tick {tick} is appended after {last_tick}")
 
     def on_put(self, changes: Mapping[str, bytes | None]) -> None:
         """I7: a checkpoint covers only what is durably in files."""
@@ -187,7 +207,11 @@ class _CheckedStore(SimulatedStore):
         """I8: the log is kept down to the durable checkpoint and every named reader."""
         checkpoint = decode_checkpoint(self._records.get(checkpoint_key("p0")))
         bounds = [checkpoint.position]
-        bounds += [_reader_position(value) for key, value in self._records.items() if key.startswith(READER_PREFIX)]
+        bounds += [
+            _reader_position(value)
+            for key, value in self._records.items()
+            if key.startswith(READER_PREFIX) and int(key.split("/")[1]) not in self._world.dropped
+        ]
         if position > min(bounds):
             self._break(f"truncation to {position} passes {min(bounds)}")
 
@@ -196,8 +220,26 @@ class _CheckedStore(SimulatedStore):
         raise PromiseBroken(what)
 
 
+@cache
+def _config_of(settings: tuple[tuple[str, object], ...]) -> NodeConfig:
+    return load_config(arguments=dict(settings))
+
+
 def _reader_position(value: bytes) -> int:
     return msgspec.msgpack.decode(value, type=ReaderPosition).position
+
+
+_read_parquet = pq.read_table
+
+
+def _read_table(source: pa.BufferReader) -> pa.Table:
+    """Read Parquet without threads of its own, equal bytes once: the files of a cut are read again and again."""
+    return _read_bytes(source.read())
+
+
+@lru_cache(maxsize=512)
+def _read_bytes(content: bytes) -> pa.Table:
+    return _read_parquet(pa.BufferReader(content), use_threads=False)
 
 
 @contextmanager
@@ -205,6 +247,7 @@ def _in_our_hands(world: World) -> Iterator[None]:
     draw = random.Random(f"draws {world.seed} {world.disk.owner}")
     replaced: list[tuple[object, str, Callable[..., object]]] = [
         (anyio.to_thread, "run_sync", run_inline),
+        (pq, "read_table", _read_table),
         (composition, "_open_store", world.open_store),
         (composition, "_files_directory", world.files_directory),
         (time, "monotonic", world.now_s),

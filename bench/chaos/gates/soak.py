@@ -1,0 +1,138 @@
+"""A node under steady load for hours: memory, descriptors and the time of an insert must stay what they were.
+
+One run is one node. What a run was too short to say gets a figure and no verdict; the lengths that a verdict takes are
+named below. The named reader's rows, each once and in order, get one always.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+from bench.chaos.gate import Gate, LifeResult, Settings, make_report
+from bench.chaos.nursery import PRINTED, Nursery
+from bench.chaos.report import GateReport
+from bench.chaos.soak import MISSED, Sample, read_samples
+from bench.chaos.worker import Job
+
+WARM_UP_S, WARM_UP_SHARE_MAX = 300.0, 1 / 3
+"""Left out: imports, buffers and caches that fill once. Of a short run at most a third."""
+SLOPE_MIB_PER_H_MAX = 1.0
+SLOPE_S_MIN = 4 * 3600.0
+"""Shorter runs cannot tell one MiB an hour from what the allocator takes and gives back."""
+DESCRIPTORS_S_MIN = 600.0
+DRIFT_MAX = 0.10
+DRIFT_S_MIN = 3600.0
+"""A shared disk has slow minutes; an hour's third has enough of them for a median."""
+ENDING_S_MAX = 60.0
+
+
+def run(gate: Gate, settings: Settings) -> GateReport:
+    """Soak one node for the minutes, or for `count` seconds."""
+    seconds = float(settings.count or gate.each_commit) if settings.minutes is None else 60 * settings.minutes
+    root = Path(tempfile.mkdtemp(prefix="chaos-soak-", dir=settings.scratch))
+    begun_s = time.monotonic()
+    out = root / "soak"
+    with Nursery() as nursery:
+        job = Job(do="soak", directory=str(root / "node"), out=str(out), seconds=seconds)
+        code = nursery.run(job, seconds + ENDING_S_MAX)
+    samples = read_samples(out)
+    result = LifeResult(tried=int(samples[-1].at_s - samples[0].at_s) if samples else 0)
+    if code != 0:
+        ended = "does not end" if code is None else f"ended with {code}"
+        result.findings.append(f"the node {ended}: {' | '.join((out / PRINTED).read_text('utf-8').splitlines()[-8:])}")
+    if (out / MISSED).exists():
+        result.findings.append(f"the named reader: {(out / MISSED).read_text('utf-8')}")
+    figures, broken = judge(samples)
+    failed = len(broken) + len(result.findings)
+    result.findings += [*broken, *figures]
+    if failed:
+        result.findings.append(f"what it left is in {root}")
+    else:
+        shutil.rmtree(root)
+    return make_report(gate, settings, result, failed=failed, seconds=time.monotonic() - begun_s)
+
+
+def judge(samples: Sequence[Sample]) -> tuple[list[str], list[str]]:
+    """Return the figures of a run, and the promises it broke, as far as its length permits to say."""
+    kept = after_warm_up(samples)
+    if len(kept) < 3:
+        return ["too short for any figure"], []
+    length_s = kept[-1].at_s - kept[0].at_s
+    figures = [
+        f"{kept[-1].inserts:,} inserts, {kept[-1].read:,} of them read by name; {length_s / 60:.1f} minutes after warm-up",
+        f"at most {_mib(kept, _disk):.1f} MiB of disk and {_mib(kept, _resident):.1f} MiB of memory, {_course(samples)}",
+    ]
+    broken: list[str] = []
+    for text, breaks, needs_s in (_slope(kept), _growth(kept), _drift(kept)):
+        if length_s < needs_s:
+            figures.append(f"{text} (no verdict: that takes {needs_s / 60:.0f} minutes)")
+        else:
+            (broken if breaks else figures).append(text)
+    return figures, broken
+
+
+def after_warm_up(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return the samples after the warm-up."""
+    if not samples:
+        return samples
+    length_s = samples[-1].at_s - samples[0].at_s
+    begin_s = samples[0].at_s + min(WARM_UP_S, WARM_UP_SHARE_MAX * length_s)
+    return [each for each in samples if each.at_s >= begin_s]
+
+
+def slope_mib_per_h(samples: Sequence[Sample]) -> float:
+    """Return the slope of resident memory by least squares."""
+    times_h = [each.at_s / 3600 for each in samples]
+    sizes = [each.resident_bytes / 2**20 for each in samples]
+    mean_h, mean = fmean(times_h), fmean(sizes)
+    spread = sum((at - mean_h) ** 2 for at in times_h)
+    return sum((at - mean_h) * (size - mean) for at, size in zip(times_h, sizes, strict=True)) / spread
+
+
+_Verdict = tuple[str, bool, float]
+"""What to say, whether that breaks the promise, and after how many seconds that may be said."""
+
+
+def _slope(kept: Sequence[Sample]) -> _Verdict:
+    slope = slope_mib_per_h(kept)
+    text = f"memory grows by {slope:.2f} MiB/h, allowed {SLOPE_MIB_PER_H_MAX:g}"
+    return text, slope >= SLOPE_MIB_PER_H_MAX, SLOPE_S_MIN
+
+
+def _growth(kept: Sequence[Sample]) -> _Verdict:
+    """Tables and logs open and close files all the time, so the fewest of each third are compared."""
+    first, last = _thirds(kept)
+    growth = min(each.descriptors for each in last) - min(each.descriptors for each in first)
+    return f"descriptors grow by {growth}, allowed 0", growth > 0, DESCRIPTORS_S_MIN
+
+
+def _drift(kept: Sequence[Sample]) -> _Verdict:
+    first, last = (median(each.p99_s for each in third) for third in _thirds(kept))
+    text = f"p99 of an insert goes from {first * 1e3:.2f} to {last * 1e3:.2f} ms, allowed {DRIFT_MAX:.0%} more"
+    return text, last > (1 + DRIFT_MAX) * first, DRIFT_S_MIN
+
+
+def _thirds(kept: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    third = len(kept) // 3
+    return kept[:third], kept[-third:]
+
+
+def _course(samples: Sequence[Sample]) -> str:
+    """Return the memory of the whole run at its quarters: a straight line looks otherwise than one that bends."""
+    at = [samples[(len(samples) - 1) * quarter // 4].resident_bytes / 2**20 for quarter in range(5)]
+    return f"which was {', '.join(f'{each:.0f}' for each in at)} MiB at the quarters"
+
+
+def _mib(kept: Sequence[Sample], size: Callable[[Sample], int]) -> float:
+    return max(map(size, kept)) / 2**20
+
+
+def _disk(sample: Sample) -> int:
+    return sample.disk_bytes
+
+
+def _resident(sample: Sample) -> int:
+    return sample.resident_bytes
