@@ -23,6 +23,7 @@ from interceptors.shard.catalog import CollectionInfo
 from wal.errors import Corrupt, Truncated
 from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
 from wal.message import AnyMessage, Message, TransactionMessage
+from wal.remedy import Remedy
 from wal.timetick import TICK_MAX
 
 
@@ -113,7 +114,7 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
         raise Truncated(
             f"a part of collection {info.name!r}, in cuts before {earliest.number},",
             f"cut {earliest.number}",
-            "every table has taken it: read the collection's table, with spark_sink.read_table or whatever reads Delta",
+            Remedy.READ_TABLE,
         )
     if source.as_of < earliest.previous_tick:  # partitions may have been dropped since, in cuts that are gone
         raise Truncated(

@@ -14,12 +14,13 @@ from anyio import to_thread
 from interceptors.idempotency.snapshot import decode_window
 from interceptors.idempotency.window import ProducerLimits, Window
 from interceptors.shard.state import ShardState
+from interceptors.txn.commits import Commits
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
 from wal.log import Log
-from wal.message import Message
+from wal.message import LogEntry, Message
 from wal.message_id import message_id_kind
-from wal.message_type import EXCLUSIVE
+from wal.message_type import EXCLUSIVE, MessageType
 from wal.transaction_buffer import OpenTransaction, TransactionBuffer
 
 READ_BYTES = 1 << 20
@@ -31,16 +32,19 @@ class RecoveredChannel:
     """A channel as the end of its log leaves it.
 
     `open_transactions` are in the order of their begins. `fences` maps vchannels to the tick of the last exclusive message
-    read. `window` has the writes whose retries are recognised. `last_confirmed` is where a reader of the next message has to
-    start. `last_tick` is the last entry's tick.
+    read. `commits` has the transactions that committed lately, `window` the writes whose retries are recognised.
+    `last_confirmed` is where a reader of the next message has to start. `last_tick` is the last entry's tick, and after it
+    comes `next_position`.
     """
 
     shard_state: ShardState
     open_transactions: tuple[OpenTransaction, ...]
     fences: Mapping[str, int]
+    commits: Commits
     window: Window
     last_confirmed: int
     last_tick: int
+    next_position: int
 
 
 async def recover(
@@ -68,9 +72,13 @@ async def recover(
 
     buffer = TransactionBuffer(begin_missing=begin_missing)
     fences: dict[str, int] = {}
+    commits: Commits | None = None
     next_position = position or log.first_position
     while entries := await log.read(next_position, bytes_max=READ_BYTES):
+        commits = commits or _commits_from(entries[0])
         for entry in entries:
+            if entry.messages[0].type is MessageType.COMMIT_TXN:
+                commits.add(entry.messages[0].txn_id)
             visible = buffer.observe(entry)
             window.observe(entry, visible)
             for message in visible:
@@ -85,10 +93,17 @@ async def recover(
         shard_state=state,
         open_transactions=transactions,
         fences=fences,
+        commits=commits or Commits(),
         window=window,
         last_confirmed=transactions[0].begin.position if transactions else next_position,
         last_tick=log.last_tick,
+        next_position=next_position,
     )
+
+
+def _commits_from(first: LogEntry) -> Commits:
+    """Return an empty list of the commits in `first` and behind it: of what began before, the commit may lie before."""
+    return Commits(known_after=first.time_tick - 1 if first.first_position > 1 else 0)
 
 
 async def _recovered_window(log: Log, saved: bytes | None, limits: ProducerLimits | None) -> Window:

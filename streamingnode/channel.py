@@ -17,11 +17,11 @@ import anyio
 from interceptors.idempotency.producers import OpenedProducer, Producers
 from interceptors.shard.manager import ShardManager
 from scanner.registry import ScannerRegistry
-from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
-from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final
+from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_reading_term, open_term
+from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
 from wal.append import AppendGroup, AppendObserver, AppendResult
-from wal.errors import Corrupt, Indeterminate, LogReopening, OnShutdown, StreamingNodeError
+from wal.errors import Indeterminate, LogReopening, OnShutdown, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.headers import CutHeader
@@ -37,7 +37,7 @@ _log = event_log(__name__)
 class Channel:
     """An open pchannel; `keep` is for the node to run. Lives on the event loop."""
 
-    def __init__(self, parts: ChannelParts, term: ChannelTerm) -> None:
+    def __init__(self, parts: ChannelParts, term: ChannelTerm, *, full: StorageFull | None = None) -> None:
         self.log, self.tail, self.scanners = parts.log, parts.tail, parts.scanners
         self.producers: Producers = parts.producers
         self.checkpoint = term.checkpoint
@@ -52,6 +52,11 @@ class Channel:
         self._kept: asyncio.Future[None] | None = None
         self._reopened = self._attempts = 0
         self._last_error = ""
+        self._full: StorageFull | None = None
+        """Why the log is not back: then nobody waits for it, because waiting does not free space."""
+        if full is not None:
+            self._lose()
+            self._full, self._last_error = full, _text(full)
 
     @property
     def term(self) -> ChannelTerm:
@@ -94,12 +99,15 @@ class Channel:
 
     async def consistent_tick(self) -> int:
         """Return a tick that no append acknowledged before the call is above; readers reach it without new writes."""
+        if self._term.reads_only:
+            return self._term.acks.confirmed_tick
         while True:
             term = self._term if self._back is None else await self._next_term()
             try:
                 return await term.ticks.consistent_tick()
-            except StreamingNodeError:
+            except StreamingNodeError as error:
                 if not self._is_over(term):
+                    self._refuse_if_closing(error)
                     raise
 
     async def request_cut(self) -> int:
@@ -112,10 +120,13 @@ class Channel:
         async with self._cutting:
             while True:
                 term = self._term if self._back is None else await self._next_term()
+                cut = AppendGroup([MutableMessage(MessageType.CUT, CutHeader())])
                 try:
-                    return await _cut(term)
-                except StreamingNodeError:
+                    return await _cut(term, cut)
+                except StreamingNodeError as error:
                     if not self._is_over(term):
+                        if not cut.begun:
+                            self._refuse_if_closing(error)
                         raise
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
@@ -179,7 +190,12 @@ class Channel:
 
     def stop_waiting(self) -> None:
         """Send everybody away who waits for the log to come back, with `OnShutdown`; the node is closing."""
-        self._give_up(OnShutdown(f"the node closed while log {self.log.name} was being reopened — open it again"))
+        self._give_up(OnShutdown(f"the node closed while a call waited for log {self.log.name} — open it again"))
+
+    async def stop_appends(self) -> None:
+        """Refuse new appends and those that wait for anything but the disk, with `OnShutdown`; return when none is left."""
+        self.stop_waiting()
+        await self._term.wal.close()
 
     async def close(self) -> None:
         """Drain appends, then end the readers; the log stays the store's. Idempotent."""
@@ -203,7 +219,8 @@ class Channel:
         try:
             with self._scope:
                 while True:
-                    await self._work()
+                    if self.state is LogState.OPEN:
+                        await self._work()
                     await self._change_term()
         except Exception as error:
             self._apply(LogEvent.DAMAGE)
@@ -247,7 +264,7 @@ class Channel:
         term = await self._open_next_term()
         term.shards.skip_ids_below(self._term.shards.next_id)  # those on their way in an append that waits
         self._term = term
-        self._reopened, self._attempts = self._reopened + 1, 0
+        self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
         self._apply(LogEvent.RECOVERED)
         back, self._back = self._back, None
         if back is not None and not back.done():
@@ -256,7 +273,7 @@ class Channel:
         _log.warning("log_reopened", pchannel=self.log.name, term=term.wal.term, seconds=seconds)
 
     async def _open_next_term(self) -> ChannelTerm:
-        pause_s, damage_seen = self._options.reopen.first_pause_s, 0
+        pause_s, obstacles_seen = self._options.reopen.first_pause_s, 0
         while True:
             try:
                 await self._store.reopen()
@@ -264,8 +281,8 @@ class Channel:
                 failpoint("recovery.reopened")
                 return await open_term(self._parts)
             except (StreamingNodeError, OSError) as error:
-                damage_seen = damage_seen + 1 if isinstance(error, Corrupt) else 0
-                if is_final(error, damage_seen=damage_seen):
+                obstacles_seen = obstacles_seen + 1 if is_obstacle(error) else 0
+                if is_final(error, obstacles_seen=obstacles_seen):
                     raise
                 self._note(error, pause_s)
             await anyio.sleep(pause_s)
@@ -275,7 +292,7 @@ class Channel:
     def _note(self, error: Exception, pause_s: float) -> None:
         self._apply(LogEvent.FAULT)
         self._attempts += 1
-        self._last_error = f"{type(error).__name__}: {error}"
+        self._last_error, self._full = _text(error), error if isinstance(error, StorageFull) else None
         _log.warning(
             "log_not_reopened",
             pchannel=self.log.name,
@@ -287,6 +304,8 @@ class Channel:
     async def _next_term(self) -> ChannelTerm:
         """Wait, within the bound, until the log takes appends again."""
         while self._back is not None:
+            if self._full is not None and not self._back.done():
+                raise self._full.with_traceback(None)
             back, wait_s = self._back, self._options.reopen.wait_s
             done, _ = await asyncio.wait((back,), timeout=wait_s)
             if not done:
@@ -302,6 +321,11 @@ class Channel:
         if term is self._term and not self._store.taking_writes and self.state is LogState.OPEN:
             self._lose()  # at once, before `keep` has noticed: nobody may try again and again without a pause
         return term is not self._term or self._back is not None
+
+    def _refuse_if_closing(self, error: StreamingNodeError) -> None:
+        """Say why no term confirms the tick that a call waits for; it wrote nothing, so no outcome is open."""
+        if isinstance(error, Indeterminate) and self._final_error is not None:
+            raise self._final_error from error
 
     def _lose(self) -> None:
         if self.state is LogState.OPEN:
@@ -322,10 +346,14 @@ class Channel:
             self.state = TRANSITIONS[self.state, event]
 
 
-async def _cut(term: ChannelTerm) -> int:
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+async def _cut(term: ChannelTerm, cut: AppendGroup) -> int:
     if term.shards.something_to_cut:
         failpoint("flush.cut_requested")
-        await term.wal.append(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
+        await term.wal.append(cut)
         failpoint("flush.cut_logged")
     else:
         await term.ticks.sync()
@@ -341,7 +369,10 @@ async def open_channel(
     options: ChannelOptions,
     observer: AppendObserver | None = None,
 ) -> AsyncIterator[Channel]:
-    """Open a pchannel of `store` and close it on the way out. Raises what recovery and the log raise."""
+    """Open a pchannel of `store` and close it on the way out. Raises what recovery and the log raise.
+
+    Without room for the first tick the channel can be read, and takes appends when `keep` finds that there is room.
+    """
     log = await store.open_log(pchannel)
     tail = LiveTail(capacity_bytes=options.tail_capacity_bytes, age_s=options.tail_age_s)
     producers = Producers(store, pchannel, options.producers)
@@ -356,7 +387,12 @@ async def open_channel(
         options=options,
         observer=observer,
     )
-    channel = Channel(parts, await open_term(parts))
+    try:
+        channel = Channel(parts, await open_term(parts))
+    except StorageFull as full:
+        if not log.last_tick:
+            raise  # there is nothing to read
+        channel = Channel(parts, await open_reading_term(parts), full=full)
     try:
         yield channel
     finally:

@@ -5,7 +5,7 @@ goes: first tick of the term durable, state rebuilt from the checkpoint and the 
 ends once and is thrown away; `streamingnode.channel` opens the next one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
@@ -35,7 +35,7 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.registry import ScannerRegistry
 from scanner.scanner import ScanLimits, Scanner
 from streamingnode.log_state import ReopenOptions
-from wal.adaptor import Wal, WalLimits
+from wal.adaptor import Wal, WalLimits, log_end
 from wal.append import Append, AppendObserver, Interceptor
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
@@ -84,7 +84,10 @@ class ChannelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelTerm:
-    """What a channel has in one term only. `workers` append to `wal`; `checkpoint` is what the term was rebuilt from."""
+    """What a channel has in one term only. `workers` append to `wal`; `checkpoint` is what the term was rebuilt from.
+
+    A term that `reads_only` takes no appends and confirms no ticks.
+    """
 
     wal: Wal[DeliverPolicy, Scanner]
     shards: ShardManager
@@ -95,6 +98,7 @@ class ChannelTerm:
     ticks: TimeTickSyncOperator
     workers: tuple[Worker, ...]
     checkpoint: Checkpoint
+    reads_only: bool = False
 
     async def end(self) -> None:
         """Drain the appends, then let nobody wait for a tick of this term, nor give one out; idempotent."""
@@ -104,31 +108,59 @@ class ChannelTerm:
 
 async def open_term(parts: ChannelParts) -> ChannelTerm:
     """Open the store's present term of the log. Raises what recovery and the log raise; nothing is left open then."""
-    log, options = parts.log, parts.options
-    checkpoint = decode_checkpoint(await parts.store.get_meta(checkpoint_key(log.name)))
+    checkpoint = decode_checkpoint(await parts.store.get_meta(checkpoint_key(parts.log.name)))
     builder = _TermBuilder(parts)
 
-    async def recover_log(log: Log, _first_tick: LogEntry) -> RecoveredChannel:
-        return await recover(
-            log,
-            position=checkpoint.position,
-            tick=checkpoint.tick,
-            shard_state=checkpoint.shard_state,
-            producers=checkpoint.producers,
-            producer_limits=options.producers,
+    async def recover_log(_log: Log, _first_tick: LogEntry) -> RecoveredChannel:
+        return await _recover(parts, checkpoint)
+
+    def build(recovered: RecoveredChannel, log: Log, first_tick: LogEntry, end: Append) -> Chain:
+        return builder.build(
+            recovered, log, end, next_position=first_tick.last_position + 1, confirmed_tick=first_tick.time_tick
         )
 
     wal: Wal[DeliverPolicy, Scanner] = await Wal.open(
         parts.store,
-        log.name,
+        parts.log.name,
         ticks=parts.ticks,
         recover=recover_log,
-        build_chain=builder.build,
+        build_chain=build,
         read=parts.scanners.open,
-        limits=options.wal,
+        limits=parts.options.wal,
         observer=parts.observer,
     )
     return builder.term(wal, checkpoint)
+
+
+async def open_reading_term(parts: ChannelParts) -> ChannelTerm:
+    """Return what readers need of a log that cannot take its first tick for want of room; it takes no appends.
+
+    Everything in the log is synced, and a later term's ticks are above all that were given out before. So whoever has read
+    to the end has read up to the last of those, without a tick that says so. Raises as `open_term`.
+    """
+    checkpoint = decode_checkpoint(await parts.store.get_meta(checkpoint_key(parts.log.name)))
+    recovered = await _recover(parts, checkpoint)
+    builder = _TermBuilder(parts)
+    builder.build(
+        recovered,
+        parts.log,
+        log_end(parts.log),
+        next_position=recovered.next_position,
+        confirmed_tick=max(recovered.last_tick, parts.store.promised_tick),
+    )
+    wal: Wal[DeliverPolicy, Scanner] = Wal(parts.log, parts.store.term, read=parts.scanners.open)
+    return replace(builder.term(wal, checkpoint), reads_only=True)
+
+
+async def _recover(parts: ChannelParts, checkpoint: Checkpoint) -> RecoveredChannel:
+    return await recover(
+        parts.log,
+        position=checkpoint.position,
+        tick=checkpoint.tick,
+        shard_state=checkpoint.shard_state,
+        producers=checkpoint.producers,
+        producer_limits=parts.options.producers,
+    )
 
 
 class _TermBuilder:
@@ -137,13 +169,19 @@ class _TermBuilder:
     def __init__(self, parts: ChannelParts) -> None:
         self._parts = parts
 
-    def build(self, recovered: RecoveredChannel, log: Log, first_tick: LogEntry, end: Append) -> Chain:
-        """Return the chain, outermost interceptor first; ADR 0003 gives the reasons for the order."""
+    def build(
+        self, recovered: RecoveredChannel, log: Log, end: Append, *, next_position: int, confirmed_tick: int
+    ) -> Chain:
+        """Return the chain, outermost interceptor first; ADR 0003 gives the reasons for the order.
+
+        The tail begins at `next_position`, where readers have everything up to `confirmed_tick`.
+        """
         parts, options = self._parts, self._parts.options
         self.transactions = TxnManager.recovered(
             recovered.open_transactions,
             fences=recovered.fences,
-            at_tick=first_tick.time_tick,
+            at_tick=confirmed_tick,
+            commits=recovered.commits,
             limits=options.txn,
         )
         self.shards = ShardManager(
@@ -151,11 +189,11 @@ class _TermBuilder:
         )
         self.idempotency = IdempotencyInterceptor(recovered.window, message_id_kind(log.wal_name))
         parts.producers.bind(self.idempotency)
-        parts.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=first_tick.time_tick)
-        self.mvcc = MvccManager(first_tick.time_tick)
+        parts.tail.start(next_position=next_position, confirmed_tick=confirmed_tick)
+        self.mvcc = MvccManager(confirmed_tick)
         self.acks = AckManager(
             parts.ticks,
-            confirmed_tick=first_tick.time_tick,
+            confirmed_tick=confirmed_tick,
             release=ReaderRelease(parts.tail, self.mvcc, parts.store.promise_tick),
         )
         self.sync_operator = TimeTickSyncOperator(self.acks, source_id=parts.store.node_id)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from streamingnode.writing.own_producer import OwnProducer
 from streamingnode.writing.retry import Retry
 from streamingnode.writing.retry_room import RetryRoom
 from wal.append import AppendObserver
+from wal.errors import StorageFull
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.log import LogStore
@@ -91,7 +92,7 @@ async def compose(
             await anyio.to_thread.run_sync(assert_sole_owner)
         store = await _open_store(path, config)
         closing.push_async_callback(store.close)
-        directory = await closing.enter_async_context(_files_directory(path))
+        directory = await closing.enter_async_context(_files_directory(path, store))
         closing.push_async_callback(supervisor.stop)
         appends = AppendMeter(observer)
         ticks = await _tick_allocator(store, now_ms, elapsed_ms)
@@ -104,7 +105,8 @@ async def compose(
         readers = NamedReaders(channel)
         await readers.load()
         failpoint("recovery.readers_loaded")
-        await readers.keep_only(_live_ids(channel))
+        with suppress(StorageFull):  # left for the next open: those of dropped collections hold nothing
+            await readers.keep_only(_live_ids(channel))
         closing.push_async_callback(readers.close)
         flusher = _start_flusher(directory, store, channel, readers, config, supervisor, now_ms)
         supervisor.spawn(channel.keep())
@@ -141,10 +143,10 @@ async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
 
 
 @asynccontextmanager
-async def _files_directory(path: Path | None) -> AsyncIterator[NodeDirectory]:
+async def _files_directory(path: Path | None, store: LogStore) -> AsyncIterator[NodeDirectory]:
     """The directory of segments and cuts: the node's own, or a throw-away one for a node in memory."""
     if path is not None:
-        yield NodeDirectory(path)
+        yield NodeDirectory(path, check_owned=store.check_owned if isinstance(store, RocksStore) else None)
         return
     root = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="streamingnode-")))
     try:
@@ -274,6 +276,7 @@ def _services(
         consistent_tick=consistent_tick,
         producers=channel,
         stop_waiting=stop_waiting,
+        stop_appends=channel.stop_appends,
         upkeep=Upkeep(
             parts=None if path is None else _running_parts(path, store, channel, flusher),
             link_copy=store.link_copy if isinstance(store, RocksStore) else None,

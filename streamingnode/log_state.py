@@ -17,7 +17,7 @@ from enum import Enum, unique
 
 import msgspec
 
-from wal.errors import ChannelFenced, Corrupt, OnShutdown, UnsupportedFormat
+from wal.errors import AlreadyOwned, ChannelFenced, Corrupt, OnShutdown, UnsupportedFormat
 
 
 @unique
@@ -81,15 +81,21 @@ class ReopenOptions:
     longest_pause_s: float = 2.0
 
 
-DAMAGE_SEEN_MAX = 3
-"""A disk that cannot be read for a moment looks like damage; three looks in a row that find it are believed."""
+OBSTACLES_SEEN_MAX = 3
+"""A disk that cannot be read for a moment looks like damage, and a handle of this process that is not collected yet like
+another owner's lock; three looks in a row that find it are believed."""
 
 
-def is_final(error: Exception, *, damage_seen: int) -> bool:
-    """Whether a failed attempt to reopen is the last one; `damage_seen` counts attempts in a row that found damage."""
+def is_obstacle(error: Exception) -> bool:
+    """Whether a failed attempt to reopen met what does not pass by itself, if it is what it looks like."""
+    return isinstance(error, (Corrupt, AlreadyOwned))
+
+
+def is_final(error: Exception, *, obstacles_seen: int) -> bool:
+    """Whether a failed attempt to reopen is the last one; `obstacles_seen` counts attempts in a row that met an obstacle."""
     match error:
-        case Corrupt():
-            return damage_seen >= DAMAGE_SEEN_MAX
+        case Corrupt() | AlreadyOwned():
+            return obstacles_seen >= OBSTACLES_SEEN_MAX
         case ChannelFenced() | UnsupportedFormat() | OnShutdown():
             return True
         case _:

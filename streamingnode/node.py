@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import anyio
 import pyarrow as pa
 from anyio import to_thread
 
@@ -39,6 +40,7 @@ from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.txn_arguments import check_keepalive_ms, check_txn_id
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
 from streamingnode.writing.write_target import WriteTarget, WriteTargets, pchannel_of
+from wal.adaptor import GRACE_S
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError
 from wal.message_type import MessageType
@@ -329,9 +331,16 @@ class Node(NodeFacts):
         self._closed.__cause__ = error
 
     async def aclose(self) -> None:
-        """Refuse new calls and return when every insert that was begun has ended; `open_node` then closes the parts."""
+        """Refuse new calls and return when every insert that was begun has ended; `open_node` then closes the parts.
+
+        After `GRACE_S` only those are waited for that the disk has; the others, which wait for a segment, get `OnShutdown`.
+        """
         self._closed = self._closed or OnShutdown("the node is closed — open it again")
         self._services.stop_waiting()
+        with anyio.move_on_after(GRACE_S):
+            await self._coalescer.drain()
+            return
+        await self._services.stop_appends()
         await self._coalescer.drain()
 
     # --- the rest -------------------------------------------------------------------------------------------------------

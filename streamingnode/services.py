@@ -89,7 +89,8 @@ class NodeServices:
     named reader. `flush` makes a cut and returns it, or the newest one when there is nothing to cut. `snapshot` returns a
     collection's current rows, or those as of a tick. `consistent_tick` returns, for pchannels, a tick that no append
     acknowledged before the call is above. `upkeep` verifies, scrubs and backs up what is on the disk. `statistics` is told
-    the inserts that wait outside these parts. `stop_waiting` sends away whoever waits for a failed log to come back.
+    the inserts that wait outside these parts. `stop_waiting` sends away whoever waits for a failed log to come back,
+    `stop_appends` whoever waits for anything but the disk; it returns when no append is under way any more.
     """
 
     path: str | None
@@ -107,5 +108,6 @@ class NodeServices:
     consistent_tick: Callable[[Sequence[str]], Awaitable[int]]
     producers: ProducerDirectory
     stop_waiting: Callable[[], None]
+    stop_appends: Callable[[], Awaitable[None]]
     upkeep: Upkeep
     statistics: Callable[[Coalescer], NodeStatistics]

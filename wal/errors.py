@@ -1,13 +1,18 @@
 """Every error a caller can meet, named by what happened to the caller's resource.
 
 Each class has a stable `code` for machines, says whether the same call may be tried again (`retryable`), and carries
-typed fields rather than facts buried in its text. The text says what happened and, after a dash, what to do next.
+typed fields rather than facts buried in its text. The text says what happened and, after a dash, what to do next; where that
+is done differently from a program and from a command line, the error carries a `Remedy` and the text is that of a program.
 Contract violations inside the system are `AssertionError`s and are never caught.
 """
 
 from typing import ClassVar, Literal
 
+from wal.remedy import Remedy
+
 Retryable = Literal["yes", "no", "indeterminate"]
+
+_DASH = " — "
 
 
 class StreamingNodeError(Exception):
@@ -16,10 +21,30 @@ class StreamingNodeError(Exception):
     code: ClassVar[str] = "UNKNOWN"
     retryable: ClassVar[Retryable] = "no"
     exit_code: ClassVar[int] = 1
+    general_remedy: ClassVar[Remedy | None] = None
+    """What helps in general, for a text without a next step: who finds the error often cannot know a better one."""
+
+    def __init__(self, text: str = "", remedy: Remedy | None = None) -> None:
+        super().__init__(text)
+        self.remedy = remedy or (None if _DASH in text else self.general_remedy)
+
+    def __str__(self) -> str:
+        """Return what happened and what to do next, as a program does it."""
+        return self.text(None if self.remedy is None else self.remedy.value.format_map(self.fields()))
+
+    def text(self, next_step: str | None) -> str:
+        """Return what happened, and after a dash `next_step`, which says what `remedy` stands for."""
+        said = super().__str__()
+        return said if next_step is None else f"{said}{_DASH}{next_step}"
+
+    @property
+    def happened(self) -> str:
+        """What happened, without what to do next: for who knows a better next step."""
+        return super().__str__().partition(_DASH)[0]
 
     def fields(self) -> dict[str, object]:
         """Return the typed fields of this error, for logs, `--json` output and the wire."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "remedy"}
 
 
 # --- the resource is not there, or not in a state to serve ------------------------------------------------------------
@@ -29,6 +54,7 @@ class OnShutdown(StreamingNodeError):
     """The node or WAL is closing or closed; the call did nothing."""
 
     code = "ON_SHUTDOWN"
+    general_remedy = Remedy.OPEN_AGAIN
 
 
 class ChannelFenced(StreamingNodeError):
@@ -47,7 +73,7 @@ class AlreadyOwned(StreamingNodeError):
     def __init__(self, path: str, pid: int | None) -> None:
         self.path, self.pid = path, pid
         holder = f"process {pid}" if pid else "another process"
-        super().__init__(f"{path} is in use by {holder} — stop that process, or open another directory")
+        super().__init__(f"{path} is in use by {holder} — stop that process, or use another directory")
 
 
 class UnsupportedFormat(StreamingNodeError):
@@ -55,6 +81,7 @@ class UnsupportedFormat(StreamingNodeError):
 
     code = "UNSUPPORTED_FORMAT"
     exit_code = 3
+    general_remedy = Remedy.USE_ITS_RELEASE
 
 
 class Indeterminate(StreamingNodeError):
@@ -62,6 +89,7 @@ class Indeterminate(StreamingNodeError):
 
     code = "INDETERMINATE"
     retryable = "indeterminate"
+    general_remedy = Remedy.READ_BACK
 
 
 class DeadlineExceeded(Indeterminate, TimeoutError):
@@ -106,11 +134,7 @@ class Corrupt(StreamingNodeError):
 
     code = "CORRUPT"
     exit_code = 3
-
-    def __str__(self) -> str:
-        """Return the text; who decodes bytes does not know of what, so a text without a next step gets the general one."""
-        text = super().__str__()
-        return text if " — " in text else f"{text} — see what else is damaged: streamingnode verify, or node.verify()"
+    general_remedy = Remedy.VERIFY
 
 
 class Truncated(StreamingNodeError):
@@ -118,10 +142,13 @@ class Truncated(StreamingNodeError):
 
     code = "TRUNCATED"
 
-    def __init__(self, requested: object, earliest: object, next_step: str = "") -> None:
+    def __init__(self, requested: object, earliest: object, next_step: str | Remedy = Remedy.START_AT_EARLIEST) -> None:
         self.requested, self.earliest = requested, earliest
-        next_step = next_step or f"start from {earliest} or DeliverPolicy.all()"
-        super().__init__(f"{requested} is no longer kept — {next_step}")
+        happened = f"{requested} is no longer kept"
+        if isinstance(next_step, Remedy):
+            super().__init__(happened, next_step)
+        else:
+            super().__init__(f"{happened}{_DASH}{next_step}")
 
 
 # --- the request does not fit ------------------------------------------------------------------------------------------

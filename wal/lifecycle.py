@@ -90,6 +90,6 @@ def refusal(state: WalState, name: str) -> StreamingNodeError:
         case WalState.POISONED:
             return StorageFailed(f"log {name} takes no appends since a write failed — it is being reopened, try again")
         case WalState.CLOSING | WalState.CLOSED:
-            return OnShutdown(f"log {name} is {state.value} — open the node again")
+            return OnShutdown(f"log {name} is {state.value}")
         case WalState.OPENING | WalState.RECOVERING | WalState.AVAILABLE:
             return OnShutdown(f"log {name} is {state.value} — append once it has opened")

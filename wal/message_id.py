@@ -95,5 +95,5 @@ def to_base36(number: int) -> str:
 def from_base36(text: str) -> int:
     """Return the integer `to_base36` wrote. Raises `InvalidArgument` for other text or over 63 bits."""
     if not text or any(character not in _DIGITS for character in text) or int(text, 36) > POSITION_MAX:
-        raise InvalidArgument(f"{text!r} is no message position — pass the one that a message carries")
+        raise InvalidArgument(f"{text!r} is no message position — give one that a message carries")
     return int(text, 36)

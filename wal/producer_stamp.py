@@ -18,7 +18,7 @@ SEQUENCE_MAX = (1 << 63) - 1
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
-    """One write of one producer; sequences count from 1, gaps are allowed."""
+    """One write of one producer; sequences count from 1, may have gaps and may come out of order."""
 
     producer_id: int
     epoch: int
@@ -28,5 +28,7 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
 def check_sequence(sequence: object) -> int:
     """Return a sequence as callers may pass one. Raises `InvalidArgument` for anything else."""
     if isinstance(sequence, bool) or not isinstance(sequence, int) or not 1 <= sequence <= SEQUENCE_MAX:
-        raise InvalidArgument(f"sequence={sequence!r} — pass a number from 1 to {SEQUENCE_MAX}, a higher one each time")
+        raise InvalidArgument(
+            f"sequence={sequence!r} — pass a number from 1 to {SEQUENCE_MAX}, another one for each write"
+        )
     return sequence

@@ -47,7 +47,8 @@ def read_cut(directory: NodeDirectory, number: int) -> PublishedCut:
         numbers = cut_numbers(directory)
         if numbers and number > numbers[0]:  # retention takes the earliest ones, and never the newest
             raise Corrupt(f"{path} is missing — restore the cuts from a backup") from None
-        raise Truncated(f"cut {number}", f"cut {numbers[0]}" if numbers else "the log") from None
+        earliest = f"cut {numbers[0]}" if numbers else "the log"
+        raise Truncated(f"cut {number}", earliest, f"ask for {earliest} or later") from None
     manifest = decode_manifest(content, name=path)
     if manifest.number != number:
         raise Corrupt(f"{path} holds cut {manifest.number} — restore the cuts from a backup")

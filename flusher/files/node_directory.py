@@ -5,8 +5,11 @@ that holds it is. Nothing here runs on the event loop. Paths are relative to the
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+from wal.synced_names import sync_directory
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is still being written; whatever carries it at start is rubbish."""
@@ -16,13 +19,19 @@ WRITE_BUFFER_BYTES = 1 << 20
 
 
 class NodeDirectory:
-    """Files of one node, under `root`. All methods block; all raise `OSError`."""
+    """Files of one node, under `root`. All methods block; all raise `OSError`.
 
-    def __init__(self, root: Path) -> None:
+    `check_owned` raises when the directory has another owner now, and comes before each change: whoever owns it makes files
+    of the same names.
+    """
+
+    def __init__(self, root: Path, *, check_owned: Callable[[], None] | None = None) -> None:
         self.root = root
+        self._check_owned = check_owned or _nobody_asks
 
     def create(self, path: str) -> BinaryIO:
         """Open a new file for writing, replacing one of that name; directories on the way are made durable."""
+        self._check_owned()
         self._make_parents((self.root / path).parent)
         return (self.root / path).open("wb", buffering=WRITE_BUFFER_BYTES)
 
@@ -33,15 +42,17 @@ class NodeDirectory:
 
     def rename(self, source: str, target: str) -> None:
         """Give a file its final name, replacing what had it."""
+        self._check_owned()
         (self.root / source).replace(self.root / target)
 
     def sync_parents(self, paths: list[str]) -> None:
         """Return when the names of `paths` are on disk; one sync for each directory."""
         for parent in sorted({(self.root / path).parent for path in paths}):
-            _sync_directory(parent)
+            sync_directory(parent)
 
     def remove(self, path: str) -> None:
         """Remove a file if it is there."""
+        self._check_owned()
         (self.root / path).unlink(missing_ok=True)
 
     def read(self, path: str) -> bytes:
@@ -69,12 +80,8 @@ class NodeDirectory:
             return
         self._make_parents(directory.parent)
         directory.mkdir(exist_ok=True)
-        _sync_directory(directory.parent)
+        sync_directory(directory.parent)
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _nobody_asks() -> None:
+    """Stand in where a directory can have no other owner, or is only read."""

@@ -10,6 +10,7 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from interceptors.idempotency.results import result_of_entry
 from interceptors.idempotency.snapshot import KnownProducer, KnownWindow
@@ -131,7 +132,8 @@ class Window:
     def freeze(self, tick: int) -> KnownWindow:
         """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched by later changes.
 
-        Results above the tick are left out: they are read from the log again. So are those past their age.
+        Results above the tick are left out: they are read from the log again. So are those past their age that have no
+        younger one below them.
         """
         oldest_tick = add_ms(tick, -int(self.limits.results_age_s * 1000))
         return KnownWindow(tick, tuple(self._freeze_each(tick, oldest_tick)))
@@ -149,14 +151,11 @@ class Window:
 
     def _freeze_each(self, tick: int, oldest_tick: int) -> Iterator[KnownProducer]:
         for producer_id, known in self._producers.items():
-            floor, kept = known.floor, {}
-            for sequence in known.sequences:
-                result = known.results[sequence]
-                if oldest_tick <= result.time_tick <= tick:
-                    kept[sequence] = result
-                elif result.time_tick < oldest_tick:
-                    floor = max(floor, sequence)
-            yield KnownProducer(producer_id, known.epoch, floor, kept)
+            results = known.results
+            # From the lowest up, as everywhere: the floor never passes a sequence that is kept, or one still to come.
+            expired = list(takewhile(lambda each: results[each].time_tick < oldest_tick, known.sequences))  # noqa: B023
+            kept = {each: results[each] for each in known.sequences[len(expired) :] if results[each].time_tick <= tick}
+            yield KnownProducer(producer_id, known.epoch, max(known.floor, *expired[-1:], 0), kept)
 
     def _least_active(self) -> _Producer:
         """Return the producer whose last result is the oldest; those without results go behind the others."""

@@ -28,6 +28,7 @@ from wal.headers import (
     DropPartitionHeader,
     InsertHeader,
 )
+from wal.remedy import Remedy
 
 DEFAULT_PARTITION = "_default"
 """Every collection is created with it, and it cannot be dropped."""
@@ -65,9 +66,7 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
         for partition in self.partitions:
             if partition.name == name and not partition.dropped_tick:
                 return partition
-        raise PartitionNotFound(
-            f"collection {self.name!r} has no partition {name!r} — create it, or look at its partitions"
-        )
+        raise PartitionNotFound(f"collection {self.name!r} has no partition {name!r}", Remedy.LOOK_AT_PARTITIONS)
 
     def partition(self, partition_id: int) -> PartitionInfo:
         """Return the live partition of this id. Raises `PartitionNotFound`."""
@@ -130,7 +129,7 @@ class Catalog:
         """Return the live collection of this name. Raises `CollectionNotFound`."""
         collection_id = self._ids.get(name)
         if collection_id is None:
-            raise CollectionNotFound(f"no collection is named {name!r} — create it first, or look with collections()")
+            raise CollectionNotFound(f"no collection is named {name!r}", Remedy.LOOK_AT_COLLECTIONS)
         return self._collections[collection_id]
 
     def schema(self, collection_id: int, version: int) -> bytes:
@@ -176,7 +175,7 @@ class Catalog:
         """Raise `InvalidName`, `AlreadyExists` or `InvalidArgument` unless the collection may be created."""
         check_name(header.name)
         if header.name in self._ids:
-            raise AlreadyExists(f"collection {header.name!r} exists — drop it first, or pass if_not_exists=True")
+            raise AlreadyExists(f"collection {header.name!r} exists", Remedy.USE_COLLECTION)
         if header.collection_id in self._collections or any(vchannel in self._owners for vchannel in header.vchannels):
             raise AlreadyExists(f"collection id {header.collection_id} is taken — allocate a new one")
         if not header.vchannels or len(set(header.vchannels)) < len(header.vchannels):
@@ -195,9 +194,7 @@ class Catalog:
         """Raise `CollectionNotFound`, `InvalidName` or `AlreadyExists` unless the partition may be created."""
         info = self._live(header.collection_id)
         if any(header.name == each.name and not each.dropped_tick for each in info.partitions):
-            raise AlreadyExists(
-                f"partition {header.name!r} of collection {info.name!r} exists — pass if_not_exists=True"
-            )
+            raise AlreadyExists(f"partition {header.name!r} of {info.name!r} exists", Remedy.USE_PARTITION)
         check_name(header.name)
         if any(header.partition_id == each.id for each in info.partitions):
             raise AlreadyExists(f"partition id {header.partition_id} is taken — allocate a new one")

@@ -36,10 +36,11 @@ class SegmentLimits:
     def __post_init__(self) -> None:
         positive = (self.bytes_max, self.life_s_max, self.idle_s_max, self.growing_bytes_low)
         if min(positive) <= 0 or self.rows_max < 0 or self.idle_bytes_min < 0 or not 0 <= self.bytes_jitter < 1:
-            raise InvalidArgument(f"segment limits are positive, the jitter a share below 1: {self}")
+            raise InvalidArgument(f"segment limits are positive, the jitter a share below 1: {self} — correct it")
         if self.growing_bytes_high <= self.growing_bytes_low:
             raise InvalidArgument(
-                f"growing_bytes_high ({self.growing_bytes_high}) must be over growing_bytes_low ({self.growing_bytes_low})"
+                f"growing_bytes_high ({self.growing_bytes_high}) is not over growing_bytes_low ({self.growing_bytes_low}) — "
+                "raise the one, or lower the other"
             )
 
     def bytes_max_of_next(self, share: float) -> int:

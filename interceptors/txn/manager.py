@@ -7,11 +7,11 @@ here waits; only `wait_for_doomed` does.
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Self
 
 from interceptors.change import Change
+from interceptors.txn.commits import Commits
 from interceptors.txn.session import DOOMABLE, Doom, Session, SessionEvent, SessionState, TxnLimits
 from wal.append import AppendGroup
 from wal.errors import InvalidArgument, InvalidTransactionState, Overloaded, StreamingNodeError, TransactionExpired
@@ -19,9 +19,6 @@ from wal.headers import BeginTxnHeader
 from wal.message import Message
 from wal.message_type import MessageType
 from wal.timetick import physical_ms
-
-COMMITTED_REMEMBERED = 4096
-"""Ids kept after their commit, so that a late call hears "committed" rather than "none of its rows will appear"."""
 
 _ENDS = frozenset({MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 
@@ -34,7 +31,13 @@ def steady_ms() -> int:
 class TxnManager:
     """Holds the sessions, oldest first. Lives on the event loop; `now_ms` is a clock that never leaps."""
 
-    def __init__(self, limits: TxnLimits | None = None, *, now_ms: Callable[[], int] = steady_ms) -> None:
+    def __init__(
+        self,
+        limits: TxnLimits | None = None,
+        *,
+        commits: Commits | None = None,
+        now_ms: Callable[[], int] = steady_ms,
+    ) -> None:
         self.limits = limits or TxnLimits()
         self._now_ms = now_ms
         self._sessions: dict[int, Session] = {}
@@ -43,7 +46,7 @@ class TxnManager:
         self._fences: dict[str, int] = {}
         """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
         self._drained: dict[int, asyncio.Future[None]] = {}
-        self._committed: OrderedDict[int, None] = OrderedDict()
+        self._commits = Commits() if commits is None else commits
         self._wake = asyncio.Event()
 
     @classmethod
@@ -53,15 +56,16 @@ class TxnManager:
         *,
         fences: Mapping[str, int],
         at_tick: int,
+        commits: Commits | None = None,
         limits: TxnLimits | None = None,
         now_ms: Callable[[], int] = steady_ms,
     ) -> Self:
         """Return a manager of the transactions that the log leaves open at `at_tick`, each begin with its bodies.
 
-        `fences` maps vchannels to the tick of their last exclusive message. A client may go on with a transaction whose
-        keepalive has not passed meanwhile; how long that was only ticks can tell.
+        `fences` maps vchannels to the tick of their last exclusive message; `commits` has what the log says of others. A
+        client may go on with a transaction whose keepalive has not passed meanwhile; how long that was only ticks can tell.
         """
-        manager = cls(limits, now_ms=now_ms)
+        manager = cls(limits, commits=commits, now_ms=now_ms)
         for begin, bodies in sorted(open_transactions, key=lambda each: each[0].position):
             manager._recover(begin, bodies, at_tick)
         manager._fences = dict(fences) if manager._sessions else {}
@@ -156,9 +160,7 @@ class TxnManager:
         if event is not None:
             session.apply(event)
         if session.state is SessionState.COMMITTED:
-            self._committed[session.txn_id] = None
-            if len(self._committed) > COMMITTED_REMEMBERED:
-                self._committed.popitem(last=False)
+            self._commits.add(session.txn_id)
         del self._sessions[session.txn_id], self._begins[session.txn_id]
         if not self._sessions:
             self._fences.clear()
@@ -238,8 +240,12 @@ class TxnManager:
         return session
 
     def _missing(self, txn_id: int) -> StreamingNodeError:
-        if txn_id in self._committed:
+        if txn_id in self._commits:
             return InvalidTransactionState(f"transaction {txn_id} is committed already — begin a new one")
+        if txn_id <= self._commits.known_after:
+            return InvalidTransactionState(
+                f"transaction {txn_id} ended too long ago to say whether it committed — read back whether its rows are there"
+            )
         return TransactionExpired(
             f"transaction {txn_id} is not open: rolled back, expired or unknown — begin a new one"
         )

@@ -272,3 +272,23 @@ async def test_messages_of_an_unknown_collection_are_counted_and_skipped() -> No
         recovered = await recover(channel.memory, position=first)
     assert recovered.shard_state.skipped == 4  # the segment, the rows, the delete, the drop
     assert recovered.shard_state.segments == {}
+
+
+@pytest.mark.anyio
+async def test_commits_in_what_is_read_are_known_and_what_began_before_it_is_unknown() -> None:
+    async with LiveChannel.open() as channel:
+        info = await channel.create_collection("a")
+        early, spanning = await channel.begin(), await channel.begin()
+        await channel.commit(early)
+        position, tick = channel.memory.next_position, channel.ticks.last
+        await channel.commit(spanning)
+        late, given_up = await channel.begin(), await channel.begin()
+        await channel.append(insert(info, txn_id=late))
+        await channel.commit(late)
+        await channel.rollback(given_up)
+        whole = (await recover(channel.memory)).commits
+        part = (await recover(channel.memory, position=position, tick=tick + 1000)).commits
+    assert [each in whole for each in (early, spanning, late, given_up)] == [True, True, True, False]
+    assert whole.known_after == 0
+    assert [each in part for each in (early, spanning, late, given_up)] == [False, True, True, False]
+    assert early < spanning <= part.known_after < late < given_up

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from wal.admission import Admission
-from wal.errors import OnShutdown
+from wal.errors import OnShutdown, StorageFull
 
 pytestmark = pytest.mark.anyio
 
@@ -93,3 +93,39 @@ async def test_refusing_ends_every_wait() -> None:
     for task in tasks:
         with pytest.raises(OnShutdown):
             await task
+
+
+async def test_refusing_on_a_full_disk_leaves_those_in_their_order_that_make_room() -> None:
+    admission = Admission(100)
+    admission.take(100)
+    rows, drop, cut = (
+        asyncio.ensure_future(admission.wait(90)),
+        asyncio.ensure_future(admission.wait(90, makes_room=True)),
+        asyncio.ensure_future(admission.wait(90, makes_room=True)),
+    )
+    await asyncio.sleep(0)
+    admission.refuse(StorageFull("disk", 0, 1), but_what_makes_room=True)
+    with pytest.raises(StorageFull):
+        await rows
+    assert admission.waiting == 2
+    admission.give_back(20)
+    await asyncio.sleep(0)
+    assert (drop.done(), cut.done()) == (False, False)
+    admission.give_back(80)
+    await drop
+    assert not cut.done()
+    admission.take(90)
+    admission.give_back(90)
+    await cut
+
+
+async def test_what_makes_room_passes_when_larger_ones_before_it_are_refused() -> None:
+    admission = Admission(100)
+    admission.take(50)
+    rows = asyncio.ensure_future(admission.wait(90))
+    drop = asyncio.ensure_future(admission.wait(10, makes_room=True))
+    await asyncio.sleep(0)
+    admission.refuse(StorageFull("disk", 0, 1), but_what_makes_room=True)
+    await drop
+    with pytest.raises(StorageFull):
+        await rows

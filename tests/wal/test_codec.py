@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wal.append import AppendGroup
 from wal.codec import (
     ENTRY_HEADER_BYTES,
     MESSAGE_HEADER_BYTES,
@@ -171,3 +172,12 @@ def _with_checksum(checked: bytes) -> bytes:
     import crc32c
 
     return struct.pack("<HBxI", 0x4E53, 1, crc32c.crc32c(checked)) + checked
+
+
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_entry_of_rows_is_at_most_one_entry_header_larger_than_what_its_group_counts_for(count: int) -> None:
+    header = InsertHeader(10**9, 10**9, 10**3, 10**6, 10**9, 10**12)
+    group = AppendGroup([MutableMessage(MessageType.INSERT, header, "p0_1000v15", b"rows") for _ in range(count)])
+    group.stamp_time_tick(1 << 60, None)
+    data = encode_entry(group.messages, first_position=1 << 40, previous_crc32c=0, producer=ProducerStamp(1, 1, 1))
+    assert len(data) <= group.size_bytes + ENTRY_HEADER_BYTES + 8 * count

@@ -19,21 +19,25 @@ NONCE_BYTES = 16
 class Claim:
     """The claim of one opening on a node directory; `take` comes first. Any thread; `check` costs some microseconds."""
 
-    __slots__ = ("_before", "_descriptor", "_identity", "_mine", "_nonce", "_path", "_place")
+    __slots__ = ("_before", "_descriptor", "_identity", "_mine", "_nonce", "_path", "_place", "_taking", "term")
 
     def __init__(self, directory: Path) -> None:
+        self.term = 0
+        """The latest term claimed; 0 before the first."""
         self._path = directory / FLOOR_NAME
         self._place = str(self._path)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._identity = _identity(os.fstat(self._descriptor))
-        self._before = self._mine = os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET)
+        self._before = self._mine = self._taking = os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET)
 
     def take(self, term: int) -> None:
         """Claim the directory for `term`, durably. Raises `OSError`."""
         claim = encode_claim(term, self._nonce)
+        self._taking = claim  # other threads may look in between
         os.pwrite(self._descriptor, claim, CLAIM_OFFSET)
         self._mine = claim  # not before: after a write that failed, the claim on the disk is still the last one of ours
+        self.term = term
         os.fsync(self._descriptor)
 
     def check(self) -> None:
@@ -51,7 +55,7 @@ class Claim:
     def check_number(self) -> None:
         """Raise `ChannelFenced` when somebody else has claimed the directory: one read of a page, for the event loop."""
         found = os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET)
-        if found != self._mine:
+        if found not in (self._mine, self._taking):
             raise ChannelFenced(
                 f"{self._path.parent} was taken over by another owner, of term {decode_claim_term(found)} — "
                 "stop one of the two: this one writes no more"

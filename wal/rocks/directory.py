@@ -5,7 +5,6 @@ under its own name. A crash before the last step leaves a temporary database, an
 the next open starts again. Later on, a database without a floor or a floor without its database is damage.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,11 +16,15 @@ from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeErr
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.rocks.failures import classify_failure
+from wal.rocks.file_numbers import keep_numbers_apart
 from wal.rocks.floor import Floor, create_floor, read_floor
 from wal.rocks.framing import check_framing
 from wal.rocks.keys import FORMAT_KEY, META_VERSION_KEY, NODE_ID_KEY, TERM_KEY, encode_number
-from wal.rocks.options import DATABASE_NAME, RocksOptions, database_options, families
+from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY, RocksOptions, database_options, families
 from wal.rocks.recovery import STORE_FORMAT, Survey, judge, survey
+from wal.rocks.replacement import finish_replacement
+from wal.rocks.torn_tail import drop_behind_holes
+from wal.synced_names import sync_directory
 
 _log = event_log(__name__)
 
@@ -40,7 +43,7 @@ def make_directory(directory: Path) -> None:
             raise InvalidArgument(f"{directory} is a file — name a directory")
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)  # another opener may make it in between
-            _sync_directory(directory.parent)
+            sync_directory(directory.parent)
     except OSError as error:
         raise StorageFailed(f"cannot make {directory}: {error.strerror} — choose a writable place") from error
 
@@ -51,6 +54,8 @@ def prepare_database(directory: Path, options: RocksOptions, make_node_id: Calla
     Raises `UnsupportedFormat` for a directory that holds something else, `Corrupt` when half of a node is missing,
     `InvalidArgument` for a backup.
     """
+    if finish_replacement(directory):
+        _log.warning("interrupted_repair_finished", directory=str(directory))
     if (directory / BACKUP_RECORD_NAME).exists():
         raise InvalidArgument(f"{directory} is a backup — run: streamingnode restore {directory} <new directory>")
     database, floor = directory / DATABASE_NAME, read_floor(directory)
@@ -101,19 +106,34 @@ def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
 
 
 def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple[Rdict, Survey]:
-    """Open a verified database for writing, and check once more that it holds what the floor says."""
+    """Open a verified database for writing, and check once more that it holds what the floor says.
+
+    What was in its log is in new tables then, synced, whatever became of the pages of the old files.
+    """
     path = directory / DATABASE_NAME
     with classified(path):
+        keep_numbers_apart(path)
         database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write())
     try:
         with classified(path):
-            found = survey(database)
+            found = drop_behind_holes(database, survey(database), floor)
+            _bring_into_tables(database)
         judge(found, found, floor, place=str(path))
     except BaseException:
         with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
             database.close()
         raise
     return database, found
+
+
+def _bring_into_tables(database: Rdict) -> None:
+    """Do what RocksDB would do as it opens, but with the interpreter lock let go: the larger part of the time it takes."""
+    entries = database.get_column_family(ENTRY_FAMILY)
+    try:
+        entries.flush()
+        database.flush()
+    finally:
+        entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
 
 
 def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
@@ -130,14 +150,14 @@ def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
         failpoint("recovery.facts_written")
         database.flush_wal(sync=True)
         database.close()
-    _sync_directory(path)
+    sync_directory(path)
     failpoint("recovery.database_created")
     create_floor(directory, node_id)
     failpoint("recovery.floor_created")
-    _sync_directory(directory)
+    sync_directory(directory)
     path.rename(directory / DATABASE_NAME)
     failpoint("recovery.database_renamed")
-    _sync_directory(directory)
+    sync_directory(directory)
 
 
 def _survey_read_only(path: Path, options: RocksOptions, recovery: DBRecoveryMode) -> Survey:
@@ -165,11 +185,3 @@ def classified(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise classify_failure(error, path) from error
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,7 +9,10 @@ finds by itself. Layout: RocksDB's wiki, "Write Ahead Log File Format".
 import mmap
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import crc32c
 
 from wal.errors import Corrupt
 
@@ -19,18 +22,19 @@ RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
 
 _HEADER = struct.Struct("<IHB")
 """checksum, length, type."""
+_SEQUENCE = struct.Struct("<Q")
+"""Begins the content of the first record of a log file."""
 _PADDING = 0
+_FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 2, 3
+_CRC_MASK = 0xA282EAD8
+"""RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak."""
 
 
 def check_framing(database: Path) -> None:
     """Raise `Corrupt`, with file and byte, for a record that RocksDB would not get past. Blocks; changes nothing."""
     for path in sorted((*database.glob("MANIFEST-*"), *database.glob("*.log"))):
-        with path.open("rb") as file:
-            size_bytes = path.stat().st_size
-            if size_bytes < _HEADER.size:  # made, and not written yet
-                continue
-            with mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as data:
-                at = next(recycled_records(data), None)
+        with _mapped(path) as data:
+            at = next(recycled_records(data), None)
         if at is not None:
             raise Corrupt(
                 f"{path} is damaged at byte {at}: a record of a type that it is never given — restore it from a backup"
@@ -49,3 +53,60 @@ def recycled_records(data: bytes | mmap.mmap) -> Iterator[int]:
             if kind == _PADDING:
                 break
             at += _HEADER.size + length
+
+
+def torn_bytes(database: Path) -> int:
+    """Return how many bytes of RocksDB's log files lie behind the last whole record of their unbroken beginning. Blocks."""
+    torn = 0
+    for path in sorted(database.glob("*.log"), key=lambda each: int(each.stem)):
+        with _mapped(path) as data:
+            whole = 0 if torn else whole_bytes(data)
+            torn += len(data[whole:].rstrip(b"\0"))
+    return torn
+
+
+def whole_bytes(data: bytes | mmap.mmap) -> int:
+    """Return where the last whole record ends that has only whole ones before it."""
+    whole = 0
+    for block in range(0, len(data), BLOCK_BYTES):
+        at, end = block, min(block + BLOCK_BYTES, len(data))
+        while at + _HEADER.size <= end:
+            checksum, length, kind = _HEADER.unpack_from(data, at)
+            following = at + _HEADER.size + length
+            if kind == _PADDING or following > end or checksum != _checksum(data[at + _HEADER.size - 1 : following]):
+                return whole
+            at = following
+            if kind not in (_FIRST_FRAGMENT, _MIDDLE_FRAGMENT):
+                whole = at
+    return whole
+
+
+def _checksum(type_and_content: bytes) -> int:
+    plain = crc32c.crc32c(type_and_content)
+    return ((plain >> 15 | plain << 17) + _CRC_MASK) & 0xFFFFFFFF
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
+    """Yield a file's content; nothing of one too short to map, which is made and not written yet."""
+    size_bytes = path.stat().st_size
+    if size_bytes < _HEADER.size:
+        yield b""
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def first_sequence(path: Path) -> int | None:
+    """Return the number that RocksDB gave the first change in one of its log files; None when nothing is in it."""
+    with path.open("rb") as file:
+        head = file.read(_HEADER.size + _SEQUENCE.size)
+    if len(head) < _HEADER.size + _SEQUENCE.size or head[_HEADER.size - 1] == _PADDING:
+        return None
+    return int(_SEQUENCE.unpack_from(head, _HEADER.size)[0])
+
+
+def is_cut_short(path: Path) -> bool:
+    """Whether a file in this framing ends with something that is no whole record."""
+    with _mapped(path) as data:
+        return len(bytes(data).rstrip(b"\0")) > whole_bytes(data)

@@ -8,6 +8,8 @@ side keeps the state machine of the store:
                               +----------------- reopen failed -------------+
     OPEN, POISONED, VERIFYING --taken over--> FENCED        any of these --close--> CLOSED
 
+A store that was opened for reading only, for want of room, begins POISONED: by no write, so its error says what it lacks.
+
 A failed write poisons the store: the writes from it on are `Indeterminate`, and later ones are refused with the same error
 until the database was closed, verified and opened again. Reads of logs go on, but for the time that takes.
 """
@@ -21,6 +23,7 @@ from wal.admission import Admission
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
+from wal.remedy import Remedy
 from wal.rocks.options import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.write import Write, acknowledge, fail, settle
@@ -34,7 +37,7 @@ class CommitState(Enum):
 
     OPEN = "open"
     POISONED = "poisoned"
-    """A write failed; what was synced can be read."""
+    """A write failed, or the disk had no room for opening; what was synced can be read."""
     REOPENING = "reopening"
     """The database is being closed."""
     VERIFYING = "verifying"
@@ -88,19 +91,36 @@ class GroupCommit:
     `submit` hands a write to the thread; the thread reports back to the methods at the end.
     """
 
-    __slots__ = ("_admission", "_cause", "_directory", "_lost", "_options", "_submit", "space", "state", "taken_over")
+    __slots__ = (
+        "_admission",
+        "_cause",
+        "_directory",
+        "_lost",
+        "_options",
+        "_submit",
+        "has_acknowledged",
+        "space",
+        "state",
+        "taken_over",
+    )
 
-    def __init__(self, directory: Path, options: RocksOptions, *, space: SpaceVerdict) -> None:
-        self.state = CommitState.OPEN
+    def __init__(
+        self, directory: Path, options: RocksOptions, *, space: SpaceVerdict, lacking: StorageFull | None = None
+    ) -> None:
+        self.state = CommitState.OPEN if lacking is None else CommitState.POISONED
         self.taken_over = False
         """Whether another owner has the directory, also after closing."""
+        self.has_acknowledged = False
+        """Whether a write was acknowledged since the store took writes last."""
         self.space = space
         self._directory = directory
         self._options = options
         self._submit: Callable[[Write], None] | None = None
         self._admission = Admission(options.queue_bytes_max)
-        self._cause: Exception | None = None
+        self._cause: Exception | None = lacking
         self._lost = asyncio.Event()
+        if lacking is not None:
+            self._lost.set()
 
     def submit_to(self, submit: Callable[[Write], None]) -> None:
         """Hand writes over by `submit` from now on."""
@@ -129,7 +149,7 @@ class GroupCommit:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
         self.check_writable()
         self.check_space(makes_room=makes_room)
-        await self._admission.wait(size_bytes)
+        await self._admission.wait(size_bytes, makes_room=makes_room)
 
     def check_space(self, *, makes_room: bool) -> None:
         """Raise `StorageFull` when the disk is too short of space for this write."""
@@ -147,6 +167,16 @@ class GroupCommit:
         """Raise unless writes are taken."""
         if self.state is not CommitState.OPEN:
             raise self.refusal()
+
+    @property
+    def lacking(self) -> StorageFull | None:
+        """What keeps a store that was opened for reading only from taking writes: no write of it is in doubt."""
+        return self._cause if isinstance(self._cause, StorageFull) else None
+
+    def check_settled(self) -> None:
+        """Raise unless every record that was written is known to be synced, or never to have happened."""
+        if self.lacking is None or self.state in _ENDED:
+            self.check_writable()
 
     def check_readable(self) -> None:
         """Raise when the store is closed, or was opened by the process this one was forked from."""
@@ -169,10 +199,14 @@ class GroupCommit:
         elif event is CommitEvent.VERIFIED:
             self._lost.clear()
             self._cause = None
+            self.has_acknowledged = False
 
     def refusal(self) -> StreamingNodeError:
         """Return the error for a call that the state does not allow."""
+        lacking = self.lacking
         match self.state:
+            case CommitState.POISONED | CommitState.REOPENING | CommitState.VERIFYING if lacking is not None:
+                return StorageFull(lacking.path, self.space.free_bytes, lacking.needed_bytes)
             case CommitState.POISONED | CommitState.REOPENING | CommitState.VERIFYING:
                 return _indeterminate(self._directory, self._cause)
             case CommitState.FENCED:
@@ -191,11 +225,13 @@ class GroupCommit:
 
     def acknowledged(self, writes: list[Write]) -> None:
         """The operating system has these writes."""
+        self.has_acknowledged = True
         acknowledge(writes)
 
     def landed(self, writes: list[Write]) -> None:
         """These writes are synced."""
         failpoint("append.landed")
+        self.has_acknowledged = True
         settle(writes)
         failpoint("append.acknowledged")
         self._admission.give_back(sum(write.size_bytes for write in writes))
@@ -219,7 +255,8 @@ class GroupCommit:
                 "disk_space", level=verdict.level.name, free_bytes=verdict.free_bytes, needed_bytes=verdict.needed_bytes
             )
         if verdict.level >= SpaceLevel.FULL:
-            self._admission.refuse(self._storage_full())
+            passes = verdict.level < SpaceLevel.EXHAUSTED
+            self._admission.refuse(self._storage_full(), but_what_makes_room=passes)
 
     def _storage_full(self) -> StorageFull:
         return StorageFull(str(self._directory), self.space.free_bytes, self.space.needed_bytes)
@@ -233,8 +270,6 @@ def _fence_in(error: BaseException | None) -> ChannelFenced | None:
 
 
 def _indeterminate(directory: Path, cause: Exception | None) -> Indeterminate:
-    error = Indeterminate(
-        f"a write to {directory} failed and may or may not be in the log: {cause} — read back once the log is open again"
-    )
+    error = Indeterminate(f"a write to {directory} failed and may or may not be in the log: {cause}", Remedy.READ_BACK)
     error.__cause__ = cause
     return error

@@ -4,6 +4,7 @@ RocksDB's own settings are chosen with figures in `docs/adr/0004-log-layout-on-r
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rocksdict import DBCompressionType, DBRecoveryMode, Options
@@ -16,6 +17,10 @@ META_FAMILY = "default"
 ENTRY_FAMILY = "entries"
 """Entries have a column family of their own: their tables then never overlap those of the state map, and move down the
 levels without being rewritten."""
+
+_SETTINGS = Path(__file__).parent / "settings"
+"""An options file of RocksDB's own, for what rocksdict has no call for. Opening replays the log into memory and no further:
+bringing it into tables is a call of its own then, which lets the event loop run."""
 
 MEMTABLE_BYTES = 64 << 20
 """RocksDB's log is at most about two of these, three on a slow disk, which bounds what a start has to replay."""
@@ -57,7 +62,8 @@ class RocksOptions:
 
 def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False) -> Options:
     """Return the settings of the database as a whole."""
-    database = family_options(options)
+    database, _ = Options.load_latest(str(_SETTINGS))
+    _tune(database, options)
     database.create_if_missing(create)
     database.create_missing_column_families(create)
     database.set_wal_recovery_mode(recovery)
@@ -74,10 +80,14 @@ def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create:
 def family_options(options: RocksOptions) -> Options:
     """Return the settings of one column family. Raw mode always: RocksDB's own notes on keys do not survive a power cut."""
     family = Options(raw_mode=True)
+    _tune(family, options)
+    return family
+
+
+def _tune(family: Options, options: RocksOptions) -> None:
     family.set_write_buffer_size(options.memtable_bytes)
     family.set_max_write_buffer_number(WAITING_MEMTABLES_MAX + 1)
     family.set_compression_type(DBCompressionType.none())
-    return family
 
 
 def families(options: RocksOptions) -> dict[str, Options]:

@@ -9,32 +9,44 @@ sync: what is recovered is written into new files by RocksDB and synced, because
 clean in memory without being on the disk.
 """
 
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocksdict import Rdict
 
-from wal.errors import Corrupt
+from wal.errors import AlreadyOwned, Corrupt, StorageFull
 from wal.failpoint import failpoint
 from wal.rocks.claim import Claim
-from wal.rocks.directory import classified, make_directory, open_database, prepare_database, verify_database
+from wal.rocks.directory import (
+    classified,
+    make_directory,
+    open_database,
+    open_for_reading,
+    prepare_database,
+    verify_database,
+)
 from wal.rocks.floor import Floor, FloorFile, read_floor
 from wal.rocks.keys import DURABILITY_KEY, TERM_KEY, encode_number
 from wal.rocks.options import DATABASE_NAME, RocksOptions
 from wal.rocks.ownership import DirectoryLock
-from wal.rocks.recovery import Survey
+from wal.rocks.recovery import Survey, survey
 from wal.rocks.space_watch import SpaceWatch
 from wal.rocks.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedDatabase:
-    """A verified database, open for writing under `term`, with what was found in it."""
+    """A verified database, open for writing under `term`, with what was found in it.
+
+    With `lacking` it is open for reading only, because there is no room for more.
+    """
 
     database: Rdict
     found: Survey
     term: int
+    lacking: StorageFull | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +69,10 @@ class OwnedDirectory:
 
 
 def take_directory(directory: Path, options: RocksOptions, surroundings: Surroundings) -> OwnedDirectory:
-    """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
+    """Own a directory and open its database, on a full disk for reading only, if everything in it is known to be synced.
+
+    Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
+    """
     make_directory(directory)
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
@@ -72,11 +87,15 @@ def take_directory(directory: Path, options: RocksOptions, surroundings: Surroun
         failpoint("recovery.verified")
         claim = Claim(directory)
         undo.callback(claim.withdraw)
-        term = _claim_next(claim, found, floor)
+        term = _claim(claim, _term_after(found, floor))
         floor = _floor_of(directory)  # once more: what an owner that is fenced now had acknowledged until then
         floor_file = FloorFile(directory, floor)
         undo.callback(floor_file.close)
-        opened = _open(directory, options, claim, floor_file, floor, term)
+        try:
+            opened = _open(directory, options, claim, floor_file, floor, term)
+        except StorageFull as error:
+            lacking = StorageFull(error.path, error.free_bytes, error.needed_bytes)  # the frames of this one hold files
+            opened = _open_for_reading(directory, options, floor, term, lacking)
         undo.callback(opened.database.close)
         space.look()
         undo.pop_all()
@@ -91,11 +110,13 @@ def take_directory(directory: Path, options: RocksOptions, surroundings: Surroun
     )
 
 
-def open_again(owned: OwnedDirectory, options: RocksOptions) -> OpenedDatabase:
+def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:
     """Verify and open the database of an owned directory after it was closed, under the next term.
 
-    The floor in memory counts too: it knows everything that was acknowledged, even if the floor file does not any more.
-    Raises `ChannelFenced` when somebody else has claimed the directory, else as `take_directory`.
+    The next term is the one claimed last, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
+    no term gets that far does not use them up. The floor in memory counts too: it knows everything that was acknowledged,
+    even if the floor file does not any more. Raises `ChannelFenced` when somebody else has claimed the directory, else as
+    `take_directory`.
     """
     owned.claim.check()
     owned.space.make_room_to_start()
@@ -103,14 +124,17 @@ def open_again(owned: OwnedDirectory, options: RocksOptions) -> OpenedDatabase:
     _floor_of(owned.directory)
     found = verify_database(owned.directory, options, floor)
     failpoint("recovery.verified")
-    term = _claim_next(owned.claim, found, floor)
+    term = _claim(owned.claim, _term_after(found, floor) if term_is_spent else owned.claim.term)
     opened = _open(owned.directory, options, owned.claim, owned.floor, floor, term)
     owned.space.look()
     return opened
 
 
-def _claim_next(claim: Claim, found: Survey, floor: Floor) -> int:
-    term = 1 + max(found.term, floor.term)
+def _term_after(found: Survey, floor: Floor) -> int:
+    return 1 + max(found.term, floor.term)
+
+
+def _claim(claim: Claim, term: int) -> int:
     claim.take(term)
     failpoint("recovery.claimed")
     return term
@@ -126,8 +150,14 @@ def _floor_of(directory: Path) -> Floor:
 def _open(
     directory: Path, options: RocksOptions, claim: Claim, floor_file: FloorFile, floor: Floor, term: int
 ) -> OpenedDatabase:
-    database, found = open_database(directory, options, floor)
-    claim.keep()  # RocksDB has put its files in the place of those an owner before may have open
+    try:
+        database, found = open_database(directory, options, floor)
+    except AlreadyOwned:
+        raise  # RocksDB's own lock kept this opening from changing anything
+    except BaseException:
+        claim.keep()
+        raise
+    claim.keep()  # RocksDB has put its files in the place of those an owner before may have open, or begun to
     failpoint("recovery.database_opened")
     with classified(directory / DATABASE_NAME):
         try:
@@ -139,11 +169,35 @@ def _open(
     return OpenedDatabase(database=database, found=found, term=term)
 
 
+def _open_for_reading(
+    directory: Path, options: RocksOptions, floor: Floor, term: int, lacking: StorageFull
+) -> OpenedDatabase:
+    """Open a database that cannot be brought into tables now, as it is.
+
+    Raises `lacking` when it holds more than the floor knows of: that may be on its way to the disk only in memory, which an
+    opening for writing would make sure of, and until then nobody can tell what there is.
+    """
+    database = open_for_reading(directory, options)
+    try:
+        found = survey(database)
+        if _known(found.last_positions) != _known(floor.positions) or found.meta_version != floor.meta_version:
+            raise lacking
+    except BaseException:
+        database.close()
+        raise
+    return OpenedDatabase(database=database, found=found, term=term, lacking=lacking)
+
+
+def _known(positions: Mapping[int, int]) -> dict[int, int]:
+    return {log_id: position for log_id, position in positions.items() if position}
+
+
 def _take_term(database: Rdict, floor: FloorFile, found: Survey, term: int, options: RocksOptions) -> None:
     """Make the new term durable in both places before anything is done under it."""
-    database.put(DURABILITY_KEY, options.durability.encode())
-    database.put(TERM_KEY, encode_number(term))
-    failpoint("recovery.term_written")
+    if found.term != term:
+        database.put(DURABILITY_KEY, options.durability.encode())
+        database.put(TERM_KEY, encode_number(term))
+        failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
     # What a killed owner wrote without acknowledging is part of the log now, and readers may see it.

@@ -1,6 +1,5 @@
 """A new database out of records and entries of another: for repair, which never writes into a damaged one. Blocks."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from rocksdict import DBRecoveryMode, Rdict, WriteBatch
 
 from wal.rocks.failures import classify_failure
 from wal.rocks.options import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
+from wal.synced_names import sync_directory
 
 BATCH_BYTES = 1 << 20
 
@@ -29,7 +29,7 @@ def build_database(path: Path, records: Iterable[tuple[bytes, bytes]], entries: 
             database.close()
     except Exception as error:
         raise classify_failure(error, path) from error
-    _sync_directory(path)
+    sync_directory(path)
 
 
 def _write(database: Rdict, family: str, items: Iterable[tuple[bytes, bytes]]) -> None:
@@ -47,11 +47,3 @@ def _new_batch(database: Rdict, family: str) -> WriteBatch:
     batch = WriteBatch(raw_mode=True)
     batch.set_default_column_family(database.get_column_family_handle(family))
     return batch
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

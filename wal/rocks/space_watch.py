@@ -7,7 +7,10 @@ needs no room; it keeps its name, so that taking it again needs no room in a dir
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from wal.event_log import event_log
 from wal.rocks.options import DATABASE_NAME
@@ -25,6 +28,10 @@ RESERVE_NAME = "reserve"
 _BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system's blocks are."""
 _ZEROS = bytes(1 << 20)
+ASK_AGAIN_BYTES = 1 << 20
+"""How much more has to be free for a reserve that could not be had to be asked for again; less is noise of others."""
+ASK_AGAIN_LOOKS = 256
+"""It is asked for again after so many looks anyhow, half a minute or more: room under a quota is not seen as free space."""
 
 _log = event_log(__name__)
 
@@ -40,17 +47,26 @@ def log_bytes(database: Path) -> int:
     return total
 
 
+@dataclass(slots=True)
+class _Refused:
+    """A reserve that could not be had: its size, what was free then, and how many looks that is ago."""
+
+    wanted_bytes: int
+    free_bytes: int
+    looks: int = 0
+
+
 class SpaceWatch:
     """Free space, low-water mark and reserve of one node directory. One thread at a time; `look` is cheap, some 50 us."""
 
-    __slots__ = ("_asked_bytes", "_database", "_directory", "_free_bytes", "_free_bytes_min", "_reserve", "verdict")
+    __slots__ = ("_database", "_directory", "_free_bytes", "_free_bytes_min", "_refused", "_reserve", "verdict")
 
     def __init__(self, directory: Path, *, free_bytes_min: int, free_bytes: Callable[[Path], int]) -> None:
         self.verdict: SpaceVerdict = NOT_LOOKED
         self._directory, self._database = directory, directory / DATABASE_NAME
         self._free_bytes_min, self._free_bytes = free_bytes_min, free_bytes
         self._reserve = directory / RESERVE_NAME
-        self._asked_bytes = 0
+        self._refused: _Refused | None = None
 
     def make_room_to_start(self) -> None:
         """Give the reserve up if the disk has too little room for replaying the log, and can tell."""
@@ -60,6 +76,16 @@ class SpaceWatch:
             return
         if reading.reserve_bytes and start_needs_reserve(reading):
             self._resize(reading.reserve_bytes, 0)
+
+    def lacks_room_to_start(self) -> bool:
+        """Whether replaying the log would find no room even without the reserve; a disk that cannot tell has some."""
+        try:
+            reading = self._read()
+        except OSError:
+            return False
+        return start_needs_reserve(
+            msgspec.structs.replace(reading, free_bytes=reading.free_bytes + reading.reserve_bytes)
+        )
 
     def is_tight(self, size_bytes: int) -> bool:
         """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not tight."""
@@ -79,9 +105,22 @@ class SpaceWatch:
         if verdict.level is SpaceLevel.EXHAUSTED and self._reserve_bytes():
             self._resize(self._reserve_bytes(), 0)
             verdict = self._judge()
-        elif verdict.reserve_bytes > max(self._reserve_bytes(), self._asked_bytes):
-            self._resize(self._reserve_bytes(), verdict.reserve_bytes)
+        elif verdict.reserve_bytes > self._reserve_bytes() and self._is_worth_asking(verdict):
+            had = self._resize(self._reserve_bytes(), verdict.reserve_bytes)
+            self._refused = None if had else _Refused(verdict.reserve_bytes, verdict.free_bytes)
         return verdict
+
+    def _is_worth_asking(self, verdict: SpaceVerdict) -> bool:
+        """Whether a reserve of this size was not just refused: by a quota, perhaps, or to a file that cannot be made."""
+        refused = self._refused
+        if refused is None:
+            return True
+        refused.looks += 1
+        return (
+            verdict.reserve_bytes > refused.wanted_bytes
+            or verdict.free_bytes >= refused.free_bytes + ASK_AGAIN_BYTES
+            or refused.looks >= ASK_AGAIN_LOOKS
+        )
 
     def _judge(self) -> SpaceVerdict:
         return judge(self._read(), free_bytes_min=self._free_bytes_min, before=self.verdict.level)
@@ -99,9 +138,8 @@ class SpaceWatch:
         except FileNotFoundError:
             return 0
 
-    def _resize(self, held_bytes: int, wanted_bytes: int) -> None:
-        """Best effort: a reserve that cannot be had is done without; it is asked for again when it should be larger."""
-        self._asked_bytes = wanted_bytes
+    def _resize(self, held_bytes: int, wanted_bytes: int) -> bool:
+        """Return whether the reserve has that size now; one that cannot be had is done without and asked for again later."""
         try:
             descriptor = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -113,8 +151,9 @@ class SpaceWatch:
                 os.close(descriptor)
         except OSError as error:
             _log.info("reserve_not_held", path=str(self._reserve), wanted_bytes=wanted_bytes, error=str(error))
-        else:
-            _log.info("reserve_resized", path=str(self._reserve), before_bytes=held_bytes, bytes=wanted_bytes)
+            return False
+        _log.info("reserve_resized", path=str(self._reserve), before_bytes=held_bytes, bytes=wanted_bytes)
+        return True
 
 
 def _allocate(descriptor: int, held_bytes: int, wanted_bytes: int) -> None:

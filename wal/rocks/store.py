@@ -52,7 +52,8 @@ async def open_rocks_store(
         InvalidArgument: it is a file.
         Corrupt: something that was acknowledged is missing or damaged; nothing was changed.
         UnsupportedFormat: a newer release wrote it, or it holds something else.
-        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up.
+        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up, and what is in
+            that log may not have been synced; otherwise the store is opened for reading, until `reopen` finds room.
         StorageFailed: it cannot be written.
 
     """
@@ -80,7 +81,7 @@ class RocksStore:
         self.node_id, self.promised_tick = opened.found.node_id, owned.promised_tick
         self._owned, self._options, self._surroundings = owned, options, surroundings
         self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
-        self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
+        self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict, lacking=opened.lacking)
         self._logs: dict[str, RocksLog] = {}
         self._opening, self._closing = anyio.Lock(), anyio.Lock()
         self._closed = False
@@ -107,6 +108,10 @@ class RocksStore:
         """Whether log should be given up; see `wal.log.LogStore`."""
         return self._commit.space.level is not SpaceLevel.AMPLE
 
+    def check_owned(self) -> None:
+        """Raise `ChannelFenced` when another owner has taken the directory; any thread, some microseconds."""
+        self._owned.claim.check()
+
     def promise_tick(self, tick: int) -> None:
         """Remember a tick across a kill, without a sync: one page write, some microseconds."""
         self._commit.check_promising()
@@ -125,20 +130,20 @@ class RocksStore:
         """Return the log of pchannel `name`, made if it is new; both of its ends are checked."""
         async with self._opening:
             if name not in self._logs:
-                self._commit.check_writable()
+                self._commit.check_settled()
                 log_id = self._log_ids.get(name) or await self._make_log(name)
                 ends = await self._engine.read(load_ends, self._engine, log_id, name)
                 self._logs[name] = RocksLog(self._engine, self._commit, name=name, log_id=log_id, ends=ends)
             return self._logs[name]
 
     async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none. Raises as `put_meta`: what was not synced is no value."""
-        self._commit.check_writable()
+        """Return the value of `key`, None if it has none. Raises after a failed write: what was not synced is no value."""
+        self._commit.check_settled()
         return await self._engine.read(self._engine.get, meta_key(key))
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return all keys that start with `prefix`, and their values, in key order. Raises as `get_meta`."""
-        self._commit.check_writable()
+        self._commit.check_settled()
         records = await self._engine.read(lambda: scan_prefix(self._engine.database, meta_key(prefix)))
         return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
 
@@ -223,6 +228,7 @@ class RocksStore:
             if self._commit.state is not CommitState.POISONED:
                 raise self._commit.refusal()
             await self._check_owned()
+            await self._check_room()
             self._commit.apply(CommitEvent.REOPEN_ASKED)
             await anyio.to_thread.run_sync(self._writer.stop)
             if self._commit.taken_over:  # its last batch met another claim
@@ -247,8 +253,17 @@ class RocksStore:
             self._commit.apply(CommitEvent.TAKEN_OVER)
             raise
 
+    async def _check_room(self) -> None:
+        """Raise `StorageFull` while a store that reads for want of room has no more of it: it need not be closed to know."""
+        lacking = self._commit.lacking
+        if lacking is not None and await anyio.to_thread.run_sync(self._owned.space.lacks_room_to_start):
+            raise StorageFull(lacking.path, self._owned.space.verdict.free_bytes, lacking.needed_bytes)
+
     async def _install_next(self) -> None:
-        opened = await anyio.to_thread.run_sync(open_again, self._owned, self._options)
+        # A term may have been claimed without ever having been opened: by an attempt that failed later.
+        spent = self._commit.has_acknowledged and self._owned.claim.term == self.term
+        again = functools.partial(open_again, self._owned, self._options, term_is_spent=spent)
+        opened = await anyio.to_thread.run_sync(again)
         self._engine.install(opened.database)
         ends = [
             (log, await self._engine.look(load_ends, self._engine, log.log_id, log.name)) for log in self._logs.values()
@@ -292,6 +307,7 @@ class RocksStore:
             self._owned.let_go()
 
     async def _make_log(self, name: str) -> int:
+        self._commit.check_writable()
         if len(self._log_ids) >= LOGS_MAX:
             raise InvalidArgument(f"{self._directory} has {LOGS_MAX} logs, which is as many as one node can have")
         log_id = 1 + max(self._log_ids.values(), default=0)

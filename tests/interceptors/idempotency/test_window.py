@@ -153,15 +153,27 @@ def test_least_active_producer_loses_its_results_first() -> None:
 
 def test_results_past_their_age_are_not_saved_but_stay_refused() -> None:
     window = Window(ProducerLimits(results_age_s=60))
-    window.add(ProducerStamp(1, 3, 5), result_at(1, tick=FIRST_TICK))
-    window.add(ProducerStamp(1, 3, 2), result_at(2, tick=add_ms(FIRST_TICK, 60_000)))
+    window.add(ProducerStamp(1, 3, 2), result_at(1, tick=FIRST_TICK))
+    window.add(ProducerStamp(1, 3, 5), result_at(2, tick=add_ms(FIRST_TICK, 60_000)))
     later = Window.thaw(window.freeze(add_ms(FIRST_TICK, 60_001)))
     with pytest.raises(SequenceTooOld):
-        later.find(ProducerStamp(1, 3, 5))
-    assert later.find(ProducerStamp(1, 3, 2)) == result_at(2, tick=add_ms(FIRST_TICK, 60_000))
+        later.find(ProducerStamp(1, 3, 2))
+    assert later.find(ProducerStamp(1, 3, 5)) == result_at(2, tick=add_ms(FIRST_TICK, 60_000))
     assert later.last_sequence(1) == 5
     with pytest.raises(ProducerFenced):
         later.find(ProducerStamp(1, 2, 6))
+
+
+def test_a_restart_takes_no_sequence_below_a_younger_result_that_was_free_before() -> None:
+    window = Window(ProducerLimits(results_age_s=60))
+    window.add(ProducerStamp(1, 3, 1), result_at(1, tick=FIRST_TICK))
+    window.add(ProducerStamp(1, 3, 9), result_at(2, tick=FIRST_TICK))
+    window.add(ProducerStamp(1, 3, 4), result_at(3, tick=add_ms(FIRST_TICK, 60_000)))
+    later = Window.thaw(window.freeze(add_ms(FIRST_TICK, 60_001)))
+    for sequence in range(2, 12):
+        assert later.find(ProducerStamp(1, 3, sequence)) == window.find(ProducerStamp(1, 3, sequence))
+    with pytest.raises(SequenceTooOld):
+        later.find(ProducerStamp(1, 3, 1))
 
 
 def test_forgotten_producers_are_unknown_and_free_their_results() -> None:

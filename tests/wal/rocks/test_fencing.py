@@ -1,6 +1,7 @@
 """An owner that another one has overtaken, where it does nothing that would show it, or not any more."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, stamped_group
-from wal.errors import ChannelFenced, StorageFailed
+from wal.errors import AlreadyOwned, ChannelFenced, StorageFailed
 from wal.rocks.claim import Claim
 from wal.rocks.floor import FloorFile
 from wal.rocks.group_commit import CommitState
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.anyio
 
 OPTIONS = RocksOptions(free_bytes_min=0)
 TICK = 1 << 40
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -28,6 +30,32 @@ async def store(tmp_path: Path) -> AsyncIterator[RocksStore]:
     store = await open_rocks_store(tmp_path / "node", options=OPTIONS)
     yield store
     await store.close()
+
+
+FAILING_OPENER = """
+import fcntl, sys, anyio
+from pathlib import Path
+from wal.errors import StorageFailed
+from wal.rocks import directory as opening
+from wal.rocks.options import RocksOptions
+from wal.rocks.store import open_rocks_store
+fcntl.flock = lambda *_: None  # a file system without locks
+directory = Path(sys.argv[1])
+(directory / "log" / "LOCK").unlink()
+survey, surveys = opening.survey, []
+def fails_once_opened_for_writing(database):
+    surveys.append(database)
+    if len(surveys) == 3:
+        raise StorageFailed("the disk cannot be read any more")
+    return survey(database)
+opening.survey = fails_once_opened_for_writing
+async def main():
+    try:
+        await open_rocks_store(directory, options=RocksOptions(free_bytes_min=0))
+    except StorageFailed as error:
+        print(type(error).__name__)
+anyio.run(main)
+"""
 
 
 async def overtake(store: RocksStore, directory: Path) -> None:
@@ -90,3 +118,35 @@ async def test_opening_that_fails_after_the_database_was_changed_does_not_give_t
     owner.close()
     monkeypatch.undo()
     await (await open_rocks_store(tmp_path / "node", options=OPTIONS)).close()
+
+
+async def test_owner_that_only_the_lock_of_rocksdb_protects_goes_on_after_another_opening_failed(
+    store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await store.open_log("p0")
+    await append(log, b"before")
+    claimed: list[int] = []
+    take = Claim.take
+
+    def take_and_tell(claim: Claim, term: int) -> None:
+        claimed.append(term)
+        take(claim, term)
+
+    monkeypatch.setattr(Claim, "take", take_and_tell)
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)  # a file system without such locks
+    with pytest.raises(AlreadyOwned):
+        await open_rocks_store(tmp_path / "node", options=OPTIONS)
+    assert claimed == [store.term + 1]
+    await append(log, b"after")
+
+
+async def test_what_an_owner_acknowledges_is_in_the_files_that_a_failed_opening_leaves(
+    store: RocksStore, tmp_path: Path
+) -> None:
+    log = await store.open_log("p0")
+    await append(log, b"before")
+    result = await anyio.run_process([sys.executable, "-c", FAILING_OPENER, str(tmp_path / "node")], cwd=ROOT)
+    assert result.stdout == b"StorageFailed\n"
+    with pytest.raises(ChannelFenced):
+        await log.append(stamped_group(b"into files that nobody reads")).written
+    assert store.state is CommitState.FENCED

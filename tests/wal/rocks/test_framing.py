@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wal.log_contract import stamped_group
+from tests.wal.rocks.damaged_directory import database_log
 from wal.errors import Corrupt
-from wal.rocks.framing import BLOCK_BYTES, RECYCLED_TYPES, check_framing, recycled_records
+from wal.rocks.framing import BLOCK_BYTES, RECYCLED_TYPES, check_framing, recycled_records, whole_bytes
 from wal.rocks.options import DATABASE_NAME
 from wal.rocks.store import open_rocks_store
 
@@ -61,3 +62,22 @@ async def test_store_with_a_record_of_a_recycled_file_is_corrupt_and_not_read_fo
         check_framing(database)
     with pytest.raises(Corrupt, match="byte 0"):
         await open_rocks_store(copy)
+
+
+@pytest.mark.anyio
+async def test_file_of_rocksdb_is_whole_and_is_torn_where_it_is_cut_or_flipped(tmp_path: Path) -> None:
+    store = await open_rocks_store(tmp_path / "node")
+    log = await store.open_log("p0")
+    for size in (100, 50_000, 100):  # the second is in fragments, over two blocks
+        await log.append(stamped_group(b"x" * size)).durable
+    data = database_log(tmp_path / "node").read_bytes().rstrip(b"\0")
+    await store.close()
+    assert whole_bytes(data) == whole_bytes(data + bytes(BLOCK_BYTES)) == len(data)
+    before_last = whole_bytes(data[:-1])
+    assert len(data) - 400 < before_last < len(data) - 100
+    before_long = whole_bytes(data[: before_last - 1])
+    assert before_last - before_long > 50_000, "a record of which a fragment is missing is not whole"
+    assert whole_bytes(data[: before_last - 20_000]) == before_long
+    flipped = bytearray(data)
+    flipped[before_long + 40_000] ^= 1
+    assert whole_bytes(bytes(flipped)) == before_long

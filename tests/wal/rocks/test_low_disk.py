@@ -1,11 +1,13 @@
 """The writer's looks at the disk: before a write can fail, and no more often than that takes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 import pytest
 
+from tests.failing_disk import FailingDisk
 from tests.wal.log_contract import append, stamped_group
 from wal.errors import StorageFull
 from wal.rocks.options import RocksOptions
@@ -79,3 +81,28 @@ async def test_small_writes_on_an_ample_disk_do_not_look_each_time(
     for _ in range(20):
         await append(log, b"x")
     assert looks == []
+
+
+async def test_what_makes_room_and_waits_for_the_queue_gets_through_when_the_disk_becomes_full(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = FailingDisk(monkeypatch)
+    store = await open_rocks_store(
+        tmp_path / "node",
+        options=RocksOptions(free_bytes_min=MARK_BYTES, queue_bytes_max=1000),
+        surroundings=Surroundings(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
+    )
+    log = await store.open_log("p0")
+    slow.gate.clear()
+    first = log.append(stamped_group(bytes(MIB)))
+    second = log.append(stamped_group(bytes(MIB)))  # of a batch of its own, before which the writer looks
+    disk.free_bytes = MARK_BYTES - 1
+    rows = asyncio.ensure_future(log.admit(10))
+    drop = asyncio.ensure_future(log.admit(10, makes_room=True))
+    await asyncio.sleep(0)
+    slow.gate.set()
+    with pytest.raises(StorageFull):
+        await rows
+    await drop
+    await asyncio.gather(first.written, second.written)
+    await store.close()

@@ -12,17 +12,18 @@ from wal.rocks.ownership import LOCK_NAME, DirectoryLock
 from wal.rocks.store import open_rocks_store
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from wal.rocks.ownership import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)
-time.sleep(60)
+sys.stdin.read()  # until it is killed, or nobody is there who could
 """
 
 
 def test_a_second_owner_in_another_process_is_told_the_pid_of_the_first(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(AlreadyOwned) as owned:

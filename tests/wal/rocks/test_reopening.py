@@ -103,9 +103,9 @@ async def test_reads_wait_while_the_database_is_away_and_then_go_on(
     await poison(store, disk)
     disk.gate.clear()
 
-    def slowly(*given: Any) -> OpenedDatabase:
+    def slowly(*given: Any, **options: Any) -> OpenedDatabase:
         disk.gate.wait(10)
-        return open_again(*given)
+        return open_again(*given, **options)
 
     monkeypatch.setattr("wal.rocks.store.open_again", slowly)
     reopening = asyncio.ensure_future(store.reopen())
@@ -128,7 +128,7 @@ async def test_reads_go_on_between_attempts_and_nothing_else_does(
     await append(log, b"before")
     await poison(store, disk)
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise StorageFailed("the disk does not let anything be opened for writing")
 
     monkeypatch.setattr("wal.rocks.store.open_again", broken)
@@ -153,11 +153,11 @@ class Replaced:
         shutil.copytree(self.database, self.older)
         monkeypatch.setattr("wal.rocks.store.open_again", self._replace_and_open)
 
-    def _replace_and_open(self, *given: Any) -> OpenedDatabase:
+    def _replace_and_open(self, *given: Any, **options: Any) -> OpenedDatabase:
         if not self.newer.exists():
             self.database.rename(self.newer)
             shutil.copytree(self.older, self.database)
-        return open_again(*given)
+        return open_again(*given, **options)
 
     def put_back(self) -> None:
         shutil.rmtree(self.database)
@@ -335,18 +335,6 @@ async def test_owner_whose_directory_was_replaced_writes_no_more(store: RocksSto
         floor.write_bytes(copy)
     with pytest.raises(ChannelFenced, match="replaced or removed"):
         await log.append(stamped_group(b"into the wrong place")).written
-
-
-async def test_opening_that_fails_gives_the_claim_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise StorageFailed("no")
-
-    await (await open_rocks_store(tmp_path / "node", options=OPTIONS)).close()
-    before = (tmp_path / "node" / "floor").read_bytes()
-    monkeypatch.setattr("wal.rocks.possession.open_database", broken)
-    with pytest.raises(StorageFailed):
-        await open_rocks_store(tmp_path / "node", options=OPTIONS)
-    assert (tmp_path / "node" / "floor").read_bytes() == before
 
 
 async def test_next_term_is_above_every_claim_that_was_made(tmp_path: Path) -> None:

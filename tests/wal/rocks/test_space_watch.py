@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from wal.rocks import space_watch
 from wal.rocks.space import MIB, RESERVE_STEP_BYTES, SpaceLevel
-from wal.rocks.space_watch import RESERVE_NAME, SpaceWatch, log_bytes
+from wal.rocks.space_watch import ASK_AGAIN_BYTES, ASK_AGAIN_LOOKS, RESERVE_NAME, SpaceWatch, log_bytes
 
 MARK_BYTES = 8 * MIB
 
@@ -85,6 +86,50 @@ def test_a_reserve_that_cannot_be_had_is_done_without_and_said_once(
         for _ in range(3):
             assert watch.look().level is SpaceLevel.AMPLE
     assert caplog.text.count("reserve_not_held") == 1
+
+
+class Quota:
+    """Refuses blocks, as a quota does that `statvfs` does not know of."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_met, self.asked = True, 0
+        self._allocate = space_watch._allocate
+        monkeypatch.setattr(space_watch, "_allocate", self._refuse)
+
+    def _refuse(self, descriptor: int, held_bytes: int, wanted_bytes: int) -> None:
+        self.asked += 1
+        if self.is_met:
+            raise OSError(122, "Disk quota exceeded")
+        self._allocate(descriptor, held_bytes, wanted_bytes)
+
+
+def test_a_reserve_that_was_refused_is_asked_for_again_when_there_is_more_room(
+    tmp_path: Path, watch: SpaceWatch, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = Quota(monkeypatch)
+    disk.free_bytes = 4 * MARK_BYTES
+    for more in (0, 0, ASK_AGAIN_BYTES - 1):
+        disk.free_bytes += more
+        watch.look()
+    assert quota.asked == 1
+    quota.is_met = False
+    disk.free_bytes += 1
+    watch.look()
+    assert (quota.asked, reserve_bytes(tmp_path) >= RESERVE_STEP_BYTES) == (2, True)
+    watch.look()
+    assert quota.asked == 2
+
+
+def test_a_reserve_that_was_refused_is_asked_for_again_after_a_while(
+    tmp_path: Path, watch: SpaceWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = Quota(monkeypatch)
+    for _ in range(ASK_AGAIN_LOOKS):
+        watch.look()
+    assert quota.asked == 1
+    quota.is_met = False
+    watch.look()
+    assert (quota.asked, reserve_bytes(tmp_path) >= RESERVE_STEP_BYTES) == (2, True)
 
 
 def test_a_disk_that_cannot_tell_stays_what_it_was_and_is_not_tight(

@@ -1,22 +1,41 @@
 """What a power cut leaves of a log that is synced in the background: pages of the unsynced end in any order."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rocksdict import DBRecoveryMode, Rdict
 
 from tests.wal.log_contract import read_all, stamped_group
 from tests.wal.rocks.damaged_directory import ENTRY_PAYLOAD, count_entries, database_log, flip_bit
-from wal.errors import Corrupt
+from wal.errors import Corrupt, StorageFailed
 from wal.log import Log
-from wal.rocks.options import RocksOptions
+from wal.rocks import torn_tail
+from wal.rocks.keys import DURABILITY_KEY
+from wal.rocks.options import RocksOptions, database_options, families
 from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio
 
 SYNCED, UNSYNCED = 100, 200
 """Each more than one block of RocksDB's log (32 KiB), which gives up the rest of a damaged block."""
+BEFORE_THE_HOLE, BEHIND_THE_HOLE = 3, 5
 NEVER_BY_ITSELF = RocksOptions(durability="os", sync_interval_ms=3_600_000, free_bytes_min=0)
+SMALL_FILES = replace(NEVER_BY_ITSELF, memtable_bytes=1 << 16)
+
+
+@contextmanager
+def open_read_write(node: Path) -> Iterator[Rdict]:
+    """Open the database of a closed node."""
+    options = database_options(SMALL_FILES, recovery=DBRecoveryMode.point_in_time())
+    database = Rdict(str(node / "log"), options, column_families=families(SMALL_FILES))
+    try:
+        yield database
+    finally:
+        database.close()
 
 
 async def write(log: Log, entries: int) -> None:
@@ -37,6 +56,57 @@ async def node(tmp_path: Path) -> Path:
     shutil.copytree(alive, copy)
     await store.close()
     return copy
+
+
+@pytest.fixture
+async def holed(tmp_path: Path) -> Path:
+    """Return a directory as a power cut leaves it that took the end of one log file and kept the beginning of the next."""
+    alive, copy = tmp_path / "alive", tmp_path / "holed"
+    store = await open_rocks_store(alive, options=SMALL_FILES)
+    log = await store.open_log("p0")
+    await write(log, SYNCED)
+    await store.put_meta({"k": b"v"})
+    first = database_log(alive)
+    await write(log, BEFORE_THE_HOLE)
+    shutil.copytree(alive, copy)
+    while database_log(alive) == first:
+        await write(log, 1)
+    await write(log, BEHIND_THE_HOLE)
+    shutil.copy(database_log(alive), copy / "log")
+    await store.close()
+    return copy
+
+
+async def test_a_hole_between_two_log_files_drops_what_is_behind_it(
+    holed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await count_entries(holed) == SYNCED + BEFORE_THE_HOLE
+    assert "torn_tail_dropped" in caplog.text
+    store = await open_rocks_store(holed, options=SMALL_FILES)
+    await write(await store.open_log("p0"), 1)
+    await store.close()
+    assert await count_entries(holed) == SYNCED + BEFORE_THE_HOLE + 1
+
+
+async def test_a_hole_between_two_log_files_is_found_again_after_a_crash_that_left_it(
+    holed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(name: str) -> None:
+        if name == "recovery.torn_tail_dropped":
+            raise OSError("no power")
+
+    monkeypatch.setattr(torn_tail, "failpoint", crash)
+    with pytest.raises(StorageFailed):
+        await count_entries(holed)
+    monkeypatch.undo()
+    assert await count_entries(holed) == SYNCED + BEFORE_THE_HOLE
+
+
+async def test_a_hole_between_two_log_files_of_a_log_synced_each_time_is_corrupt(holed: Path) -> None:
+    with open_read_write(holed) as database:
+        database.delete(DURABILITY_KEY)
+    with pytest.raises(Corrupt):
+        await count_entries(holed)
 
 
 async def test_a_hole_in_the_unsynced_end_drops_what_is_behind_it(node: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,85 @@
+"""Calls that are under way when their node closes: each hears in bounded time what is true of it."""
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from interceptors.shard.allocator import SegmentAllocator
+from streamingnode.opening import OpenNode
+from tests.failing_disk import FailingDisk
+from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
+
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+
+SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
+HANGS_S = 30
+QUICK_GRACE_S, CLOSES_S = 0.2, 5
+
+
+def opened(path: Path | None) -> OpenNode:
+    return sn.open_node(path, cut_interval_s=None)
+
+
+async def error_of(call: Awaitable[object]) -> StreamingNodeError | None:
+    try:
+        await call
+    except StreamingNodeError as error:
+        return error
+    return None
+
+
+async def test_tick_and_cut_asked_for_inside_a_call_that_the_closing_overtakes_are_refused_as_closed() -> None:
+    async with opened(None) as node:
+        services = node._services
+    for call in (services.consistent_tick(["p0"]), services.flush()):
+        with pytest.raises(OnShutdown) as refused:
+            await call
+        assert refused.value.__cause__ is not refused.value
+
+
+async def test_write_that_fails_while_the_node_closes_leaves_open_only_what_it_carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch)
+    with anyio.fail_after(HANGS_S):
+        async with opened(tmp_path) as node:
+            await node.create_collection("a", SCHEMA, primary_key="key")
+            await node.insert("a", [{"key": 1}])
+            await node.flush()
+            disk.gate.clear()
+            disk.fail_at(1)
+            calls = [
+                asyncio.ensure_future(error_of(call))
+                for call in (node.begin_transaction(), node.consistent_tick(), node.flush())
+            ]
+            await anyio.lowlevel.checkpoint()
+            asyncio.get_running_loop().call_later(0.2, disk.gate.set)
+        begin, tick, cut = await asyncio.gather(*calls)
+    assert disk.reached
+    assert type(begin) is Indeterminate
+    assert (type(tick), type(cut)) == (OnShutdown, OnShutdown), "they wrote nothing"
+
+
+async def test_insert_that_waits_for_a_segment_in_vain_holds_closing_no_longer_than_its_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def full(*_: object) -> None:
+        raise StorageFull("disk", 0, 1)
+
+    loop = asyncio.get_running_loop()
+    async with opened(None) as node:
+        await node.create_collection("a", SCHEMA, primary_key="key")
+        monkeypatch.setattr(SegmentAllocator, "_try", full)
+        monkeypatch.setattr("streamingnode.node.GRACE_S", QUICK_GRACE_S)
+        inserts = [asyncio.ensure_future(error_of(node.insert("a", [{"key": key}]))) for key in range(4)]
+        inserts.append(asyncio.ensure_future(error_of(node.insert("a", [{"key": 9}], timeout=60))))
+        await anyio.lowlevel.checkpoint()
+        began = loop.time()
+    assert QUICK_GRACE_S <= loop.time() - began < CLOSES_S
+    assert [type(error) for error in await asyncio.gather(*inserts)] == [OnShutdown] * 5

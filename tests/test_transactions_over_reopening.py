@@ -1,0 +1,82 @@
+"""Ending a transaction by its id when the first answer was lost: what the node says of it is what the log says."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from streamingnode.config import load_config
+from streamingnode.node import Node
+from streamingnode.opening import OpenNode
+from tests.failing_disk import FailingDisk, Fault
+from wal.errors import Indeterminate, InvalidTransactionState, TransactionExpired
+
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+
+SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
+QUICK: dict[str, object] = {"cut_interval_s": None, "reopen.first_pause_s": 0.001, "retry.give_up_s": 0}
+
+
+def opened(path: Path) -> OpenNode:
+    return sn.open_node(path, config=load_config(arguments=QUICK))
+
+
+async def begun(node: Node, key: int) -> int:
+    txn_id = await node.begin_transaction()
+    await node.insert("a", [{"key": key}], txn_id=txn_id)
+    return txn_id
+
+
+async def keys(node: Node) -> list[int]:
+    return sorted((await node.snapshot("a"))["key"].to_numpy().tolist())
+
+
+async def test_commit_that_landed_before_the_log_was_reopened_is_known_when_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch, Fault.SYNC_DONE)
+    async with opened(tmp_path) as node:
+        await node.create_collection("a", SCHEMA, primary_key="key")
+        earlier, in_doubt, given_up = await begun(node, 1), await begun(node, 2), await begun(node, 3)
+        await node.commit_transaction(earlier)
+        await node.rollback_transaction(given_up)
+        disk.fail_at(1)
+        with pytest.raises(Indeterminate):
+            await node.commit_transaction(in_doubt)
+        for committed in (in_doubt, earlier):
+            with pytest.raises(InvalidTransactionState, match="committed already"):
+                await node.commit_transaction(committed)
+        with pytest.raises(TransactionExpired):
+            await node.commit_transaction(given_up)
+        assert node.statistics().log.reopened == 1
+        assert await keys(node) == [1, 2]
+
+
+async def test_commit_that_was_lost_with_its_write_takes_place_when_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
+    async with opened(tmp_path) as node:
+        await node.create_collection("a", SCHEMA, primary_key="key")
+        await node.insert("a", [{"key": 1}])  # so that there is a segment
+        in_doubt = await begun(node, 2)
+        disk.fail_at(1)
+        with pytest.raises(Indeterminate):
+            await node.commit_transaction(in_doubt)
+        await node.commit_transaction(in_doubt)
+        assert await keys(node) == [1, 2]
+
+
+async def test_transaction_that_ended_before_what_a_start_reads_is_not_said_to_be_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path) as node:
+        await node.create_collection("a", SCHEMA, primary_key="key")
+        committed = await begun(node, 1)
+        await node.commit_transaction(committed)
+        await node.flush()
+    async with opened(tmp_path) as node:
+        with pytest.raises(InvalidTransactionState, match="ended too long ago"):
+            await node.commit_transaction(committed)
+        with pytest.raises(TransactionExpired):
+            await node.commit_transaction(await node.consistent_tick())
+        assert await keys(node) == [1]
