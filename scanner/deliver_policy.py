@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from wal.errors import InvalidArgument
 from wal.message_id import MessageId
+from wal.remedy import Remedy
 from wal.timetick import TICK_MAX
 
 
@@ -89,9 +90,15 @@ class StartAfterTick(DeliverPolicy):
         return f"after tick {self.tick}"
 
 
+def check_policy(policy: object) -> None:
+    """Return for a policy that `DeliverPolicy` makes; raise `InvalidArgument` for its name, its class and the like."""
+    if not isinstance(policy, DeliverAll | DeliverLatest | StartFrom | StartAfter | StartAfterTick):
+        raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
+
+
 def _checked_id(message_id: object) -> MessageId:
     if not isinstance(message_id, MessageId):
         raise InvalidArgument(f"{message_id!r} is no message id — pass the message_id of a message or of a result")
     if not isinstance(message_id.position, int) or message_id.position < 1:
-        raise InvalidArgument(f"{message_id!r} names no message: positions start at 1 — use DeliverPolicy.all()")
+        raise InvalidArgument(f"{message_id} names no message: positions start at 1", Remedy.START_AT_FIRST)
     return message_id

@@ -13,6 +13,7 @@ from scanner.deliver_policy import (
     StartAfter,
     StartAfterTick,
     StartFrom,
+    check_policy,
 )
 from scanner.patient_read import PatientLog
 from wal.errors import InvalidArgument, Truncated
@@ -20,6 +21,7 @@ from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.message import LogEntry
 from wal.message_id import MessageId, message_id_kind
+from wal.remedy import Remedy
 
 
 class LogEnd(NamedTuple):
@@ -65,7 +67,8 @@ async def find_start(log: Log, reader: PatientLog, policy: DeliverPolicy, end: L
         case StartAfterTick(tick=tick):
             return await _start_after_tick(log, reader, tick)
         case _:
-            raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
+            check_policy(policy)
+            raise AssertionError(f"nobody knows where {policy} starts")
 
 
 def _start_with(log: Log, entry: LogEntry, *, after_tick: int) -> StartingPoint:
@@ -112,9 +115,7 @@ async def _entry_of(log: Log, reader: PatientLog, message_id: MessageId) -> LogE
     if message_id.position < log.first_position:
         raise Truncated(message_id, type(message_id)(log.first_position))
     if message_id.position >= log.next_position:
-        raise InvalidArgument(
-            f"no message has the id {message_id} yet — use DeliverPolicy.latest() for what is to come"
-        )
+        raise InvalidArgument(f"no message has the id {message_id} yet", Remedy.START_AT_END)
     await _wait_synced(log, message_id.position)
     entry = await reader.entry_at(message_id.position)
     assert entry is not None, "what is synced can be read"

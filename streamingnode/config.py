@@ -150,7 +150,9 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     arguments: Mapping[str, object] | None = None,
 ) -> NodeConfig:
-    """Return the settings from all places, later ones winning; reads `file`, so it blocks.
+    """Return the settings from all places that are given, later ones winning; reads `file`, so it blocks.
+
+    `environment` is mostly `os.environ`, which `open_node` passes by itself.
 
     Raises:
         InvalidArgument: an unknown name, a value of the wrong type or out of range, or a file that is not TOML.

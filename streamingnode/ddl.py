@@ -20,6 +20,7 @@ from wal.headers import (
 )
 from wal.message import MutableMessage
 from wal.message_type import MessageType
+from wal.remedy import Remedy
 
 PARTITIONS_MAX = 1_024
 """Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
@@ -43,7 +44,7 @@ def check_definition(
     """Return the definition. Raises `InvalidName`, `SchemaMismatch` or `InvalidArgument`."""
     check_name("collection", name)
     if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
-        raise InvalidArgument(f"shards={shards!r} — pass 1 to {SHARDS_MAX}")
+        raise InvalidArgument(f"shards is {shards!r} — choose 1 to {SHARDS_MAX}")
     return Definition(
         name, check_schema(schema, primary_key=primary_key), primary_key, shards, _check_partitions(partitions)
     )
@@ -63,7 +64,7 @@ def same_definition(existing: CollectionInfo, definition: Definition, *, if_not_
     """Return the existing collection if it will do. Raises `AlreadyExists`."""
     name = existing.name
     if not if_not_exists:
-        raise AlreadyExists(f"collection {name!r} exists — pass if_not_exists=True to use it, or choose another name")
+        raise AlreadyExists(f"collection {name!r} exists", Remedy.USE_COLLECTION)
     if not decode_schema(existing.schema).equals(definition.schema):
         raise AlreadyExists(f"collection {name!r} exists with another schema — use its schema, or choose another name")
     if existing.primary_key != definition.primary_key or len(existing.vchannels) != definition.shards:
@@ -102,7 +103,7 @@ def create_partition_group(info: CollectionInfo, partition: str, allocate_id: Ca
     """Return the group that creates a partition. Raises `InvalidName`, `AlreadyExists` or `InvalidArgument`."""
     check_name("partition", partition)
     if has_partition(info, partition):
-        raise AlreadyExists(f"partition {partition!r} of {info.name!r} exists — pass if_not_exists=True to use it")
+        raise AlreadyExists(f"partition {partition!r} of {info.name!r} exists", Remedy.USE_PARTITION)
     if sum(not each.dropped_tick for each in info.partitions) >= PARTITIONS_MAX:
         raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
     header = CreatePartitionHeader(info.id, allocate_id(), partition)

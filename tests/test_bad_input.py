@@ -200,7 +200,7 @@ NAMES: Table = {
     "schema that is a dict": (InvalidArgument, "pa.schema", create(schema={"id": "int64"})),
     "schema without columns": (InvalidArgument, "0 columns", create(schema=pa.schema([]))),
     "primary key unknown": (InvalidArgument, "choose one of id", create(primary_key="key")),
-    "shards of 0": (InvalidArgument, "shards=0 — pass 1 to", create(shards=0)),
+    "shards of 0": (InvalidArgument, "shards is 0 — choose 1 to", create(shards=0)),
     "partitions in one text": (InvalidArgument, "list", create(partitions="eu")),
     "partitions twice the same": (InvalidArgument, "different", create(partitions=["a", "a"])),
     "column reserved": (

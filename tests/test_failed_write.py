@@ -247,7 +247,7 @@ async def test_closing_does_not_wait_for_a_dead_disk(tmp_path: Path, disk: Faili
 async def test_node_ends_when_verification_finds_that_something_acknowledged_is_gone(
     tmp_path: Path, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(*_: object) -> None:
+    def damaged(*_: object, **__: object) -> None:
         raise Corrupt("an entry is missing")
 
     with anyio.fail_after(HANGS_S), pytest.raises(Corrupt, match="an entry is missing"):
@@ -284,12 +284,12 @@ async def test_damage_that_is_gone_at_the_second_look_is_outlived(
 ) -> None:
     looks = 0
 
-    def unreadable_once(*given: Any) -> OpenedDatabase:
+    def unreadable_once(*given: Any, **options: Any) -> OpenedDatabase:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise Corrupt("an entry is missing")
-        return open_again(*given)
+        return open_again(*given, **options)
 
     monkeypatch.setattr("wal.rocks.store.open_again", unreadable_once)
     async with opened(tmp_path) as node:

@@ -98,7 +98,7 @@ class CutLog:
         while number > self.first and self.read(number).manifest.previous_tick >= created_tick:
             number -= 1
         if number > 1 and self.read(number).manifest.previous_tick >= created_tick:
-            raise Truncated(f"cut {number - 1}", f"cut {number}")
+            raise Truncated(f"cut {number - 1}", f"cut {number}", "read a table that has taken it, or copy that table")
         return number
 
     def _load(self, number: int) -> Cut:
@@ -106,7 +106,7 @@ class CutLog:
         try:
             content = path.read_bytes()
         except FileNotFoundError:  # retention took it since we listed, or the caller wants an older one
-            raise Truncated(f"cut {number}", f"cut {self.first}") from None
+            raise Truncated(f"cut {number}", f"cut {self.first}", f"ask for cut {self.first} or later") from None
         manifest = decode_manifest(content, name=str(path))
         if manifest.number != number:
             raise Corrupt(f"{path} holds cut {manifest.number} — restore the cuts from a backup")
@@ -138,7 +138,8 @@ def cut_at(cuts: CutLog, *, number: int | None = None, tick: int | None = None) 
     while tick is not None and chosen >= cuts.first and cuts.read(chosen).tick > tick:
         chosen -= 1
     if chosen not in cuts:
-        raise Truncated(f"the cut at {tick if number is None else number}", f"cut {cuts.first}")
+        asked = f"the cut at {tick if number is None else number}"
+        raise Truncated(asked, f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
     return chosen
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import crc32c
 
 from flusher.manifest import DataFile
+from spark_sink.cuts.cut_log import CutLog
 from wal.errors import Corrupt, Truncated
 
 CHUNK_BYTES = 1 << 20
@@ -21,7 +22,8 @@ CHUNK_BYTES = 1 << 20
 def verify_files(node: Path, files: Sequence[DataFile]) -> None:
     """Return when every file is whole.
 
-    Raises `Corrupt` naming the first one that is not, `Truncated` naming one that is gone.
+    Raises `Corrupt` naming the first one that is not, or that is missing though a cut names it; `Truncated` naming one that
+    retention took with its cut.
     """
     with ThreadPoolExecutor(max_workers=cpu_count() or 1) as threads:
         for _ in threads.map(lambda file: verify_file(node, file), files):
@@ -34,11 +36,24 @@ def verify_file(node: Path, file: DataFile) -> None:
     try:
         length, checksum = _measure(path)
     except FileNotFoundError:
-        raise Truncated(f"file {path}", "a cut whose files are still kept") from None
+        raise _gone(node, file) from None
     if length != file.bytes:
         raise Corrupt(f"{path} has {length} bytes, its cut says {file.bytes} — restore it from a backup")
     if checksum != file.crc32c:
         raise Corrupt(f"{path} fails its checksum — restore it from a backup")
+
+
+def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:
+    """Return why a file is not there: retention removes a cut's manifest before its files, so one that is kept tells."""
+    cuts = CutLog(node)
+    for number in cuts.numbers:
+        manifest = cuts.read(number).manifest
+        if any(file.path == each.path for each in (*manifest.segments, *manifest.deletes)):
+            return Corrupt(
+                f"{node / file.path} is missing, and cut {number} names it — "
+                f"give a backup that has it: streamingnode repair {node} --backup"
+            )
+    return Truncated(f"file {file.path}", f"cut {cuts.first}", "read again: every table has taken it meanwhile")
 
 
 def _measure(path: Path) -> tuple[int, int]:

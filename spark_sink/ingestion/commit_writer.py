@@ -51,7 +51,8 @@ class CommitWriter:
     def write(self, table: OpenTable, changes: Changes) -> Written:
         """Write the files that bring a table to the last cut of `changes`.
 
-        Raises `Corrupt` or `Truncated` naming a file of the node that is not what its cut says; nothing is written then.
+        Raises `Corrupt` or `Truncated` naming a file of the node that is not what its cut says, or not there; nothing is
+        written then.
         """
         files = table.files(key=changes.entry.primary_key)
         dropped = [file for file in files if file.partition in changes.dropped_names]

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from wal.failpoint import failpoint
+from wal.synced_names import sync_directory
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -24,16 +25,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 def sync_file(path: Path) -> None:
     """Return when the file's bytes are on disk."""
-    _sync(path, os.O_RDONLY)
-
-
-def sync_directory(path: Path) -> None:
-    """Return when the names in a directory are on disk."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -26,8 +26,8 @@ from spark_sink.cuts.cut_log import Cut, CutLog, lives
 from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
 from spark_sink.ingestion.commit_writer import CommitWriter, Written
 from spark_sink.ingestion.cut_request import request_cut as ask_for_cut
-from spark_sink.ingestion.durable import sync_directory
 from spark_sink.ingestion.lease import Lease, release, write_lease
+from spark_sink.ingestion.place import check_place
 from spark_sink.ingestion.report import IngestReport, Progress, TableReport
 from spark_sink.ingestion.step import OnStep, Step
 from spark_sink.ingestion.table_lock import table_lock
@@ -37,6 +37,7 @@ from spark_sink.table.open_table import CommitConflict, OpenTable
 from spark_sink.table.table_model import TableIdentity, Watermark
 from wal.errors import AlreadyExists, Overloaded, TableAhead
 from wal.failpoint import failpoint
+from wal.synced_names import sync_directory
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
@@ -72,12 +73,13 @@ def ingest(
     Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. Can be
     killed at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
-    Raises `CutFailed`, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a
-    table's directory belongs to another node or to nobody, `TableAhead` when the node is older than its table, `SparkLost`
-    when Spark's Java process is killed meanwhile.
+    Raises `InvalidArgument` for tables inside the node's directory, `CutFailed`, `Corrupt` naming the file, `Truncated` when
+    cuts it needs are no longer kept, `AlreadyExists` when a table's directory belongs to another node or to nobody,
+    `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
     """
     started = time.monotonic()
     progress = progress or _silent
+    check_place(Path(node), Path(tables))
     progress("cut", 0, 1)
     owned = request_cut and not ask_for_cut(Path(node))
     progress("cut", 1, 1)

@@ -9,7 +9,8 @@ from zlib import crc32
 
 import msgspec
 
-from spark_sink.ingestion.durable import sync_directory, write_durably
+from spark_sink.ingestion.durable import write_durably
+from wal.synced_names import sync_directory
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

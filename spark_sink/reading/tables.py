@@ -100,7 +100,7 @@ def _version_at(table: OpenTable, tick: int) -> TableVersion:
         if found.note.tick <= tick:
             return found
         earliest = found.note.tick
-    raise Truncated(f"tick {tick} of {table.path}", f"tick {earliest}")
+    raise Truncated(f"tick {tick} of {table.path}", f"tick {earliest}", f"ask for tick {earliest} or later")
 
 
 def _load(path: Path) -> OpenTable:

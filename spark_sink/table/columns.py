@@ -92,4 +92,7 @@ def stored_type(given: pa.DataType, *, column: str) -> pa.DataType:
         case pa.StructType():
             return pa.struct([pa.field(field.name, nested(field.type)) for field in given])
         case _:
-            raise SchemaMismatch(f"column {column} has type {given}, which no table can hold", column=column)
+            raise SchemaMismatch(
+                f"column {column} has type {given}, which no table can hold — use another type in a new collection",
+                column=column,
+            )

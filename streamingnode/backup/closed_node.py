@@ -13,6 +13,7 @@ from wal.errors import Corrupt, InvalidArgument
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import read_floor
 from wal.rocks.ownership import DirectoryLock
+from wal.rocks.replacement import finish_replacement
 
 T = TypeVar("T")
 OnStep = Callable[[str, int], None]
@@ -28,6 +29,7 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep | None = 
         raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
     lock = DirectoryLock(directory)
     try:
+        finish_replacement(directory)
         floor = read_floor(directory)
         if floor is None:
             raise Corrupt(f"{directory} has a database and no floor file — run: streamingnode verify {directory}")

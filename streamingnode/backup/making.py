@@ -26,6 +26,7 @@ from streamingnode.verification.cut_walk import CUTS, cut_numbers
 from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
 from wal.errors import Corrupt
+from wal.remedy import Remedy
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
 from wal.rocks.options import DATABASE_NAME
@@ -109,8 +110,8 @@ def verified(building: Path) -> Iterator[tuple[str, int]]:
         first, more = damage[0], len(damage) - 1
         others = f" (and {more} more)" if more else ""
         raise Corrupt(
-            f"the copy is not sound, so it was given up: {first.place}: {first.detail}{others} — "
-            "verify the original: streamingnode verify, or node.verify()"
+            f"the copy is not sound, so it was given up: {first.place}: {first.detail}{others}",
+            Remedy.VERIFY_ORIGINAL,
         )
 
 

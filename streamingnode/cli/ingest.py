@@ -29,9 +29,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     require(SPARK)
+    from spark_sink.ingestion.place import check_place
     from streamingnode.inspection.node_files import check_node
 
-    check_node(arguments.directory)
+    check_place(check_node(arguments.directory), arguments.tables)
     report = _ingest(arguments, output)
     _print(report, output)
     output.document(report)

@@ -1,6 +1,7 @@
 """`streamingnode insert`: rows from JSON lines or Parquet into a collection, in bounded batches."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -121,8 +122,10 @@ class _NewCollection:
 
 def _new_collection(arguments: _Arguments, rows: "RowSource") -> _NewCollection:
     """Return what --create makes of the input; raises what creating it and inserting the first batch would raise."""
+    from streamingnode.config import load_config
     from streamingnode.ddl import check_definition
     from streamingnode.rows.row_shape import row_shape, to_batches
+    from streamingnode.writing.append_groups import check_rows_fit
     from wal.errors import SchemaMismatch
 
     assert arguments.primary_key is not None, "checked with the other arguments"
@@ -138,7 +141,8 @@ def _new_collection(arguments: _Arguments, rows: "RowSource") -> _NewCollection:
     first = list(islice(batches, 1))
     for batch in first:
         try:
-            to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
+            checked = to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
+            check_rows_fit(checked, load_config(environment=os.environ).wal.group_bytes_max)
         except SchemaMismatch as error:
             raise batch.placed(error) from error
     return _NewCollection(schema, chain(first, batches))

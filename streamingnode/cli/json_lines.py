@@ -5,13 +5,14 @@ A field that a line leaves out is null. Empty lines are skipped and counted.
 
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.json as pj
 
-from streamingnode.cli.row_batch import BYTES_MAX, ROWS_MAX, RowBatch
+from streamingnode.cli.row_batch import BYTES_MAX, ROWS_MAX, RowBatch, said
 from streamingnode.cli.row_types import from_json, json_schema, kept_schema
 from wal.errors import InvalidArgument, SchemaMismatch, TooLarge
 
@@ -19,6 +20,8 @@ LINE_BYTES_MAX = 4 << 20
 """No row over the size of an append group can be inserted, so no longer line is read."""
 
 _SHOWN_MAX = 80
+_COLUMN = re.compile(r"Column\(/(.+?)\) ")
+"""How Arrow begins what it says about a value of another kind than its column."""
 _READ_ERRORS = (pa.ArrowException, UnicodeDecodeError)
 
 _Chunk = tuple[list[bytes], list[int]]
@@ -127,5 +130,16 @@ def _describe(line: bytes, number: int, schema: pa.Schema | None, error: Excepti
             column=extra[0],
             row=number,
         )
-    text = str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    text = said(error)
+    if named := _COLUMN.match(text):
+        column, text = named[1].replace("/", "."), text[named.end() :]
+        return SchemaMismatch(
+            f"line {number}: column {column!r} {text} — correct it: {shown}", column=column, row=number
+        )
+    for name in value if schema is not None else ():
+        assert schema is not None
+        if wrong := _fails([json.dumps({name: value[name]}).encode() + b"\n"], pa.schema([schema.field(name)])):
+            return SchemaMismatch(
+                f"line {number}: column {name!r}: {said(wrong)} — correct it: {shown}", column=name, row=number
+            )
     return SchemaMismatch(f"line {number} does not fit the columns: {text} — correct it: {shown}", row=number)

@@ -62,13 +62,13 @@ class Output:
         self.stderr.write(f"{text}\n")
         self.stderr.flush()
 
-    def error(self, error: StreamingNodeError, *, debug: bool) -> None:
-        """Print `code: message — next step` on stderr, and the same as a document with `--json`."""
+    def error(self, error: StreamingNodeError, text: str, *, debug: bool) -> None:
+        """Print `code: message — next step` on stderr, and the same as a document with `--json`; `text` is without code."""
         self.flush()
         if debug:
             traceback.print_exception(error, file=self.stderr)
-        self.note(f"{error.code}: {error}")
-        self.document({"error": describe_error(error)})
+        self.note(f"{error.code}: {text}")
+        self.document({"error": describe_error(error, text)})
         self.flush()
 
     def flush(self) -> None:
@@ -97,9 +97,9 @@ def _typed() -> Iterator[None]:
         raise StorageFailed(f"the output cannot be written: {error.strerror} — print to somewhere else") from error
 
 
-def describe_error(error: StreamingNodeError) -> dict[str, object]:
+def describe_error(error: StreamingNodeError, text: str) -> dict[str, object]:
     """Return an error as machines read it; its typed fields come last and never hide the first three."""
-    return {**error.fields(), "code": error.code, "message": str(error), "retryable": error.retryable}
+    return {**error.fields(), "code": error.code, "message": text, "retryable": error.retryable}
 
 
 def to_json(value: object) -> str:

@@ -14,6 +14,16 @@ BYTES_MAX = 1 << 20
 """Bytes of input in a batch, so that it stays well below one append group of 4 MiB."""
 
 
+SHOWN_MAX = 200
+"""Characters of what Arrow says about a value that are shown: it quotes the value, which may be megabytes."""
+
+
+def said(error: Exception) -> str:
+    """Return the text of Arrow's error, cut to a length that people read."""
+    text = str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+
+
 @dataclass(frozen=True, slots=True)
 class RowBatch:
     """Rows, and the number of the line or row (`unit`) that each was in the input, from 1."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamingnode.cli.json_lines import JsonLines
-from streamingnode.cli.row_batch import BYTES_MAX, ROWS_MAX, RowBatch
+from streamingnode.cli.row_batch import BYTES_MAX, ROWS_MAX, RowBatch, said
 from streamingnode.cli.row_types import kept_schema, without_system_columns
 from wal.errors import InvalidArgument, SchemaMismatch
 
@@ -121,6 +121,7 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordB
         except pa.ArrowException as error:
             rows = f"rows {first} to {first + batch.num_rows - 1}"
             raise SchemaMismatch(
-                f"column {field.name!r}, {rows}: {error} — change the column's type in the file", column=field.name
+                f"column {field.name!r}, {rows}: {said(error)} — change the column's type in the file",
+                column=field.name,
             ) from error
     return pa.RecordBatch.from_arrays(columns, names=schema.names)

@@ -11,6 +11,8 @@ from streamingnode.cli.output import EXIT_OK, Output, format_tick, to_json
 from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scanner.deliver_policy import DeliverPolicy
     from streamingnode.reading.read_message import ReadMessage
 
@@ -70,13 +72,21 @@ def read_start(text: str) -> "DeliverPolicy":
         case "end":
             return DeliverPolicy.latest()
         case _ if text.isdecimal():
-            return DeliverPolicy.start_after(int(text))
+            return _policy(text, lambda: DeliverPolicy.start_after(int(text)))
         case _ if "/" in text:
-            return DeliverPolicy.start_from(parse_message_id(text))
+            return _policy(text, lambda: DeliverPolicy.start_from(parse_message_id(text)))
         case _:
             raise InvalidArgument(
                 f"--from {text!r} is no place in a log — give start, end, a message id or a time tick"
             )
+
+
+def _policy(text: str, make: "Callable[[], DeliverPolicy]") -> "DeliverPolicy":
+    try:
+        return make()
+    except InvalidArgument as error:
+        step = "give --from start, or a message_id or tick that tail prints"
+        raise InvalidArgument(f"--from {text!r}: {error.happened} — {step}") from error
 
 
 def read_types(text: str | None) -> frozenset[str] | None:

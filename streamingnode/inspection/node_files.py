@@ -17,6 +17,7 @@ from spark_sink.ingestion.lease import Lease
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
 from wal.rocks.floor import FLOOR_NAME, read_floor
 from wal.rocks.ownership import LOCK_NAME
+from wal.rocks.replacement import database_path
 
 PARTS = ("log", "segments", "deletes", "cuts", "leases")
 
@@ -61,7 +62,7 @@ def _what_it_is(path: Path) -> str:
 
 def is_node(directory: Path) -> bool:
     """Whether the directory holds a node."""
-    return (directory / FLOOR_NAME).is_file() or (directory / "log" / "CURRENT").is_file()
+    return (directory / FLOOR_NAME).is_file() or (database_path(directory) / "CURRENT").is_file()
 
 
 def read_node_files(directory: Path) -> NodeFiles:

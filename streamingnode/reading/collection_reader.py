@@ -17,7 +17,7 @@ import anyio
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverAll, DeliverPolicy
+from scanner.deliver_policy import DeliverAll, DeliverPolicy, check_policy
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.names import check_name
 from streamingnode.reading.read_arguments import check_tick, check_types
@@ -46,6 +46,7 @@ class ReadOptions:
     include_ticks: bool = False
 
     def __post_init__(self) -> None:
+        check_policy(self.policy)
         check_tick("until", self.until)
         check_types(self.types)
         if self.name is not None:

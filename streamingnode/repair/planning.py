@@ -25,6 +25,7 @@ from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.keys import decode_number, first_position_key, meta_key
 from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
 from wal.rocks.recovery import Survey, scan_prefix
+from wal.rocks.replacement import database_path
 
 _RESTORE = "restore the node from a backup: streamingnode restore"
 _BACKUP = "give a backup that has it: streamingnode repair --backup"
@@ -61,12 +62,13 @@ def plan_repair(directory: Path, report: Report, *, backup: Path | None) -> tupl
     for finding in report.findings:
         _plan_finding(planning, finding)
     _plan_cut_ahead(planning)
+    planning.plan.actions.sort(key=lambda action: action.kind is ActionKind.NEW_LOG)  # the last step lets the node open
     return planning.plan, planning.salvage
 
 
 def _read_database(planning: _Planning, report: Report) -> None:
     """Look at the database, and plan a new log when the report has damage of it."""
-    path = planning.directory / DATABASE_NAME
+    path = database_path(planning.directory)
     try:
         database = open_read_only(path, DBRecoveryMode.skip_any_corrupted_record())
     except StreamingNodeError:

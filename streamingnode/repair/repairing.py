@@ -1,7 +1,8 @@
 """Carrying a plan out: what is replaced or moved is in `quarantine/<time>/` afterwards, with a record of why. Blocks.
 
 The record is on disk before anything is moved, and says at the end that it was done, so that a crash in the middle is
-seen. Run again, a repair plans anew from what is there then.
+seen. A new log comes last, when everything else is as the plan wants it: until then nothing opens, and another repair
+plans anew from what is there.
 """
 
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 from rocksdict import DBRecoveryMode, Rdict
 
-from spark_sink.ingestion.durable import sync_directory, sync_file, write_durably
+from spark_sink.ingestion.durable import sync_file, write_durably
 from streamingnode.backup.restoring import RESTORE_TERM_STEP
 from streamingnode.inspection.node_files import check_node
 from streamingnode.repair.log_salvage import fill_ticks, salvaged_entries
@@ -25,10 +26,12 @@ from streamingnode.verification.walk import OnStep, verify_unlocked
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor, write_floor
-from wal.rocks.keys import META_VERSION_KEY, encode_number, first_position_key
+from wal.rocks.keys import META_VERSION_KEY, TERM_KEY, encode_number, first_position_key
 from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
 from wal.rocks.ownership import DirectoryLock
 from wal.rocks.rebuild import build_database
+from wal.rocks.replacement import REPLACEMENT_NAME, finish_replacement
+from wal.synced_names import sync_directory
 
 REBUILT = "log.repaired.tmp"
 RECORD = "repair.json"
@@ -70,6 +73,8 @@ def repair_directory(
         raise InvalidArgument(f"{directory} is a backup — restore it, then repair the node that comes of it")
     lock = DirectoryLock(directory)
     try:
+        if not dry_run:
+            finish_replacement(directory)
         report = verify_unlocked(directory, on_step=on_step)
         plan, salvage = plan_repair(directory, report, backup=backup)
         loses = any(action.gives_up for action in plan.actions)
@@ -139,31 +144,31 @@ def _replace(directory: Path, place: Path, path: str, backup: Path) -> None:
 
 
 def _new_log(directory: Path, place: Path, salvage: Salvage, floor: Floor | None) -> None:
-    """Build the new database beside the old one, then change places; the floor follows it.
+    """Build the new database beside the old one, check it, write its floor file, then let it take the old one's place.
 
-    A crash between the two renames leaves no database under its name: nothing opens, and both are there to be found.
+    A crash before the old one is moved away leaves it there, damaged, with a floor file that asks for as much. One after
+    that leaves the replacement, which the next opening or repair puts in place.
     """
     found = salvage.found
     assert found is not None
-    building = directory / REBUILT
-    shutil.rmtree(building, ignore_errors=True)
+    building, replacement = directory / REBUILT, directory / REPLACEMENT_NAME
+    for left_over in (building, replacement):
+        shutil.rmtree(left_over, ignore_errors=True)
     term = _next_term(max(found.term, 0 if floor is None else floor.term))
     meta_version = max(found.meta_version, 0 if floor is None else floor.meta_version)
     above = max([0 if floor is None else floor.tick, *(each.tick for log in salvage.logs for each in log.stretches)])
     database = open_read_only(directory / DATABASE_NAME, DBRecoveryMode.skip_any_corrupted_record())
     try:
-        records = _records(database, salvage, meta_version)
+        records = _records(database, salvage, meta_version, term)
         entries = _entries(database, salvage, above_tick=above, term=term, source_id=found.node_id)
         build_database(building, records, entries)
     finally:
         database.close()
     _require_whole(building, salvage)
+    building.rename(replacement)
     if (directory / FLOOR_NAME).exists():
         shutil.copyfile(directory / FLOOR_NAME, place / FLOOR_NAME)
         sync_file(place / FLOOR_NAME)
-    _move(directory, place, DATABASE_NAME)
-    building.rename(directory / DATABASE_NAME)
-    sync_directory(directory)
     write_floor(
         directory,
         Floor(
@@ -174,6 +179,8 @@ def _new_log(directory: Path, place: Path, salvage: Salvage, floor: Floor | None
             positions={log.log_id: log.end for log in salvage.logs},
         ),
     )
+    _move(directory, place, DATABASE_NAME)
+    finish_replacement(directory)
 
 
 def _require_whole(building: Path, salvage: Salvage) -> None:
@@ -188,9 +195,9 @@ def _require_whole(building: Path, salvage: Salvage) -> None:
         raise Corrupt(f"{building}: log {', '.join(wrong)} was not written whole — check the disk, then try again")
 
 
-def _records(database: Rdict, salvage: Salvage, meta_version: int) -> Iterator[tuple[bytes, bytes]]:
+def _records(database: Rdict, salvage: Salvage, meta_version: int, term: int) -> Iterator[tuple[bytes, bytes]]:
     changed = {first_position_key(log.log_id): encode_number(log.first_position) for log in salvage.logs}
-    changed[META_VERSION_KEY] = encode_number(meta_version)
+    changed |= {META_VERSION_KEY: encode_number(meta_version), TERM_KEY: encode_number(term)}
     iterator = database.iter()
     iterator.seek_to_first()
     while iterator.valid():

@@ -20,7 +20,7 @@ def walk_backup(directory: Path, report: Report) -> Iterator[int]:
     except FileNotFoundError:
         return
     except StreamingNodeError as error:
-        report.damage(Kind.CHECKSUM, BACKUP_RECORD_NAME, str(error).partition(" — ")[0], _OTHER)
+        report.damage(Kind.CHECKSUM, BACKUP_RECORD_NAME, error.happened, _OTHER)
         return
     yield len(content)
     for file in record.files:

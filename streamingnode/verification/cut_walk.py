@@ -107,7 +107,7 @@ def _decode(walk: _Walk, number: int, place: str, content: bytes) -> CutManifest
         walk.report.damage(Kind.UNREADABLE, place, str(error), "use the release that wrote it, or a newer one")
         return None
     except StreamingNodeError as error:
-        walk.report.damage(Kind.CHECKSUM, place, str(error).partition(" — ")[0], REPAIR)
+        walk.report.damage(Kind.CHECKSUM, place, error.happened, REPAIR)
         return None
     if manifest.number != number:
         walk.report.damage(Kind.MIXED, place, f"holds cut {manifest.number}: it was copied over, or swapped", REPAIR)

@@ -16,15 +16,17 @@ from flusher.checkpoint import Checkpoint, decode_checkpoint
 from interceptors.idempotency.producers import ProducerRecord
 from interceptors.idempotency.snapshot import decode_window
 from scanner.named_reader import ReaderPosition
+from streamingnode.verification.database_files import check_database_files
 from streamingnode.verification.entry_scan import Unreadable, last_readable_position, scan_entries
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
 from streamingnode.verification.log_check import LogCheck, LogExpectation
 from wal.errors import Corrupt, StreamingNodeError
 from wal.message_id import RocksMessageId
 from wal.rocks.failures import classify_failure
-from wal.rocks.floor import Floor
-from wal.rocks.framing import check_framing
+from wal.rocks.floor import FLOOR_NAME, Floor
+from wal.rocks.framing import check_framing, torn_bytes
 from wal.rocks.keys import (
+    DURABILITY_KEY,
     FIRST_POSITION_PREFIX,
     LOG_ID_PREFIX,
     META_PREFIX,
@@ -38,6 +40,8 @@ from wal.rocks.keys import (
 )
 from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY, RocksOptions, database_options, families
 from wal.rocks.recovery import Survey, judge, scan_prefix
+from wal.rocks.replacement import database_path
+from wal.rocks.torn_tail import chain_end
 
 STEP_BYTES = 1 << 20
 """Read between two steps of a walk: a few milliseconds, so that it can be paced and ended."""
@@ -58,20 +62,23 @@ class DatabaseFacts:
 
 def walk_database(directory: Path, floor: Floor | None, facts: DatabaseFacts, report: Report) -> Iterator[int]:
     """Check the database and yield the bytes read after each step. Nothing is changed."""
-    path = directory / DATABASE_NAME
-    place = DATABASE_NAME
+    path, place = database_path(directory), DATABASE_NAME
+    if path.name != place:
+        detail = f"a repair was cut off: its new log is in {path.name} and not in its place yet"
+        report.warn(Kind.UNFINISHED, place, detail, "open the node, or run `streamingnode repair`: either finishes it")
     if not (path / "CURRENT").is_file():
         report.damage(Kind.MISSING, place, "the directory holds no database", RESTORE)
         return
     try:
-        floor = _compare(path, floor, report)
-        database = open_read_only(path, DBRecoveryMode.skip_any_corrupted_record())
+        compared = _compare(path, floor, report)
+        database = open_read_only(path, compared.recovery)
         found = readable_survey(database)
     except StreamingNodeError as error:
-        report.damage(Kind.UNREADABLE, place, str(error).partition(" — ")[0], RESTORE)
+        report.damage(Kind.UNREADABLE, place, error.happened, RESTORE)
         return
     try:
-        yield from _walk_open(database, found, floor, facts, report)
+        check_database_files(path, database, report)
+        yield from _walk_open(database, found, compared.floor, facts, report)
     finally:
         database.close()
 
@@ -103,6 +110,7 @@ def readable_survey(database: Rdict) -> Survey:
             meta_version=decode_number(_fact(database, META_VERSION_KEY)),
             log_ids=ids,
             last_positions={log_id: last_readable_position(entries, log_id) for log_id in ids.values()},
+            synced_each_batch=database.get(DURABILITY_KEY) != b"os",
         )
     except Exception as error:
         raise Corrupt(f"the facts about the store cannot be read: {error}") from error
@@ -119,24 +127,47 @@ def _fact(database: Rdict, key: bytes) -> bytes:
     return value
 
 
-def _compare(path: Path, floor: Floor | None, report: Report) -> Floor | None:
-    """Compare what an owner would open with what is behind damage, and with the floor; return the floor if it is ours."""
-    surveys = []
-    for recovery in (DBRecoveryMode.point_in_time(), DBRecoveryMode.skip_any_corrupted_record()):
-        database = open_read_only(path, recovery)
-        try:
-            surveys.append(readable_survey(database))
-        finally:
-            database.close()
-    reached, found = surveys
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """The floor, if it is this database's, and how far the log is to be read: behind damage, or as an owner would."""
+
+    floor: Floor | None
+    recovery: DBRecoveryMode
+
+
+def _compare(path: Path, floor: Floor | None, report: Report) -> _Compared:
+    """Compare what an owner would open with what is behind damage, and with the floor."""
+    as_owner, behind_damage = DBRecoveryMode.point_in_time(), DBRecoveryMode.skip_any_corrupted_record()
+    reached, found = (_survey(path, recovery) for recovery in (as_owner, behind_damage))
     if floor is None:
-        return None
+        return _Compared(None, behind_damage)
     if reached.node_id != floor.node_id:
         detail = f"belongs to node {reached.node_id}, the floor file beside it to node {floor.node_id}"
         report.damage(Kind.FOREIGN, path.name, detail, REPAIR)
-        return None
-    _judge(path, reached, found, floor, report)
-    return floor
+        return _Compared(None, behind_damage)
+    try:
+        judge(reached, found, floor, place=path.name)
+    except Corrupt as error:
+        report.damage(Kind.SHORT, path.name, error.happened, REPAIR)
+        return _Compared(floor, behind_damage)
+    if reached.term > floor.term:
+        detail = f"is of term {floor.term}, the log beside it of {reached.term}: it is an older copy"
+        step = "put log and floor of one backup together; opening the node trusts the log"
+        report.warn(Kind.MIXED, FLOOR_NAME, detail, step)
+    if reached.synced_each_batch:
+        return _Compared(floor, behind_damage)
+    if torn := torn_bytes(path):
+        detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
+        report.warn(Kind.TORN, path.name, detail, "nothing to do: the node drops it when it starts")
+    return _Compared(floor, as_owner)
+
+
+def _survey(path: Path, recovery: DBRecoveryMode) -> Survey:
+    database = open_read_only(path, recovery)
+    try:
+        return readable_survey(database)
+    finally:
+        database.close()
 
 
 def _walk_open(
@@ -147,23 +178,37 @@ def _walk_open(
     yield read_bytes
     entries = database.get_column_family(ENTRY_FAMILY)
     for name, log_id in found.log_ids.items():
+        last = last_readable_position(entries, log_id)
+        kept = last if floor is None else _end_kept(database, found, log_id, floor, report)
         expected = LogExpectation(
             name=name,
             first_position=_first_position(database, log_id),
-            floor_position=max(floor_reaches(floor, log_id), last_readable_position(entries, log_id)),
+            floor_position=max(floor_reaches(floor, log_id), kept),
         )
-        facts.last_ticks[name] = yield from _walk_log(entries, log_id, expected, report)
+        facts.last_ticks[name] = yield from _walk_log(entries, log_id, expected, report, is_torn=kept < last)
 
 
-def _judge(path: Path, reached: Survey, found: Survey, floor: Floor, report: Report) -> None:
+def _end_kept(database: Rdict, found: Survey, log_id: int, floor: Floor, report: Report) -> int:
+    """Return where an owner will let the log end, and warn when that is before its last entry."""
+    last = found.last_positions[log_id]
+    if found.synced_each_batch:
+        return last
     try:
-        judge(reached, found, floor, place=path.name)
-    except Corrupt as error:
-        report.damage(Kind.SHORT, path.name, str(error).partition(" — ")[0], REPAIR)
+        kept = chain_end(database, log_id, floor)
+    except Exception:  # noqa: BLE001 - damage, which the walk over the entries names
+        return last
+    if kept < last:
+        detail = (
+            f"torn tail, will be dropped: what is behind position {kept}, up to {last}, not acknowledged as durable"
+        )
+        report.warn(Kind.TORN, DATABASE_NAME, detail, "nothing to do: the node drops it when it starts")
+    return kept
 
 
-def _walk_log(entries: Rdict, log_id: int, expected: LogExpectation, report: Report) -> Generator[int, None, int]:
-    """Check one log, yielding the bytes read; return the tick it ends at."""
+def _walk_log(
+    entries: Rdict, log_id: int, expected: LogExpectation, report: Report, *, is_torn: bool
+) -> Generator[int, None, int]:
+    """Check one log, of a torn one what is kept; yield the bytes read and return the tick it ends at."""
     check = LogCheck(expected, report)
     step_bytes = 0
     for found in scan_entries(entries, log_id, end_position=expected.floor_position):
@@ -171,6 +216,8 @@ def _walk_log(entries: Rdict, log_id: int, expected: LogExpectation, report: Rep
             check.failed(found)
             continue
         position, data = found
+        if is_torn and position > expected.floor_position:
+            break
         check.take(position, data)
         step_bytes += len(data)
         if step_bytes >= STEP_BYTES:

@@ -44,6 +44,10 @@ class Kind(Enum):
     """Parts are of different ages: a copy of one beside the original of another."""
     AHEAD = "ahead"
     """A table has taken cuts that this node never made."""
+    TORN = "torn"
+    """The end of a log that a power cut took before it was synced; the node drops it when it starts."""
+    UNFINISHED = "unfinished"
+    """A repair was cut off in a step that the next opening or repair finishes."""
     ORPHAN = "orphan"
     """A left-over that nothing names; the node removes it when it starts."""
 

@@ -40,7 +40,7 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
         report.damage(Kind.UNREADABLE, FLOOR_NAME, str(error), "use the release that wrote it, or a newer one")
         return None
     except StreamingNodeError as error:
-        report.damage(Kind.CHECKSUM, FLOOR_NAME, str(error).partition(" — ")[0], REPAIR)
+        report.damage(Kind.CHECKSUM, FLOOR_NAME, error.happened, REPAIR)
         return None
     _check_parts(data, report)
     return floor

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from spark_sink.ingestion.lease import Lease
+from spark_sink.ingestion.lease import Lease, lease_path
 from streamingnode.verification.cut_walk import CUTS, cut_numbers, named_paths
 from streamingnode.verification.finding import Kind, Report, Severity
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME
 from wal.rocks.options import DATABASE_NAME
 from wal.rocks.ownership import LOCK_NAME
+from wal.rocks.replacement import REPLACEMENT_NAME, database_path
 
 DATA, LEASES, QUARANTINE = ("segments", "deletes"), "leases", "quarantine"
 TEMPORARY = ".tmp"
@@ -25,6 +26,7 @@ _SOCKET_OR_RESERVE = re.compile(r"node\.[a-z]+|reserve|scrub\.json")
 _MANIFEST = re.compile(r"\d{16}\.json")
 
 _STARTS = "nothing to do: the node removes it when it starts; `streamingnode repair` moves it away"
+_INGEST = "run `streamingnode ingest` for each table, which writes it again; then remove what is left over"
 _MOVE = "move it away, or let `streamingnode repair` do so"
 
 
@@ -33,12 +35,13 @@ def check_strays(directory: Path, report: Report, *, running: bool = False) -> N
 
     While the cuts are damaged, as `report` has it, nobody knows what they named.
     """
+    in_place = database_path(directory).name
     for path in sorted(directory.iterdir()):
-        if path.name in _KNOWN or _SOCKET_OR_RESERVE.fullmatch(path.name):
+        if path.name == in_place or path.name in _KNOWN or _SOCKET_OR_RESERVE.fullmatch(path.name):
             continue
         if path.name.endswith(TEMPORARY) and running:
             continue
-        if path.name.endswith(TEMPORARY):
+        if path.name.endswith(TEMPORARY) or path.name == REPLACEMENT_NAME:
             report.warn(Kind.ORPHAN, path.name, "temporary, and never finished", _MOVE)
         else:
             report.warn(Kind.FOREIGN, path.name, "is none of a node's", _MOVE)
@@ -64,13 +67,15 @@ def check_leases(directory: Path, node_id: str, report: Report) -> None:
             continue
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             detail = f"does not decode, and holds all retention until it does: {error}"
-            report.warn(Kind.CHECKSUM, place, detail, "run `streamingnode ingest`, which writes it again")
+            report.warn(Kind.CHECKSUM, place, detail, _INGEST)
             continue
         _check_lease(lease, place, node_id, directory, report)
 
 
 def _check_lease(lease: Lease, place: str, node_id: str, directory: Path, report: Report) -> None:
     newest = max(cut_numbers(directory), default=0)  # listed after the lease was read, which may be of a cut just made
+    if lease_path(directory, Path(lease.table)).name != Path(place).name:
+        report.warn(Kind.MIXED, place, f"is of table {lease.table}: it was swapped or copied", _INGEST)
     if node_id and lease.node_id != node_id:
         report.warn(Kind.FOREIGN, place, f"is of node {lease.node_id}; it holds nothing here", _MOVE)
     elif lease.cut > newest:

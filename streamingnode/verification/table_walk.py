@@ -1,8 +1,10 @@
 """The tables fed from a node: each cut taken at most once, none the node never made, and the rows of each cut. Blocks.
 
-In: a directory of open tables, and the cuts of the node. Out: findings. A table that is ahead of its node, or has another
-cut of the same number, was fed by a life of the node that a restored backup does not know. A cut's rows can be fewer in the
-table than in the cut when deletes or dropped partitions took some; never more, and without those exactly as many.
+In: a directory of open tables, the cuts of the node, and the leases of its tables. Out: findings. A table that is ahead of
+its node, or has another cut of the same number, was fed by a life of the node that a restored backup does not know. One that
+lacks cuts which the node gave up is an older copy itself, and one that a lease names and nobody finds is lost. A cut's rows
+can be fewer in the table than in the cut when deletes or dropped partitions took some; never more, and without those
+exactly as many.
 """
 
 import itertools
@@ -17,9 +19,11 @@ import pyarrow.parquet as pq
 
 from flusher.manifest import CollectionEntry
 from spark_sink.cuts.cut_log import CutLog
+from spark_sink.ingestion.lease import Lease, lease_path
 from spark_sink.table.columns import OFFSET, TICK, VCHANNEL
 from spark_sink.table.open_table import OpenTable
-from spark_sink.table.table_model import TableFile, TableVersion, Watermark
+from spark_sink.table.table_model import TableFile, TableIdentity, TableVersion, Watermark
+from streamingnode.inspection.node_files import read_leases
 from streamingnode.verification.finding import Kind, Report
 from wal.errors import StreamingNodeError
 
@@ -43,31 +47,53 @@ def walk_tables(node: Path, tables: Path, node_id: str, report: Report) -> Itera
         cuts = CutLog(node)
     except StreamingNodeError:  # the walk over the cuts has named what is missing
         return
+    at_home: dict[int, Path] = {}
     for path in sorted(tables.iterdir()):
         if "@" in path.name or path.name.startswith(".") or not path.is_dir():
             continue
-        yield from _walk_table(path, cuts, node_id, report)
+        identity = yield from _walk_table(path, cuts, node_id, report)
+        if identity is not None and identity.node_id == node_id:
+            at_home[identity.collection_id] = path
+    for lease in read_leases(node):
+        if lease.node_id == node_id and not Path(lease.table).is_dir():
+            _check_leased(lease, at_home.get(lease.collection_id), node, report)
 
 
-def _walk_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> Iterator[int]:
+def _check_leased(lease: Lease, at_home: Path | None, node: Path, report: Report) -> None:
+    """Say what became of a table that is not where its lease says."""
+    place, told = f"table {lease.table}", lease_path(node, Path(lease.table))
+    if at_home is not None:
+        detail = f"is at {at_home} now, and its lease still holds the node's files from cut {lease.cut} on"
+        report.warn(Kind.ORPHAN, place, detail, f"ingest into {at_home.parent}, then remove {told}")
+        return
+    detail = f"the node has a lease of it, at cut {lease.cut}, and it is not there"
+    step = f"put it back; to make it anew of the cuts that are kept, remove {told} and ingest"
+    report.damage(Kind.MISSING, place, detail, step)
+
+
+def _walk_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> Generator[int, None, TableIdentity | None]:
+    """Check one table and return what it says of itself, None when nothing can be told."""
     place = f"table {path}"
     try:
         table = OpenTable.load(path)
         if table is None or table.identity is None:
             report.warn(Kind.FOREIGN, place, "is no table that an ingest made", "nothing to do, or move it away")
-            return
+            return None
         identity, mark = table.identity, table.watermark
         versions = list(table.history())
         files = table.files(key=OFFSET)
     except Exception as error:  # noqa: BLE001 - the table's library raises whatever its files make it
         report.damage(Kind.UNREADABLE, place, f"cannot be opened: {error}", _DROP)
-        return
+        return None
     report.count("tables")
     if node_id and identity.node_id != node_id:
         report.warn(
             Kind.FOREIGN, place, f"is fed from node {identity.node_id}, not {node_id}", "verify that node with it"
         )
-        return
+        return identity
+    if identity.collection != path.name:
+        detail = f"holds the collection {identity.collection!r}: it was renamed, or swapped with another"
+        report.damage(Kind.MIXED, place, detail, f"give it its name back: {path.with_name(identity.collection)}")
     try:
         parted = _check_history(place, versions, mark, cuts, report)
         found = yield from _walk_files(path, files, report)
@@ -76,7 +102,10 @@ def _walk_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> Itera
             if not parted:
                 _check_cuts(place, found, identity.collection_id, mark, cuts, report)
     except StreamingNodeError as error:  # a cut that cannot be read, and is named by the walk over the cuts
-        report.warn(Kind.UNREADABLE, place, f"cannot be compared with the cuts: {error}", "repair the cuts first")
+        report.warn(
+            Kind.UNREADABLE, place, f"cannot be compared with the cuts: {error.happened}", "repair the cuts first"
+        )
+    return identity
 
 
 def _check_history(place: str, versions: list[TableVersion], mark: Watermark, cuts: CutLog, report: Report) -> bool:
@@ -90,6 +119,10 @@ def _check_history(place: str, versions: list[TableVersion], mark: Watermark, cu
             f"has taken cut {mark.cut}, the node's newest is {cuts.newest}: the node was restored from an older copy"
         )
         report.damage(Kind.AHEAD, place, detail, _OLDER)
+    if mark.cut and mark.cut + 1 < cuts.first:
+        given_up = f"cuts {mark.cut + 1} to {cuts.first - 1}"
+        detail = f"has taken cut {mark.cut}, and {given_up} were given up since: the table is an older copy"
+        report.damage(Kind.MISSING, place, detail, "put the newer copy of the table back")
     for newer, older in itertools.pairwise(versions):
         if newer.note.cut <= older.note.cut and newer.note.attempt:
             taken = f"version {older.version} took {older.note.cut}"

@@ -114,6 +114,11 @@ def plan_slices(batches: Sequence[pa.RecordBatch], write: Write, bytes_max: int)
     return slices
 
 
+def check_rows_fit(batches: Sequence[pa.RecordBatch], bytes_max: int) -> None:
+    """Raise `TooLarge` for a row that no insert could write, before there is a collection to insert into."""
+    plan_slices(batches, Write(lambda _: [], _message_bytes), bytes_max)
+
+
 def fitting_messages(batch: pa.RecordBatch, write: Write, bytes_max: int) -> Iterator[list[MutableMessage]]:
     """Yield the messages of a planned slice, halved while its shards together take more than `bytes_max`."""
     messages = write.build(batch)

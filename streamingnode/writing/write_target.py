@@ -13,6 +13,7 @@ from streamingnode.rows.row_shape import RowShape, key_shape, row_shape
 from streamingnode.rows.schema import decode_schema
 from wal.append import Append
 from wal.errors import PartitionNotFound
+from wal.remedy import Remedy
 
 CACHED_MAX = 1_024
 """Targets kept; one is rebuilt in about 50 us."""
@@ -37,8 +38,9 @@ class WriteTarget:
         found = self.partitions.get(DEFAULT_PARTITION if partition is None else partition)
         if found is None:
             raise PartitionNotFound(
-                f"collection {self.info.name!r} has no partition {partition!r} — create_partition() makes it; "
-                f"there are {', '.join(sorted(self.partitions)[:20])}"
+                f"collection {self.info.name!r} has no partition {partition!r}, only "
+                f"{', '.join(sorted(self.partitions)[:20])}",
+                Remedy.LOOK_AT_PARTITIONS,
             )
         return found
 

@@ -15,11 +15,12 @@ from pyspark.sql import SparkSession
 import spark_sink
 import streamingnode as sn
 from streamingnode.backup.closed_node import backup_directory, restore_directory
-from streamingnode.verification.finding import Kind, Report
+from streamingnode.verification.finding import Kind, Report, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.spark_sink.table_reading import rows_of
 from tests.streamingnode.append_double import schema_of
-from wal.errors import InvalidArgument, TableAhead
+from tests.streamingnode.sample_node import swap
+from wal.errors import AlreadyExists, Corrupt, InvalidArgument, TableAhead, Truncated
 
 pytestmark = pytest.mark.spark
 
@@ -125,10 +126,15 @@ def repeat_rows(table: Path) -> None:
     write_deltalake(str(table), rows.slice(0, 3), mode="append")
 
 
+def swap_files(table: Path) -> None:
+    swap(*list(table.rglob("*.parquet"))[:2])
+
+
 TABLE_DAMAGE: dict[str, tuple[Callable[[Path], None], set[Kind]]] = {
     "file missing": (lose_file, {Kind.MISSING}),
     "file cut short": (cut_file, {Kind.LENGTH}),
     "file of other rows": (swap_rows, {Kind.CHECKSUM, Kind.CONTENT}),
+    "files swapped": (swap_files, {Kind.LENGTH, Kind.CONTENT, Kind.DUPLICATE}),
     "rows twice": (repeat_rows, {Kind.DUPLICATE, Kind.CONTENT}),
 }
 
@@ -158,3 +164,77 @@ def test_tables_of_others_are_warnings(fed: Path, tables: Path, spark: SparkSess
 def test_a_directory_of_tables_that_is_not_there_is_named(fed: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="nowhere"):
         verify_directory(fed, tables=tmp_path / "nowhere")
+
+
+def test_a_leased_table_that_is_gone_is_named(fed: Path, tables: Path) -> None:
+    tables.joinpath("orders").rename(tables.parent / "elsewhere")
+    [finding] = verify_directory(fed, tables=tables).findings
+    assert (finding.severity, finding.kind) == (Severity.DAMAGE, Kind.MISSING)
+    assert finding.place == f"table {tables / 'orders'}"
+    assert "lease of it, at cut 2" in finding.detail
+    assert "leases/orders-" in finding.next_step
+
+
+def test_a_table_that_was_moved_with_its_directory_is_told_from_a_lost_one(fed: Path, tables: Path) -> None:
+    moved = tables.rename(tables.parent / "moved")
+    [finding] = verify_directory(fed, tables=moved).findings
+    assert (finding.severity, finding.kind) == (Severity.WARNING, Kind.ORPHAN)
+    assert str(moved / "orders") in finding.detail
+
+
+def test_an_older_copy_of_a_table_whose_cuts_were_given_up_is_named(
+    fed: Path, tables: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    shutil.copytree(tables / "orders", tmp_path / "older")
+    for first in (200, 300):
+        write(fed, first, first + 10)
+    spark_sink.ingest(spark, fed, tables, request_cut=False)
+    shutil.rmtree(tables / "orders")
+    shutil.copytree(tmp_path / "older", tables / "orders")
+    assert kinds(verify_directory(fed, tables=tables)) == set(), "the next ingest takes what it lacks"
+    for number in (1, 2, 3):  # as retention does: every table had taken them
+        (fed / "cuts" / f"{number:016d}.json").unlink()
+    found = [
+        each for each in verify_directory(fed, tables=tables).findings if each.place == f"table {tables / 'orders'}"
+    ]
+    assert [each.kind for each in found] == [Kind.MISSING]
+    assert "cuts 3 to 3 were given up since" in found[0].detail
+    with pytest.raises(Truncated):
+        spark_sink.ingest(spark, fed, tables, request_cut=False)
+
+
+def test_tables_that_were_swapped_are_named(fed: Path, tables: Path, spark: SparkSession) -> None:
+    async def make_another() -> None:
+        async with sn.open_node(fed, **SETTINGS) as node:
+            await node.create_collection("stock", SCHEMA, primary_key="id")
+            await node.insert("stock", [{"id": 1, "item": "x"}])
+            await node.flush()
+
+    anyio.run(make_another)
+    spark_sink.ingest(spark, fed, tables, request_cut=False)
+    assert verify_directory(fed, tables=tables).findings == []
+    swap(tables / "orders", tables / "stock")
+    assert {each.detail.partition(":")[0] for each in verify_directory(fed, tables=tables).findings} == {
+        "holds the collection 'stock'",
+        "holds the collection 'orders'",
+    }
+    with pytest.raises(AlreadyExists, match="stock"):
+        spark_sink.ingest(spark, fed, tables, request_cut=False)
+    swap(tables / "orders", tables / "stock")
+    swap(*sorted((fed / "leases").iterdir()))
+    report = verify_directory(fed, tables=tables)
+    assert (kinds(report), report.damaged) == ({Kind.MIXED}, False)
+    spark_sink.ingest(spark, fed, tables, request_cut=False)
+    assert verify_directory(fed, tables=tables).findings == [], "the next ingest writes both again"
+
+
+def test_a_missing_file_of_a_cut_is_named_by_ingest_and_no_row_is_taken(
+    fed: Path, tables: Path, spark: SparkSession
+) -> None:
+    before = rows_of(tables / "orders")
+    write(fed, 200, 250)
+    newest = max((fed / "segments").rglob("*.parquet"), key=lambda path: int(path.stem))
+    newest.unlink()
+    with pytest.raises(Corrupt, match=f"{newest.name} is missing, and cut 3 names it"):
+        spark_sink.ingest(spark, fed, tables, request_cut=False)
+    assert rows_of(tables / "orders") == before

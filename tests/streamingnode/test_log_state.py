@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamingnode.log_state import DAMAGE_SEEN_MAX, TRANSITIONS, LogEvent, LogState, is_final
+from streamingnode.log_state import OBSTACLES_SEEN_MAX, TRANSITIONS, LogEvent, LogState, is_final, is_obstacle
 from wal.errors import (
     AlreadyOwned,
     ChannelFenced,
@@ -41,21 +41,19 @@ def test_log_can_be_closed_in_every_state_and_damaged_in_every_one_that_lives(st
     assert ((state, LogEvent.DAMAGE) in TRANSITIONS) == (state not in ENDED)
 
 
-@pytest.mark.parametrize(
-    "error", [StorageFailed("x"), StorageFull("x", 0, 1), Indeterminate("x"), AlreadyOwned("x", 1), OSError(5, "x")]
-)
+@pytest.mark.parametrize("error", [StorageFailed("x"), StorageFull("x", 0, 1), Indeterminate("x"), OSError(5, "x")])
 def test_fault_of_the_disk_is_tried_again_for_ever(error: Exception) -> None:
-    assert not is_final(error, damage_seen=0)
+    assert not is_obstacle(error)
+    assert not is_final(error, obstacles_seen=0)
 
 
 @pytest.mark.parametrize("error", [ChannelFenced("x"), UnsupportedFormat("x"), OnShutdown("x")])
 def test_another_owner_or_format_is_not_outlived(error: Exception) -> None:
-    assert is_final(error, damage_seen=0)
+    assert is_final(error, obstacles_seen=0)
 
 
-def test_damage_is_believed_when_it_is_seen_often_enough() -> None:
-    assert [is_final(Corrupt("x"), damage_seen=seen) for seen in (1, DAMAGE_SEEN_MAX - 1, DAMAGE_SEEN_MAX)] == [
-        False,
-        False,
-        True,
-    ]
+@pytest.mark.parametrize("error", [Corrupt("x"), AlreadyOwned("x", 1)])
+def test_damage_or_the_lock_of_another_owner_is_believed_when_it_is_seen_often_enough(error: Exception) -> None:
+    assert is_obstacle(error)
+    verdicts = [is_final(error, obstacles_seen=seen) for seen in (1, OBSTACLES_SEEN_MAX - 1, OBSTACLES_SEEN_MAX)]
+    assert verdicts == [False, False, True]

@@ -4,7 +4,9 @@ import inspect
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -17,7 +19,7 @@ from streamingnode.sync import SyncNode, SyncReader
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from tests.streamingnode.append_double import schema_of
-from wal.errors import AlreadyOwned, CollectionNotFound, OnShutdown, SchemaMismatch
+from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument, OnShutdown, SchemaMismatch
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 ONLY_ASYNC = {"fail", "aclose", "state", "buffered_bytes", "next_messages", "close"}
@@ -106,6 +108,28 @@ def test_errors_come_out_unchanged() -> None:
     assert caught.value is error
     with pytest.raises(OnShutdown, match="open it again"):
         node.flush()
+
+
+MISTAKES: dict[str, Callable[[SyncNode], object]] = {
+    "a policy in text": lambda node: node.read("orders", cast("Any", "all")),
+    "a policy that is not called": lambda node: node.read("orders", cast("Any", sn.DeliverPolicy.all)),
+    "a policy of no kind": lambda node: node.read("orders", sn.DeliverPolicy()),
+    "a time for a tick": lambda node: node.read("orders", until=cast("Any", 1.5)),
+    "a name of a reader": lambda node: node.read("orders", name="A"),
+    "types in text": lambda node: node.read("orders", types=cast("Any", "INSERT")),
+    "a keepalive": lambda node: node.transaction(keepalive_s=-1),
+    "a timeout": lambda node: node.flush(timeout=0),
+    "a tick to come": lambda node: node.snapshot("orders", as_of=(1 << 62)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+def test_wrong_argument_is_refused_at_the_call(mistake: Callable[[SyncNode], object]) -> None:
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        with pytest.raises(InvalidArgument, match=" — "):
+            mistake(node)
+        assert node.insert("orders", [{"id": 1, "item": "a"}]).time_tick
 
 
 def test_node_of_a_notebook_is_closed_by_hand(tmp_path: Path) -> None:

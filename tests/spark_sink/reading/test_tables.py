@@ -119,6 +119,13 @@ def test_a_segment_that_is_gone_or_damaged_fails_the_read(
     with pytest.raises(PythonException, match=f"{path.name} has .* bytes, its cut says"):
         frame.count()
     path.unlink()
+    with pytest.raises(PythonException, match=f"{path.name} is missing, and cut . names it"):
+        frame.count()
+    for manifest in sorted((node.path / "cuts").iterdir()):  # as retention does: oldest first, manifests before files
+        named = path.name in manifest.read_text("utf-8")
+        manifest.unlink()
+        if named:
+            break
     with pytest.raises(PythonException, match="no longer kept"):
         frame.count()
 

@@ -26,6 +26,13 @@ REFUSED_CREATIONS = {
     "no rows": ("", "orders", "--primary-key", "id"),
     "no JSON": ('{"id": ', "orders", "--primary-key", "id"),
     "a null key": ('{"id": 1}\n{"id": null}', "orders", "--primary-key", "id"),
+    "a row over the limit": ('{"id": 1, "item": "' + "x" * (4 << 20) + '"}', "orders", "--primary-key", "id"),
+    "a row just over the limit": (
+        '{"id": 1, "item": "' + "x" * ((4 << 20) - 30) + '"}',
+        "orders",
+        "--primary-key",
+        "id",
+    ),
     "rows of two kinds": ('{"id": 1, "item": {"a": 1}}\n{"id": 2, "item": [3]}', "orders", "--primary-key", "id"),
 }
 

@@ -57,6 +57,19 @@ def test_bad_line_is_named_by_its_number(line: str, error: type[Exception], word
         _read(text)
 
 
+@pytest.mark.parametrize("value", ["1.5", "99999999999999999999", '"two"', "[1]", "true"])
+def test_value_of_another_kind_names_line_and_column(value: str) -> None:
+    with pytest.raises(SchemaMismatch, match=r"^line 2: column 'id'") as caught:
+        _read(f'{{"name": "a", "id": 1}}\n{{"name": "b", "id": {value}}}\n')
+    assert (caught.value.column, caught.value.row) == ("id", 2)
+
+
+def test_long_value_is_not_repeated_whole() -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        _read('{"id": "' + "x" * 100_000 + '"}\n')
+    assert len(str(caught.value)) < 500
+
+
 def test_value_over_two_lines_names_the_first() -> None:
     with pytest.raises(InvalidArgument, match="line 1 "):
         _read('{"id":\n1}\n')

@@ -55,13 +55,10 @@ def test_a_repair_on_a_failing_disk_loses_no_byte(
         assert floor in everything
         if not reached():
             return False
-        if (path / "log").is_dir():
+        if at % 2 or verify_directory(path).damaged:  # else the node itself finishes what was begun
             repair_directory(path, dry_run=False, accept_loss=True, backup=None, now_ms=lambda: 1000 + at)
-            assert not verify_directory(path).damaged
-            assert rows_of(path).items() <= sample.rows.items()
-        else:
-            with pytest.raises(StreamingNodeError, match="no database"):
-                rows_of(path)
+        assert rows_of(path).items() <= sample.rows.items()
+        assert not verify_directory(path).damaged
         return True
 
     assert run_until_it_passes(attempt) > 8

@@ -1,0 +1,187 @@
+"""What the command line says to do next is a command or a flag, never something of a program; and every remedy has words."""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import streamingnode as sn
+from streamingnode.cli.command import Command
+from streamingnode.cli.program import COMMANDS
+from streamingnode.cli.remedies import COMMAND_WORDS, told
+from streamingnode.ownership import ROOT_PACKAGES
+from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StreamingNodeError, Truncated
+from wal.message_id import RocksMessageId
+from wal.remedy import Remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.streamingnode.cli.conftest import Printed
+
+    Run = Callable[..., Printed]
+
+ROOT = Path(__file__).resolve().parents[3]
+DASH = " — "
+WORDS_OF_A_PROGRAM = re.compile(
+    r"\w\(|\b[a-z_]+=\S|DeliverPolicy|\b(?:node|sn|pa|messages|spark_sink)\.[a-z]|\bpass\b|\bawait\b"
+)
+
+SAID_TO_PROGRAMS = {
+    "streamingnode/opening.py": "arguments of open_node",
+    "streamingnode/node.py": "arguments of its methods",
+    "streamingnode/ddl.py": "a list of partitions",
+    "streamingnode/names.py": "names that are no text",
+    "streamingnode/reading": "arguments and use of read()",
+    "streamingnode/rows": "schemas and rows as Python objects",
+    "streamingnode/writing": "arguments and use of transactions and producers",
+    "streamingnode/snapshot.py": "as_of",
+    "spark_sink/reading": "arguments of read_tables, options of the data source",
+    "scanner/deliver_policy.py": "arguments of DeliverPolicy",
+    "interceptors/idempotency/producers.py": "named producers",
+    "wal/producer_stamp.py": "sequences of producers",
+}
+"""Where next steps are about Python objects that no command takes, and may say so."""
+
+
+def test_every_remedy_has_words_of_the_command_line() -> None:
+    assert set(COMMAND_WORDS) == set(Remedy)
+    assert not [words for words in COMMAND_WORDS.values() if WORDS_OF_A_PROGRAM.search(words)]
+
+
+@pytest.mark.parametrize("words", COMMAND_WORDS.values())
+def test_a_remedy_names_commands_and_flags_that_exist(words: str) -> None:
+    commands = {command.name: command for command in COMMANDS}
+    assert set(re.findall(r"streamingnode ([a-z]+)", words)) <= set(commands)
+    flags = {flag for command in commands.values() for flag in flags_of(command)}
+    assert set(re.findall(r"--[a-z-]+", words)) <= flags
+
+
+def flags_of(command: Command) -> list[str]:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return re.findall(r"--[a-z-]+", parser.format_help())
+
+
+def test_no_other_next_step_speaks_to_programs() -> None:
+    spoken = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for package in ROOT_PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if not any(path.is_relative_to(ROOT / said) for said in SAID_TO_PROGRAMS)
+        for text in texts_of(path)
+        if WORDS_OF_A_PROGRAM.search(text.partition(DASH)[2])
+    ]
+    assert spoken == []
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Yield the texts of a module's errors, without what is put in."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for argument in node.args if isinstance(node, ast.Call) else ():
+            parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+            yield "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
+
+
+@pytest.mark.parametrize(
+    "error, program, command",
+    [
+        (AlreadyExists("it is there", Remedy.USE_PARTITION), "if_not_exists=True", "--partition eu"),
+        (Truncated("rocksmq/1", "rocksmq/5"), "start from rocksmq/5 or DeliverPolicy.all()", "--from rocksmq/5"),
+        (Corrupt("bytes are wrong"), "node.verify()", "streamingnode verify data"),
+        (Corrupt("bytes are wrong — copy the disk"), "copy the disk", "copy the disk"),
+        (InvalidArgument("it is wrong — correct it"), "correct it", "correct it"),
+    ],
+    ids=lambda value: getattr(value, "code", None),
+)
+def test_each_side_is_told_in_its_own_words(error: StreamingNodeError, program: str, command: str) -> None:
+    arguments = argparse.Namespace(directory=Path("data"), collection="orders", partition="eu", start=None)
+    assert program in str(error)
+    assert command in told(error, arguments)
+    assert str(error).partition(DASH)[0] == told(error, arguments).partition(DASH)[0] == error.happened
+    assert "remedy" not in error.fields()
+
+
+def test_what_a_command_was_not_told_is_left_for_people_to_fill_in() -> None:
+    error = AlreadyExists("it is there", Remedy.USE_PARTITION)
+    assert "streamingnode insert data <collection>" in told(
+        error, argparse.Namespace(directory="data", collection=None)
+    )
+
+
+MISTAKES = [
+    "tail {data} nope",
+    "tail {data} orders --from rocksmq/zzzz",
+    "tail {data} orders --from rocksmq/0",
+    "tail {data} orders --from rocksmq/!",
+    "tail {data} orders --from nsq/1",
+    "tail {data} orders --from yesterday",
+    "tail {data} orders --from 99999999999999999999999",
+    "ingest {data} --tables {data}/tables",
+    "tail {data} orders --limit 0",
+    "tail {data} orders --types select",
+    "partitions list {data} nope",
+    "partitions list {data} orders eu",
+    "partitions create {data} orders",
+    "partitions create {data} orders _mine",
+    "partitions create {data} orders Eu",
+    "partitions create {data} orders eu",
+    "partitions drop {data} orders us",
+    "partitions drop {data} orders _default",
+    "insert {data} nope {rows}",
+    "insert {data} orders {rows} --partition us",
+    "insert {data} orders {bad}",
+    "insert {data} orders {null}",
+    "insert {data} new {rows} --create",
+    "insert {data} new {rows} --create --primary-key nope",
+    "insert {data} new {rows} --create --primary-key item --shards 0",
+    "insert {data} new {rows} --create --primary-key id --partition _x",
+    "insert {data} New {rows} --create --primary-key id",
+    "insert {data} orders {rows} --create --primary-key item",
+    "insert {nowhere} orders {rows}",
+    "ls {nowhere}",
+    "info {nowhere}",
+    "flush {nowhere}",
+    "verify {data} --tables {nowhere}",
+    "repair {data} --backup {nowhere}",
+    "backup {data} {data}/inside",
+    "backup {nowhere} {nowhere}-backup",
+    "restore {nowhere} {nowhere}-node",
+    "ingest {nowhere} --tables {nowhere}",
+    "config show --file {nowhere}",
+    "bench nothing",
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_answered_with_what_to_type(data: Path, run: "Run", mistake: str) -> None:
+    for name, line in (("bad", '{{"id": "x"}}'), ("null", '{{"item": "x"}}')):
+        (data.parent / name).write_text(line.format() + "\n")
+    places = {name: data.parent / name for name in ("bad", "null", "nowhere")}
+    assert run("partitions", "create", data, "orders", "eu").code == 0
+    printed = run(*mistake.format(data=data, rows=data.parent / "orders.jsonl", **places).split())
+    assert printed.code in {1, 2}, printed.out
+    code, _, text = printed.err.splitlines()[-1].partition(": ")
+    assert code.isupper()
+    assert DASH in text
+    assert not WORDS_OF_A_PROGRAM.search(text), text
+
+
+def test_log_that_is_no_longer_kept_is_answered_with_flags(data: Path, run: "Run") -> None:
+    async def give_up_log() -> None:
+        settings: dict[str, Any] = {"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.005}
+        async with sn.open_node(data, **settings) as node:
+            await node.flush()
+            with anyio.fail_after(30), pytest.raises(Truncated):
+                while True:
+                    async with node.read("orders", sn.DeliverPolicy.start_from(RocksMessageId(1))):
+                        await node.consistent_tick()
+
+    anyio.run(give_up_log)
+    printed = run("tail", data, "orders", "--from", "rocksmq/1")
+    assert printed.err.startswith("TRUNCATED: rocksmq/1 is no longer kept — give --from start, or --from rocksmq/")
