@@ -22,8 +22,11 @@ _SETTINGS = Path(__file__).parent / "settings"
 """An options file of RocksDB's own, for what rocksdict has no call for. Opening replays the log into memory and no further:
 bringing it into tables is a call of its own then, which lets the event loop run."""
 
-MEMTABLE_BYTES = 64 << 20
-"""RocksDB's log is at most about two of these, three on a slow disk, which bounds what a start has to replay."""
+MEMTABLE_BYTES = 8 << 20
+"""RocksDB's log is at most about two of these, three on a slow disk, which bounds what a start has to replay, with the
+interpreter lock held."""
+OPEN_TABLES_MAX = 256
+"""RocksDB would keep every table open, and a log of days has thousands: more than a process may open by default."""
 WAITING_MEMTABLES_MAX = 2
 """This many full memtables may wait to be written; with one more to spare, no single write has to wait for them."""
 INFO_LOG_BYTES = 1 << 20
@@ -69,6 +72,7 @@ def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create:
     database.set_wal_recovery_mode(recovery)
     database.set_paranoid_checks(True)
     database.set_max_background_jobs(2)
+    database.set_max_open_files(OPEN_TABLES_MAX)
     database.set_max_total_wal_size(2 * options.memtable_bytes)
     database.set_stats_dump_period_sec(0)
     database.set_stats_persist_period_sec(0)
