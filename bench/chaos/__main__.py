@@ -8,6 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench.chaos.documents import write_documents
 from bench.chaos.gate import Settings
 from bench.chaos.registry import GATES
 from bench.chaos.report import append_report, print_report
@@ -39,6 +40,7 @@ def main() -> int:
     print_report(report)
     if arguments.minutes is not None and not arguments.no_report:
         append_report(report)
+        write_documents()
     return 0 if report.passed else 1
 
 

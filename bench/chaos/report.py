@@ -1,15 +1,12 @@
-"""What was tried and what was found: one line of JSON for each run of a gate, added up into docs/reliability.md.
+"""What was tried and what was found: one line of JSON for each run of a gate, and the sums of all lines.
 
-In: a `GateReport` from a gate. Out: a line in `docs/reliability.jsonl` for a run worth keeping, the page rendered from all
-lines, and the figures in docs/guarantees.md. Counts are sums of what really ran; nothing is rounded up, and a target that
-was not reached says so.
+In: a `GateReport` from a gate. Out: a line in `docs/reliability.jsonl` for a run worth keeping, and totals. Counts are sums
+of what really ran. `bench.chaos.documents` renders them.
 """
 
-import argparse
 import dataclasses
 import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +15,6 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parents[2]
 LEDGER = ROOT / "docs" / "reliability.jsonl"
-PAGE = ROOT / "docs" / "reliability.md"
 ALSO_TARGETS = {"history-checked operations": 100_000_000, "simulated power cuts": 1_000_000}
 """What gates count beside their own unit, several of them together, and how much the long runs should add up to."""
 
@@ -74,11 +70,9 @@ def stamped(report: GateReport) -> GateReport:
 
 
 def append_report(report: GateReport, ledger: Path = LEDGER) -> None:
-    """Add a run to the ledger and render the documents again."""
+    """Add a run to the ledger."""
     with ledger.open("ab") as file:
         file.write(msgspec.json.encode(stamped(report)) + b"\n")
-    if ledger == LEDGER:
-        _write_documents()
 
 
 def read_reports(ledger: Path = LEDGER) -> list[GateReport]:
@@ -116,51 +110,6 @@ def print_report(report: GateReport) -> None:
         print(f"  {note}")
 
 
-def render(reports: Sequence[GateReport], untried: Sequence[GateReport] = ()) -> str:
-    """Return the page; `untried` are gates without a kept run, with what they should try."""
-    rows = [
-        f"| {each.gate} | {each.tried:,} {each.unit} | {each.failed:,} | {each.target:,} | {_reached(each)} "
-        f"| {each.runs} | {each.seconds / 60:.1f} | {each.last.at}, {each.last.commit} |"
-        for each in [*totals(reports), *also_totals(reports)]
-    ]
-    rows += [f"| {each.gate} | 0 {each.unit} | 0 | {each.target:,} | 0.0 % | 0 | 0.0 | never |" for each in untried]
-    notes = [f"### {each.gate}\n\n{_notes(each)}\n" for each in totals(reports) if each.last.notes]
-    return "\n".join([_HEAD, *rows, "", "## What the newest run of each gate said", "", *notes]).rstrip() + "\n"
-
-
-_HEAD = """# Reliability: what was tried, and what was found
-
-Rendered by `python -m bench.chaos.report` from `docs/reliability.jsonl`, to which every `make test-long GATE=...
-MINUTES=...` adds a line. Counts are what really ran, added up over all kept runs, failures of earlier commits included.
-"Failed" counts lives that broke a promise of [guarantees.md](guarantees.md); a target that is not reached yet says how far
-it is.
-
-| gate | tried | failed | target | reached | runs | minutes | last run |
-|---|---|---|---|---|---|---|---|"""
-
-
-def _reached(total: GateTotal) -> str:
-    """Return the share of the target, rounded down."""
-    if total.tried >= total.target:
-        return "yes"
-    return f"{1000 * total.tried // total.target / 10:.1f} %"
-
-
-def _notes(total: GateTotal) -> str:
-    return "\n".join(f"- {note}" for note in (*total.last.notes, *_coverage(total.covered)))
-
-
-def _coverage(covered: Mapping[str, int]) -> Iterator[str]:
-    """Yield, for each kind of place, how often the least tried one was tried in all runs."""
-    for kind in sorted({place.partition(": ")[0] for place in covered}):
-        of_kind = {place: count for place, count in covered.items() if place.partition(": ")[0] == kind}
-        least = min(of_kind, key=lambda place: (of_kind[place], place))
-        yield (
-            f"All runs, {kind}: {len(of_kind)} places, {sum(of_kind.values()):,} tries; "
-            f"the least tried, `{least.partition(': ')[2]}`, {of_kind[least]:,} times"
-        )
-
-
 def _total(runs: Sequence[GateReport]) -> GateTotal:
     return GateTotal(
         gate=runs[-1].gate,
@@ -179,36 +128,3 @@ def _commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     asked = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     return asked.stdout.decode().strip() or "no commit"
-
-
-def _write_documents() -> None:
-    """Write the page, and the figures in the table of faults."""
-    from bench.chaos.fault_table import write_document
-
-    reports = read_reports()
-    PAGE.write_text(rendered_page(reports), "utf-8")
-    write_document(reports)
-
-
-def rendered_page(reports: Sequence[GateReport]) -> str:
-    """Return the page with every gate there is."""
-    from bench.chaos.registry import GATES
-
-    kept = {each.gate for each in reports}
-    untried = [
-        GateReport(gate=gate.name, tried=0, failed=0, seed=0, target=gate.target, unit=gate.unit)
-        for gate in GATES.values()
-        if gate.name not in kept
-    ]
-    return render(reports, untried)
-
-
-def main() -> int:
-    """Render the documents again."""
-    argparse.ArgumentParser(prog="python -m bench.chaos.report", description=__doc__).parse_args()
-    _write_documents()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.chaos.documents import PAGE, render, rendered_page
 from bench.chaos.registry import GATES
-from bench.chaos.report import PAGE, GateReport, also_totals, append_report, read_reports, render, rendered_page, totals
+from bench.chaos.report import GateReport, also_totals, append_report, read_reports, totals
 
 
 def report(tried: int, *, failed: int = 0, gate: str = "kill", target: int = 10_000) -> GateReport:
@@ -56,5 +57,5 @@ def test_what_gates_count_on_the_way_has_rows_of_its_own_over_all_gates() -> Non
 
 def test_the_page_is_what_the_kept_runs_say_and_names_every_gate() -> None:
     page = PAGE.read_text("utf-8")
-    assert page == rendered_page(read_reports()), "run: python -m bench.chaos.report"
+    assert page == rendered_page(read_reports()), "run: python -m bench.chaos.documents"
     assert [name for name in GATES if f"\n| {name} |" not in page] == []
