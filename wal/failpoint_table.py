@@ -98,7 +98,6 @@ _RECOVERY = {
     "recovery.verified": "the node as it was: verifying changes nothing",
     "recovery.claimed": "a claim that nobody used; the next term is above it",
     "recovery.database_opened": "the node as it was; RocksDB replayed its log",
-    "recovery.torn_tail_dropped": "the node without what lay behind a hole in its unsynced end",
     "recovery.term_written": "a term that nobody used; the next one is higher",
     "recovery.term_synced": "a term that nobody used; the next one is higher",
     "recovery.floor_recorded": "a term that nobody used, in both places",

@@ -14,7 +14,6 @@ from rocksdict import Rdict, WriteBatch
 from wal.codec import decode_entry
 from wal.errors import Corrupt
 from wal.event_log import event_log
-from wal.failpoint import failpoint
 from wal.message_id import RocksMessageId
 from wal.rocks.floor import Floor
 from wal.rocks.keys import decode_number, entry_key, first_position_key, split_entry_key
@@ -67,7 +66,6 @@ def _drop(database: Rdict, found: Survey, torn: Mapping[int, int]) -> None:
     # No handle in this frame: an error's traceback would keep the database open with it.
     database.write(_batch_to_drop(database, found, torn))
     database.flush_wal(sync=True)
-    failpoint("recovery.torn_tail_dropped")
 
 
 def _batch_to_drop(database: Rdict, found: Survey, torn: Mapping[int, int]) -> WriteBatch:

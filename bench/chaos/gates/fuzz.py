@@ -31,7 +31,8 @@ from wal.rocks.floor import FLOOR_BYTES, SLOT_BYTES, Floor, decode_claim_term, d
 
 INPUT_S_MAX = 1.0
 MEMORY_BYTES_MAX = 256 << 20
-CORPUS_SEEDS = (1, 2, 3)
+CORPUS_SEEDS = range(12)
+"""Enough that each kind of record is written by several of them."""
 INPUTS_PER_LOOK = 2_000
 """Between two looks at the clock and at memory."""
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)

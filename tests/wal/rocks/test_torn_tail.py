@@ -91,11 +91,10 @@ async def test_a_hole_between_two_log_files_drops_what_is_behind_it(
 async def test_a_hole_between_two_log_files_is_found_again_after_a_crash_that_left_it(
     holed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(name: str) -> None:
-        if name == "recovery.torn_tail_dropped":
-            raise OSError("no power")
+    def crash(*_: object) -> None:
+        raise OSError("no power")
 
-    monkeypatch.setattr(torn_tail, "failpoint", crash)
+    monkeypatch.setattr(torn_tail, "_drop", crash)
     with pytest.raises(StorageFailed):
         await count_entries(holed)
     monkeypatch.undo()
