@@ -153,12 +153,15 @@ def repetitive_columns(table: pa.Table) -> list[str]:
 
 
 def ascending_columns(table: pa.Table) -> list[str]:
-    """Return the columns of whole numbers or times that ascend, or nearly, judged by the first rows."""
+    """Return the columns of whole numbers or times that ascend, or nearly, judged by the first rows.
+
+    Never one with a dot in its name: the writer would take it for a field of a struct, too, which may be of any type.
+    """
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
     return [
         field.name
         for field, column in zip(sample.schema, sample.columns, strict=True)
-        if field.name not in {TICK, OFFSET} and _is_whole(field.type) and _ascends(column)
+        if field.name not in {TICK, OFFSET} and "." not in field.name and _is_whole(field.type) and _ascends(column)
     ]
 
 
@@ -217,7 +220,9 @@ def _integer_bounds(footer: pq.FileMetaData, column: str) -> tuple[int, int]:
 
 def _bounds(footer: pq.FileMetaData, column: str) -> tuple[int, int] | tuple[str, str] | tuple[None, None]:
     """Return the least and greatest value of a column from the statistics of its row groups; they are exact, or absent."""
-    index = next(i for i in range(footer.num_columns) if footer.schema.column(i).path == column)
+    leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
+    # The field `b` of a struct `a` has the path of a column `a.b`, and another name.
+    index = next(index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == column)
     found = [footer.row_group(i).column(index).statistics for i in range(footer.num_row_groups)]
     bounds = [value for entry in found if entry and entry.has_min_max for value in (entry.min, entry.max)]
     if len(bounds) < 2 * len(found):

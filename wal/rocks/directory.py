@@ -6,6 +6,7 @@ the next open starts again. Later on, a database without a floor or a floor with
 """
 
 import shutil
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -181,7 +182,9 @@ def classified(path: Path) -> Iterator[None]:
     """Raise what RocksDB raises in the block as what it means for the database at `path`."""
     try:
         yield
-    except StreamingNodeError:
-        raise
     except Exception as error:
+        # Its traceback keeps the frames that ended, these an iterator or a family, and either the database and its lock.
+        traceback.clear_frames(error.__traceback__)
+        if isinstance(error, StreamingNodeError):
+            raise
         raise classify_failure(error, path) from error

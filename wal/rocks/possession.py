@@ -124,6 +124,7 @@ def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: b
     _floor_of(owned.directory)
     found = verify_database(owned.directory, options, floor)
     failpoint("recovery.verified")
+    owned.claim.check()  # verifying takes long, and a claim that came meanwhile is not to be written over
     term = _claim(owned.claim, _term_after(found, floor) if term_is_spent else owned.claim.term)
     opened = _open(owned.directory, options, owned.claim, owned.floor, floor, term)
     owned.space.look()

@@ -39,13 +39,13 @@ def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
 
 
 def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
-    """Return the last position of a log up to which entry follows on entry, from the last that the floor knows."""
+    """Return the last position of a log up to which entry follows on entry, behind the last that the floor knows."""
     recorded = database.get(first_position_key(log_id))
     first = decode_number(recorded) if isinstance(recorded, bytes) else 1
-    synced = max(floor.positions.get(log_id, 0), first - 1)
-    end, previous_crc32c = synced, None
+    end, previous_crc32c = max(floor.positions.get(log_id, 0), first - 1), None
     iterator = database.get_column_family(ENTRY_FAMILY).iter()
-    iterator.seek(entry_key(log_id, max(synced, first)))
+    # Behind it: what is wrong with a synced entry is damage and no hole, and nothing is given up for it.
+    iterator.seek(entry_key(log_id, end + 1))
     while iterator.valid():
         found_id, last_position = split_entry_key(iterator.key())
         if found_id != log_id:

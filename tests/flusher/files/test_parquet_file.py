@@ -123,6 +123,19 @@ def test_whole_numbers_and_times_that_ascend_are_stored_as_differences() -> None
     assert ascending_columns(table) == ["ids", "small", "dates", "times"]
 
 
+def test_a_column_is_not_taken_for_the_field_of_a_struct_whose_path_is_its_name(tmp_path: Path) -> None:
+    structs = [{"b": "x", "c": 100}, {"b": "y", "c": 200}]
+    table = pa.record_batch({"a": structs, "a.b": [1, 2], "a.c": [1, 2], "e": [1, 2]})
+    file = ParquetFile(NodeDirectory(tmp_path), "segments/1/2.parquet", table.schema, key="a.c", metadata={})
+    rows = [Rows(table.serialize().to_pybytes(), 2, 7, 100)]
+    file.write(decode_rows(rows, table.schema, vchannel="p0_1v0", rule=OffsetRule.FIRST))
+    written = file.finish()
+    assert (written.key_min, written.key_max) == (1, 2)
+    found = pq.ParquetFile(tmp_path / file.temporary_path).read(["a", "e"])
+    assert found["a"].to_pylist() == structs
+    assert found["e"].to_pylist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     "keys", [[1, 2, 3, 2**63 - 1], [-(2**63), 0, 5, 2**63 - 1], [*range(8192), -(2**63), 0, 2**63 - 1]]
 )

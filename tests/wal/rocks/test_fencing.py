@@ -11,11 +11,14 @@ import pytest
 
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, stamped_group
+from tests.wal.rocks.test_reopening import poison
 from wal.errors import AlreadyOwned, ChannelFenced, StorageFailed
 from wal.rocks.claim import Claim
-from wal.rocks.floor import FloorFile
+from wal.rocks.directory import verify_database
+from wal.rocks.floor import Floor, FloorFile
 from wal.rocks.group_commit import CommitState
 from wal.rocks.options import RocksOptions
+from wal.rocks.recovery import Survey
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +41,7 @@ from pathlib import Path
 from wal.errors import StorageFailed
 from wal.rocks import directory as opening
 from wal.rocks.options import RocksOptions
+from wal.rocks.recovery import Survey
 from wal.rocks.store import open_rocks_store
 fcntl.flock = lambda *_: None  # a file system without locks
 directory = Path(sys.argv[1])
@@ -100,6 +104,26 @@ async def test_owner_overtaken_while_it_writes_what_is_left_before_reopening_is_
         await reopening
     assert ticket.written.exception() is not None
     assert store.state is CommitState.FENCED
+
+
+async def test_owner_overtaken_while_it_verifies_before_reopening_leaves_the_claim(
+    store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify_while_another_claims(directory: Path, options: RocksOptions, floor: Floor) -> Survey:
+        found = verify_database(directory, options, floor)
+        other.take(store.term + 1)
+        return found
+
+    await append(await store.open_log("p0"), b"before")
+    disk = FailingDisk(monkeypatch, Fault.SYNC_LOST)
+    await poison(store, disk)
+    other = Claim(tmp_path / "node")
+    monkeypatch.setattr("wal.rocks.possession.verify_database", verify_while_another_claims)
+    with pytest.raises(ChannelFenced):
+        await store.reopen()
+    await anyio.to_thread.run_sync(other.check)
+    assert store.state is CommitState.FENCED
+    other.close()
 
 
 async def test_opening_that_fails_after_the_database_was_changed_does_not_give_the_claim_back(

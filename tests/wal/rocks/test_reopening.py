@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from rocksdict import Rdict
 
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
@@ -19,7 +20,7 @@ from wal.errors import ChannelFenced, Corrupt, Indeterminate, OnShutdown, Storag
 from wal.rocks.claim import Claim
 from wal.rocks.floor import SLOT_BYTES, read_floor
 from wal.rocks.group_commit import CommitState
-from wal.rocks.options import DATABASE_NAME, RocksOptions
+from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
 from wal.rocks.possession import OpenedDatabase, open_again
 from wal.rocks.store import RocksStore, open_rocks_store
 
@@ -184,6 +185,24 @@ async def test_synced_records_that_are_gone_are_damage_and_not_healed(
     replaced.put_back()
     await store.reopen()
     assert payloads_of(await read_all(log))[0] == [b"before"]
+
+
+async def test_error_of_an_attempt_that_somebody_keeps_does_not_keep_the_lock_of_the_database(
+    store: RocksStore, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(database: Rdict, *_: object) -> None:
+        iterator = database.get_column_family(ENTRY_FAMILY).iter()
+        iterator.seek_to_first()
+        raise OSError(5, "Input/output error")
+
+    await append(await store.open_log("p0"), b"before")
+    await poison(store, disk)
+    with monkeypatch.context() as broken, pytest.raises(StorageFailed) as kept:
+        broken.setattr("wal.rocks.directory.drop_behind_holes", unreadable)
+        await store.reopen()
+    await store.reopen()
+    assert store.taking_writes
+    assert kept.tb is not None
 
 
 async def test_store_that_is_closed_while_it_reopens_ends_closed(store: RocksStore, disk: FailingDisk) -> None:

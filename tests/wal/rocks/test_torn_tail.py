@@ -14,8 +14,8 @@ from tests.wal.rocks.damaged_directory import ENTRY_PAYLOAD, count_entries, data
 from wal.errors import Corrupt, StorageFailed
 from wal.log import Log
 from wal.rocks import torn_tail
-from wal.rocks.keys import DURABILITY_KEY
-from wal.rocks.options import RocksOptions, database_options, families
+from wal.rocks.keys import DURABILITY_KEY, entry_key
+from wal.rocks.options import ENTRY_FAMILY, RocksOptions, database_options, families
 from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -123,6 +123,19 @@ async def test_a_hole_in_the_synced_part_is_corrupt_although_more_is_behind_it(n
     for _ in range(2):
         with pytest.raises(Corrupt, match="was acknowledged"):
             await count_entries(node)
+
+
+async def test_damage_in_the_last_synced_entry_gives_up_nothing_behind_it(node: Path) -> None:
+    with open_read_write(node) as database:
+        entries = database.get_column_family(ENTRY_FAMILY)
+        entries.put(entry_key(1, SYNCED), b"damaged")
+        entries.close()
+    store = await open_rocks_store(node, options=NEVER_BY_ITSELF)
+    log = await store.open_log("p0")
+    assert log.durable_position == SYNCED + UNSYNCED
+    with pytest.raises(Corrupt):
+        await read_all(log)
+    await store.close()
 
 
 async def test_log_goes_on_after_a_dropped_end_without_a_gap(node: Path) -> None:
