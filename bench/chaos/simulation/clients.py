@@ -174,6 +174,7 @@ class Clients:
             notes.unanswered.append((notes.sequences, notes.asked("producer", (put,)), put))
             while notes.unanswered:
                 sequence, op, put = notes.unanswered[0]
+                notes.tried(op)
                 result = await producer.insert(_collection(put), _rows((put,)), sequence=sequence)
                 notes.unanswered.pop(0)
                 notes.told(op, "ok", result.time_tick)

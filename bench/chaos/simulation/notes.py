@@ -55,6 +55,10 @@ class Notes:
         self.events.append(Told(op, self.world.now_ns(), outcome, tick, error))
         self.world.answered()
 
+    def tried(self, op: int) -> None:
+        """Note that a call is tried, perhaps again and in another process: it is open until that one ends, too."""
+        self.events.append(Told(op, self.world.now_ns(), "open"))
+
     @asynccontextmanager
     async def call(
         self, client: str, puts: tuple[Put, ...] = (), drops: tuple[Drop, ...] = (), clears: tuple[Clear, ...] = ()
