@@ -16,11 +16,11 @@ from wal.rocks.possession import OpenedDatabase, open_again
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 HOLDER = """
-import sys, time
+import sys
 from rocksdict import Options, Rdict
 database = Rdict(sys.argv[1], Options(raw_mode=True), column_families={"entries": Options(raw_mode=True)})
 print("open", flush=True)
-time.sleep(60)
+sys.stdin.read()  # until it is killed
 """
 
 
@@ -33,7 +33,7 @@ async def test_node_ends_when_another_process_has_the_database_that_it_wants_to_
     def taken_meanwhile(*given: Any, **options: Any) -> OpenedDatabase:
         if not holders:
             command = [sys.executable, "-c", HOLDER, str(tmp_path / "log")]
-            holders.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
             assert holders[0].stdout is not None
             holders[0].stdout.readline()
         return open_again(*given, **options)
