@@ -21,17 +21,19 @@ import anyio
 from anyio import to_thread
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
-from flusher.cuts.cut_directory import PublishedCut, read_cut
+from flusher.cuts.cut_directory import PublishedCut, cut_numbers, read_cut
 from flusher.cuts.cut_writer import NO_CUT, CutResult, cut_result
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flush_run import FlushContext, FlushRun
+from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
 from flusher.removal.orphans import cut_ahead, remove_orphans
 from flusher.removal.retention import Retention
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import (
     ChannelFenced,
+    Corrupt,
     Indeterminate,
     LogReopening,
     OnShutdown,
@@ -185,10 +187,10 @@ class Flusher:
         self._options = options
         self._hooks = hooks
         self._sleep = sleep
-        self._retention = Retention(
+        self.retention = Retention(
             self._directory,
+            store,
             log,
-            node_id=store.node_id,
             options=options.retention,
             now_ms=now_ms,
             reader_floor=hooks.reader_floor,
@@ -258,7 +260,7 @@ class Flusher:
         """
         if self._run is not None and self._checkpoint.cut_number:
             live = frozenset(info.id for info in self._run.state.catalog.collections())
-            self._kept_tick = await self._retention.enforce(self._checkpoint, live, short_of_space=short_of_space)
+            self._kept_tick = await self.retention.enforce(self._checkpoint, live, short_of_space=short_of_space)
             self._hooks.on_kept_tick(self._kept_tick)
 
     def statistics(self) -> FlusherStatistics:
@@ -301,7 +303,7 @@ class Flusher:
         stored = await self._store.get_meta(checkpoint_key(self._channel_log.name))
         checkpoint = decode_checkpoint(stored)
         failpoint("recovery.checkpoint_read")
-        ahead = await to_thread.run_sync(self._tidy, checkpoint)
+        ahead = await to_thread.run_sync(self._tidy, checkpoint, await self._first_kept())
         self._checkpoint = checkpoint
         self._run = FlushRun(self._context, checkpoint, ahead)
         scanner = self._open_scanner(checkpoint)
@@ -323,6 +325,17 @@ class Flusher:
             pause_s -= ROOM_LOOK_S
             await self._look_for_room()
 
+    async def check_cuts(self) -> None:
+        """Raise `Corrupt` when cuts are missing that retention did not give up."""
+        numbers = await to_thread.run_sync(cut_numbers, self._directory)
+        # Asked for after the cuts were listed: it goes up before a cut goes.
+        first_kept = await self._first_kept()
+        if not are_all_there(numbers, first_kept):
+            raise Corrupt(f"of the cuts {first_kept} to {numbers[-1]} some are lost — restore them from a backup")
+
+    async def _first_kept(self) -> int:
+        return decode_first_kept(await self._store.get_meta(kept_cuts_key(self._channel_log.name)))
+
     async def _look_for_room(self) -> None:
         """Forget that the disk is full if it has more room by now."""
         free_bytes = await to_thread.run_sync(self._directory.free_bytes)
@@ -334,10 +347,10 @@ class Flusher:
         unwritten = self._run.open_cut.taken_bytes if self._run else 0
         return StorageFull(str(self._directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
 
-    def _tidy(self, checkpoint: Checkpoint) -> PublishedCut | None:
+    def _tidy(self, checkpoint: Checkpoint, first_kept: int) -> PublishedCut | None:
         ahead = cut_ahead(self._directory, checkpoint)
         failpoint("recovery.cuts_compared")
-        removed = remove_orphans(self._directory)
+        removed = remove_orphans(self._directory, first_kept=first_kept)
         failpoint("recovery.orphans_removed")
         if removed:
             _log.info("orphans_removed", count=len(removed), first=removed[0])

@@ -15,6 +15,7 @@ import msgspec
 from scanner.deliver_policy import DeliverPolicy
 from wal.errors import Corrupt, InvalidArgument, InvalidName, OnShutdown, ReaderBusy, StreamingNodeError
 from wal.message_id import MessageId, message_id_kind
+from wal.outlast import carry_on
 
 NAME_PATTERN = re.compile(r"[a-z0-9](?!.*\.\.)[a-z0-9._-]{0,127}")
 _PREFIX = "reader/"
@@ -69,6 +70,8 @@ class NamedReaders:
         self._positions: dict[str, ReaderPosition] = {}
         self._open: dict[str, NamedReader | None] = {}
         # None while a reader is being opened or deleted
+        self._in_doubt: set[str] = set()
+        """Readers of which nobody knows whether the store has them: saved again when they are opened, held until then."""
 
     async def load(self) -> None:
         """Read the positions that earlier runs left. Raises `Corrupt` for one that cannot be read."""
@@ -103,8 +106,8 @@ class NamedReaders:
             raise InvalidName(f"reader name {name!r} does not match {NAME_PATTERN.pattern}")
         key = self._reserve(collection_id, name)
         try:
-            if key not in self._positions:
-                await self._save_first(key, start)
+            if key not in self._positions or key in self._in_doubt:
+                await self._save_first(key, self._positions.get(key, start))
             reader = self._open[key] = NamedReader(self, key, self._positions[key])
         finally:
             if self._open[key] is None:
@@ -112,16 +115,11 @@ class NamedReaders:
         return reader
 
     async def delete_reader(self, collection_id: int, name: str) -> bool:
-        """Forget a reader and its lease; returns whether there was one. Raises `ReaderBusy` while it is open."""
-        key = self._reserve(collection_id, name)
-        try:
-            if key not in self._positions:
-                return False
-            await self._store.put_meta({key: None})
-            del self._positions[key]
-            return True
-        finally:
-            del self._open[key]
+        """Forget a reader and its lease; returns whether there was one. Raises `ReaderBusy` while it is open.
+
+        Cancelled, it may still take place.
+        """
+        return await carry_on(self._delete(self._reserve(collection_id, name)))
 
     async def keep_only(self, live: Collection[int]) -> None:
         """Forget the readers of collections that are not `live`, open ones too."""
@@ -133,7 +131,7 @@ class NamedReaders:
         if keys:
             await self._store.put_meta(dict.fromkeys(keys))
         for key in keys:
-            self._positions.pop(key, None)
+            self._forget(key)
 
     async def close(self) -> None:
         """Close every reader; idempotent."""
@@ -145,6 +143,22 @@ class NamedReaders:
         """Make a reader's position durable, and move its lease there."""
         await self._store.put_meta({key: msgspec.msgpack.encode(position)})
         self._positions[key] = position
+        self._in_doubt.discard(key)
+
+    async def _delete(self, key: str) -> bool:
+        try:
+            if key not in self._positions:
+                return False
+            self._in_doubt.add(key)
+            await self._store.put_meta({key: None})
+            self._forget(key)
+            return True
+        finally:
+            del self._open[key]
+
+    def _forget(self, key: str) -> None:
+        self._positions.pop(key, None)
+        self._in_doubt.discard(key)
 
     async def _save_first(self, key: str, start: ReaderPosition) -> None:
         """Save where a new reader starts; it holds the log from now on, which could be gone once the write is done.
@@ -152,11 +166,12 @@ class NamedReaders:
         And it goes on holding it when nobody knows whether the write took place: cancelled, or indeterminate.
         """
         self._positions[key] = start
+        self._in_doubt.add(key)
         try:
             await self.save(key, start)
         except StreamingNodeError as error:
             if error.retryable != "indeterminate":
-                del self._positions[key]
+                self._forget(key)
             raise
 
     def release(self, key: str) -> None:

@@ -47,6 +47,7 @@ class Channel:
         self._back: asyncio.Future[None] | None = None
         """What everybody waits for while the log takes no appends; it fails when the log will not come back."""
         self._final_error: Exception | None = None
+        self._takes_appends = True
         self._cutting = asyncio.Lock()
         self._scope = anyio.CancelScope()
         self._kept: asyncio.Future[None] | None = None
@@ -122,7 +123,7 @@ class Channel:
                 term = self._term if self._back is None else await self._next_term()
                 cut = AppendGroup([MutableMessage(MessageType.CUT, CutHeader())])
                 try:
-                    return await _cut(term, cut)
+                    return await term.cut(cut)
                 except StreamingNodeError as error:
                     if not self._is_over(term):
                         if not cut.begun:
@@ -193,7 +194,11 @@ class Channel:
         self._give_up(OnShutdown(f"the node closed while a call waited for log {self.log.name} — open it again"))
 
     async def stop_appends(self) -> None:
-        """Refuse new appends and those that wait for anything but the disk, with `OnShutdown`; return when none is left."""
+        """Refuse new appends and those that wait for anything but the disk, with `OnShutdown`; return when none is left.
+
+        For good: a term that is being opened meanwhile takes none.
+        """
+        self._takes_appends = False
         self.stop_waiting()
         await self._term.wal.close()
 
@@ -264,6 +269,8 @@ class Channel:
         term = await self._open_next_term()
         term.shards.skip_ids_below(self._term.shards.next_id)  # those on their way in an append that waits
         self._term = term
+        if not self._takes_appends:
+            await term.wal.close()
         self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
         self._apply(LogEvent.RECOVERED)
         back, self._back = self._back, None
@@ -348,16 +355,6 @@ class Channel:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-async def _cut(term: ChannelTerm, cut: AppendGroup) -> int:
-    if term.shards.something_to_cut:
-        failpoint("flush.cut_requested")
-        await term.wal.append(cut)
-        failpoint("flush.cut_logged")
-    else:
-        await term.ticks.sync()
-    return term.shards.state.cut_number
 
 
 @asynccontextmanager

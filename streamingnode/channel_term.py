@@ -36,7 +36,8 @@ from scanner.registry import ScannerRegistry
 from scanner.scanner import ScanLimits, Scanner
 from streamingnode.log_state import ReopenOptions
 from wal.adaptor import Wal, WalLimits, log_end
-from wal.append import Append, AppendObserver, Interceptor
+from wal.append import Append, AppendGroup, AppendObserver, Interceptor
+from wal.failpoint import failpoint
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message import LogEntry
@@ -99,6 +100,16 @@ class ChannelTerm:
     workers: tuple[Worker, ...]
     checkpoint: Checkpoint
     reads_only: bool = False
+
+    async def cut(self, cut: AppendGroup) -> int:
+        """Append a cut if there is something to cut, and return the number of the last cut."""
+        if self.shards.something_to_cut:
+            failpoint("flush.cut_requested")
+            await self.wal.append(cut)
+            failpoint("flush.cut_logged")
+        else:
+            await self.ticks.sync()
+        return self.shards.state.cut_number
 
     async def end(self) -> None:
         """Drain the appends, then let nobody wait for a tick of this term, nor give one out; idempotent."""

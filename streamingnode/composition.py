@@ -281,6 +281,7 @@ def _services(
             parts=None if path is None else _running_parts(path, store, channel, flusher),
             link_copy=store.link_copy if isinstance(store, RocksStore) else None,
             flush=flush,
+            hold_cuts=flusher.retention.hold_cuts,
             now_ms=meter.now_ms,
             options=config.scrub,
         ),

@@ -71,6 +71,7 @@ class Node(NodeFacts):
         self._coalesced_rows_max = config.coalescer.insert_rows_max
         self._changes = CatalogChanges(services, self._info, self._append)
         self._closed: StreamingNodeError | None = None
+        self._loop = asyncio.get_running_loop()
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -321,7 +322,10 @@ class Node(NodeFacts):
         return await self._services.upkeep.back_up(Path(path))
 
     async def verify(self) -> Report:
-        """Read everything the node has on its disk and return what is not as it was written; changes nothing."""
+        """Read everything the node has on its disk and return what is not as it was written; changes nothing.
+
+        Raises `LogReopening` while the log comes back after a failed write.
+        """
         self._check_open()
         return await self._services.upkeep.verify()
 
@@ -381,3 +385,4 @@ class Node(NodeFacts):
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
+        self._check_loop()

@@ -1,11 +1,15 @@
 """What an open node tells of itself, apart from what it holds."""
 
+import asyncio
+
 from streamingnode.config import NodeConfig
 from streamingnode.services import NodeServices
 from streamingnode.statistics import NodeStatistics
 from streamingnode.verification.scrubber import ScrubStatus
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.results import Durability
+from wal.errors import InvalidArgument
+from wal.remedy import Remedy
 
 
 class NodeFacts:
@@ -14,6 +18,7 @@ class NodeFacts:
     _services: NodeServices
     _config: NodeConfig
     _coalescer: Coalescer
+    _loop: asyncio.AbstractEventLoop
 
     @property
     def path(self) -> str | None:
@@ -42,4 +47,14 @@ class NodeFacts:
 
     def statistics(self) -> NodeStatistics:
         """Return what the node counts and measures, as of now; under 1 ms, so ask once a second, not once an insert."""
+        self._check_loop()
         return self._services.statistics(self._coalescer)
+
+    def _check_loop(self) -> None:
+        """Raise unless this is the node's event loop: a look from a thread could meet an append half way."""
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if not here:
+            raise InvalidArgument("the node is used on another event loop than its own", Remedy.USE_SYNC)

@@ -28,6 +28,7 @@ async def take_snapshot(
             return await _snapshot_after(checkpoint, channel, directory, info, as_of)
         except Truncated:
             if flusher.checkpoint is checkpoint:
+                await flusher.check_cuts()
                 raise  # else a cut, and what was given up behind it, overtook this
 
 

@@ -4,6 +4,7 @@ A node in memory has nothing on a disk: its calls are refused, and its scrubber 
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from streamingnode.backup.running_node import RunningNode, backup_running
 from streamingnode.verification.finding import Report
 from streamingnode.verification.running import RunningParts, walk_running
 from streamingnode.verification.scrubber import NEVER, Scrubber, ScrubOptions, ScrubStatus
-from wal.errors import InvalidArgument
+from wal.errors import Indeterminate, InvalidArgument, LogReopening
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class Upkeep:
     parts: RunningParts | None
     link_copy: Callable[[Path], Awaitable[None]] | None
     flush: Callable[[], Awaitable[object]]
+    hold_cuts: Callable[[], AbstractAsyncContextManager[None]]
     now_ms: Callable[[], int]
     options: ScrubOptions
     scrubber: Scrubber | None = None
@@ -50,8 +52,11 @@ class Upkeep:
         if self.parts is None:
             raise InvalidArgument("a node in memory has nothing on a disk to verify — open one in a directory")
         report = Report()
-        async for read_bytes in walk_running(self.parts, report):
-            report.bytes += read_bytes
+        try:
+            async for read_bytes in walk_running(self.parts, report):
+                report.bytes += read_bytes
+        except Indeterminate as error:  # of a write of others; nothing was written here
+            raise LogReopening("the log is being reopened after a failed write — verify again") from error
         return report
 
     async def back_up(self, path: Path) -> BackupResult:
@@ -60,6 +65,7 @@ class Upkeep:
             directory=None if self.parts is None else self.parts.directory,
             link_copy=self.link_copy,
             flush=self.flush,
+            hold_cuts=self.hold_cuts,
             now_ms=self.now_ms,
         )
         return await backup_running(node, path, self._one_at_a_time)

@@ -15,7 +15,7 @@ LACKING = "Skipped: needs "  # how a skip for want of something starts: `pytest.
 
 # Deadlines are off: a shared machine stalls for longer than any property takes.
 settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
-settings.register_profile("ci", max_examples=200, deadline=None, print_blob=True)
+settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile(
     "nightly", max_examples=5000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )

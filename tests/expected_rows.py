@@ -63,19 +63,8 @@ def message_changes(message: ReadMessage) -> tuple[tuple[str, Counter[object]], 
         if kind == "insert":
             content = list(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
         merged.append((kind, Counter(content)))
-    return _joined(merged)
+    return tuple(merged)
 
 
 def without_order(changes: tuple[Change, ...]) -> tuple[tuple[str, Counter[object]], ...]:
-    return _joined((kind, Counter(content)) for kind, content in changes)
-
-
-def _joined(changes: Iterable[tuple[str, Counter[object]]]) -> tuple[tuple[str, Counter[object]], ...]:
-    """Put what follows on its like together: where one body of a transaction ends and the next begins is not promised."""
-    joined: list[tuple[str, Counter[object]]] = []
-    for kind, content in changes:
-        if joined and joined[-1][0] == kind:
-            joined[-1] = (kind, joined[-1][1] + content)
-        else:
-            joined.append((kind, content))
-    return tuple(joined)
+    return tuple((kind, Counter(content)) for kind, content in changes)

@@ -1,11 +1,14 @@
 """Calls that are under way when their node closes: each hears in bounded time what is true of it."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pyarrow as pa
 import pytest
 
@@ -14,6 +17,7 @@ from interceptors.shard.allocator import SegmentAllocator
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk
 from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
+from wal.rocks.possession import OpenedDatabase, open_again
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -83,3 +87,28 @@ async def test_insert_that_waits_for_a_segment_in_vain_holds_closing_no_longer_t
         began = loop.time()
     assert QUICK_GRACE_S <= loop.time() - began < CLOSES_S
     assert [type(error) for error in await asyncio.gather(*inserts)] == [OnShutdown] * 5
+
+
+async def test_term_that_opens_while_appends_are_stopped_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, reopens, stopped = FailingDisk(monkeypatch), threading.Event(), threading.Event()
+
+    def open_when_stopped(*given: Any, **options: Any) -> OpenedDatabase:
+        reopens.set()
+        assert stopped.wait(HANGS_S)
+        return open_again(*given, **options)
+
+    monkeypatch.setattr("wal.rocks.store.open_again", open_when_stopped)
+    with anyio.fail_after(HANGS_S):
+        async with opened(tmp_path) as node:
+            await node.create_collection("a", SCHEMA, primary_key="key")
+            disk.fail_at(1)
+            refused = asyncio.ensure_future(error_of(node.insert("a", [{"key": 1}])))
+            await anyio.to_thread.run_sync(reopens.wait)
+            await node._services.stop_appends()
+            stopped.set()
+            assert type(await refused) in (OnShutdown, Indeterminate)
+            while node.statistics().log.reopened == 0:
+                await anyio.lowlevel.checkpoint()
+            assert type(await error_of(node.begin_transaction())) is OnShutdown

@@ -65,6 +65,7 @@ _FLUSH = {
     "flush.drop_queued": "log behind the checkpoint, perhaps already dropped; both are whole",
     "flush.log_dropped": "a shorter log whose space is not given back; RocksDB does that later",
     "flush.log_compacted": "a shorter log",
+    "flush.cut_given_up": "cuts that are recorded as given up and still there; removed when retention is next looked at",
     "flush.cut_removing": "a cut that may go; removed when retention is next looked at",
     "flush.cut_unlinked": "files of a removed manifest; removed as orphans",
     "flush.cut_gone": "files of a removed manifest; removed as orphans",

@@ -21,7 +21,10 @@ class TimeTickHeader(Header, frozen=True, gc=False):
 
 
 class InsertHeader(Header, frozen=True, gc=False):
-    """Rows for one partition of one vchannel; `first_offset` is the row offset of the first row."""
+    """Rows for one partition of one vchannel; `first_offset` is the row offset of the first row.
+
+    An insert with rows on several vchannels is several messages, one right after the other; `part` numbers them from 0.
+    """
 
     collection_id: int
     partition_id: int
@@ -29,14 +32,19 @@ class InsertHeader(Header, frozen=True, gc=False):
     rows: int
     segment_id: int = UNSTAMPED
     first_offset: int = UNSTAMPED
+    part: int = 0
 
 
 class DeleteHeader(Header, frozen=True, gc=False):
-    """Keys to delete on one vchannel: rows of those keys with an offset below `next_offset` are gone."""
+    """Keys to delete on one vchannel: rows of those keys with an offset below `next_offset` are gone.
+
+    A delete on several vchannels is several messages, as an insert is.
+    """
 
     collection_id: int
     rows: int
     next_offset: int = UNSTAMPED
+    part: int = 0
 
 
 class CreateCollectionHeader(Header, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""A wait that no cancellation cuts short: what was begun ends first, and only then is the caller cancelled.
+"""Work that no cancellation cuts short: `outlast` waits for its end before the caller is cancelled, `carry_on` does not.
 
 In: work that must not be left half done, or left to a thread that nobody waits for. Out: its result. anyio's shield does
 not hold against `asyncio.Task.cancel`, which is what asyncio's own timeouts and task groups use; so the work gets a task of
@@ -29,6 +29,25 @@ async def outlast(work: Coroutine[Any, Any, T], *, on_cancel: Callable[[], None]
         await _end_of(task)
         raise
     return task.result()
+
+
+async def carry_on(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns, or raise what it raises; it goes on by itself when the caller is cancelled."""
+    task = asyncio.get_running_loop().create_task(work)
+    _going_on.add(task)
+    task.add_done_callback(_ended)
+    await asyncio.wait((task,))
+    return task.result()
+
+
+_going_on: set[asyncio.Task[Any]] = set()
+"""The event loop itself holds on to no task."""
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    _going_on.discard(task)
+    if not task.cancelled():
+        task.exception()  # counts as heard: there may be nobody left who listens
 
 
 async def _end_of(task: asyncio.Task[T]) -> None:

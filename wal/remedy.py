@@ -22,6 +22,7 @@ class Remedy(Enum):
     READ_TABLE = (
         "every table has taken it: read the collection's table, with spark_sink.read_table or whatever reads Delta"
     )
+    USE_SYNC = "call it on the loop that opened it; from a thread use sn.sync"
     OPEN_AGAIN = "open the node again"
     USE_ITS_RELEASE = "open it with the release that wrote it, or a newer one"
     READ_BACK = "read back once the log is open again"

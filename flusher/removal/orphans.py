@@ -9,6 +9,7 @@ from flusher.buffers.segment_buffer import SEGMENTS
 from flusher.checkpoint import Checkpoint
 from flusher.cuts.cut_directory import CUTS, PublishedCut, cut_numbers, file_paths, manifest_path, read_cut
 from flusher.files.node_directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.removal.kept_cuts import are_all_there
 from wal.errors import Corrupt, StreamingNodeError
 from wal.failpoint import failpoint
 
@@ -37,12 +38,12 @@ def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> PublishedCut 
     return None
 
 
-def remove_orphans(directory: NodeDirectory) -> list[str]:
+def remove_orphans(directory: NodeDirectory, *, first_kept: int) -> list[str]:
     """Remove temporary files, and data files no manifest names; return their paths. Idempotent.
 
-    Only while no file is in progress. Raises `OSError`.
+    Only while no file is in progress; cuts below `first_kept` may be gone. Raises `OSError`.
     """
-    named = _named_files(directory)
+    named = _named_files(directory, first_kept)
     on_disk = [path for top in (SEGMENTS, DELETES, CUTS) for path in directory.files(top)]
     orphans = [path for path in on_disk if path.endswith(TEMPORARY_SUFFIX)]
     if named is not None:
@@ -53,10 +54,10 @@ def remove_orphans(directory: NodeDirectory) -> list[str]:
     return orphans
 
 
-def _named_files(directory: NodeDirectory) -> set[str] | None:
+def _named_files(directory: NodeDirectory, first_kept: int) -> set[str] | None:
     """Return the files that any manifest names, None when that cannot be told."""
     numbers = cut_numbers(directory)
-    if numbers and len(numbers) != numbers[-1] - numbers[0] + 1:
+    if not are_all_there(numbers, first_kept):
         return None
     try:
         return {path for number in numbers for path in file_paths(read_cut(directory, number).manifest)}

@@ -3,11 +3,13 @@
 Bounds are pure and pessimistic: whoever might still read something holds it. The log is kept down to the least of: the
 checkpoint (flusher and recovery both start there), every named reader, and the minimum age (another one on a disk short of
 space). A cut is kept until every table fed from this node has taken it, its age is past the minimum, and no live collection
-in it is without a table; the newest cut is always kept. `Retention` applies the bounds and is safe to interrupt anywhere: a
-manifest goes before its files, so what a crash leaves are orphans, never a manifest without its files.
+in it is without a table; the newest cut is always kept. `Retention` applies the bounds and is safe to interrupt anywhere:
+that cuts may be gone is recorded before they go, and a manifest goes before its files, so what a crash leaves are orphans,
+never a manifest without its files.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -18,8 +20,9 @@ from flusher.checkpoint import Checkpoint
 from flusher.cuts.cut_directory import cut_numbers, file_paths, manifest_path, read_cut
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest
+from flusher.removal.kept_cuts import encode_first_kept, kept_cuts_key
 from wal.failpoint import failpoint
-from wal.log import Log
+from wal.log import Log, LogStore
 from wal.timetick import physical_ms
 
 LEASES = "leases"
@@ -107,20 +110,31 @@ class Retention:
     def __init__(
         self,
         directory: NodeDirectory,
+        store: LogStore,
         log: Log,
         *,
-        node_id: str,
         options: RetentionOptions,
         now_ms: Callable[[], int],
         reader_floor: Callable[[], int | None],
     ) -> None:
         self.options = options
         self._directory = directory
+        self._store = store
         self._log = log
-        self._node_id = node_id
         self._now_ms = now_ms
         self._reader_floor = reader_floor
         self._enforcing = anyio.Lock()
+        self._holds = 0
+
+    @asynccontextmanager
+    async def hold_cuts(self) -> AsyncIterator[None]:
+        """Remove no cut inside the block, for whoever copies them."""
+        async with self._enforcing:  # a round under way ends first
+            self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
 
     async def enforce(self, checkpoint: Checkpoint, live: frozenset[int], *, short_of_space: bool = False) -> int:
         """Give up what the bounds allow, and return the tick at or below which no reader starts any more.
@@ -140,24 +154,38 @@ class Retention:
         if bound > self._log.first_position:
             failpoint("flush.truncating")
             await self._log.truncate(bound)
-        await to_thread.run_sync(self._remove_cuts, checkpoint, live)
+        await self._give_up_cuts(checkpoint, live)
         return max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
 
-    def _remove_cuts(self, checkpoint: Checkpoint, live: frozenset[int]) -> None:
-        leases = read_leases(self._directory, node_id=self._node_id)
-        if not leases:
+    async def _give_up_cuts(self, checkpoint: Checkpoint, live: frozenset[int]) -> None:
+        if self._holds:
             return
-        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX]:
+        removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live)
+        if removable:
+            first_kept = encode_first_kept(removable[-1].number + 1)
+            await self._store.put_meta({kept_cuts_key(self._log.name): first_kept})
+            failpoint("flush.cut_given_up")
+            await to_thread.run_sync(self._remove_cuts, removable)
+
+    def _removable_cuts(self, checkpoint: Checkpoint, live: frozenset[int]) -> list[CutManifest]:
+        """Return the earliest cuts that may go, as many as one round takes."""
+        removable: list[CutManifest] = []
+        leases = read_leases(self._directory, node_id=self._store.node_id)
+        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX] if leases else ():
             manifest = read_cut(self._directory, number).manifest
-            removable = number < checkpoint.cut_number and may_remove_cut(
+            if number >= checkpoint.cut_number or not may_remove_cut(
                 manifest,
                 leases=leases,
                 live=live,
                 now_ms=self._now_ms(),
                 min_age_ms=self.options.min_age_ms,
-            )
-            if not removable:
-                return
+            ):
+                break
+            removable.append(manifest)
+        return removable
+
+    def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
+        for manifest in manifests:
             self._remove_cut(manifest)
 
     def _remove_cut(self, manifest: CutManifest) -> None:

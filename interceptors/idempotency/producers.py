@@ -14,8 +14,9 @@ import msgspec
 
 from interceptors.idempotency.interceptor import IdempotencyInterceptor
 from interceptors.idempotency.window import ProducerLimits
-from wal.errors import Corrupt, Overloaded
+from wal.errors import Corrupt, Indeterminate, Overloaded
 from wal.log import LogStore
+from wal.outlast import carry_on
 from wal.producer_stamp import NODE_PRODUCER_ID
 
 _ID_BITS = 62
@@ -83,8 +84,20 @@ class Producers:
         """Open a producer, made if it is new, and fence whoever opened it before; durable when this returns.
 
         What an older one still has under way is waited for, so that `last_sequence` says all there will ever be of it.
-        Raises `Overloaded` when there are too many, and what the log store raises; then the older one may be fenced.
+        Raises `Overloaded` when there are too many, and what the log store raises; then the older one may be fenced, as it
+        may when the call is cancelled.
         """
+        return await carry_on(self._open(name))
+
+    async def delete(self, name: str) -> bool:
+        """Forget a producer; return whether there was one. A later one of this name starts anew.
+
+        Cancelled, it may still take place. Raises what the log store raises; the producer is fenced when nobody knows
+        whether the store has forgotten it.
+        """
+        return await carry_on(self._delete(name))
+
+    async def _open(self, name: str) -> OpenedProducer:
         async with self._changing:
             record = self._next_record(name)
             await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(record)})
@@ -93,13 +106,18 @@ class Producers:
             await self._bound.settled(record.producer_id)
             return OpenedProducer(record.producer_id, record.epoch, self.last_sequence(record.producer_id))
 
-    async def delete(self, name: str) -> bool:
-        """Forget a producer; return whether there was one. A later one of this name starts anew."""
+    async def _delete(self, name: str) -> bool:
         async with self._changing:
             record = self._records.get(name)
             if record is None:
                 return False
-            await self._store.put_meta({self._prefix + name: None})
+            try:
+                await self._store.put_meta({self._prefix + name: None})
+            except Indeterminate:
+                # After a restart it may be unknown, and its retries new writes: so it writes nothing any more.
+                self._records[name] = ProducerRecord(record.producer_id, record.epoch + 1)
+                self._bound.window.fence(record.producer_id, record.epoch + 1)
+                raise
             del self._records[name]
             window = self._bound.window
             window.fence(record.producer_id, record.epoch + 1)

@@ -56,6 +56,7 @@ def _stamp_insert(header: InsertHeader, assigned: BodyAssignment) -> InsertHeade
         header.rows,
         assigned.segment_id,
         assigned.offset,
+        header.part,
     )
 
 

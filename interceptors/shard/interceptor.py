@@ -36,7 +36,7 @@ class ShardInterceptor:
         try:
             return await append(group)
         finally:
-            self._manager.settle()
+            self._manager.ended(group)
 
     async def ready(self) -> None:
         """Return at once: the state is recovered before the chain is built."""

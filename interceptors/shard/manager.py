@@ -102,11 +102,18 @@ class ShardManager:
             self._pending = _Pending(group, decision.changes)
         return ()
 
+    def ended(self, group: AppendGroup) -> None:
+        """Apply a group if the log has it, forget it if the log refused it."""
+        self.settle()
+        if self._pending is not None and self._pending.group is group:
+            self._pending = None
+
     def settle(self) -> None:
-        """Apply the last admitted group if the log has it, forget it if the log refused it."""
-        pending, self._pending = self._pending, None
+        """Apply the last admitted group once the log has it."""
+        pending = self._pending
         if pending is None or (ticket := pending.group.ticket) is None:
             return
+        self._pending = None
         position = ticket.first_position + len(pending.group.messages) - 1
         self._state.apply(pending.changes, tick=pending.group.time_tick, position=position)
 

@@ -134,6 +134,8 @@ class IngestJob:
             for entry in self._collections(run, held):
                 self._progress(entry.name, done, total)
                 self._bring(entry, run)
+                if self._is_retired(entry):
+                    held.pop(entry.collection_id, None)  # its files have another place now
             done += len(run)
         self._progress("done", total, total)
         return IngestReport(
@@ -300,6 +302,10 @@ class IngestJob:
         self._step(Step.RETIRED)
         report = self._reports[entry.collection_id]
         self._reports[entry.collection_id] = replace(report, path=str(retired), dropped=True)
+
+    def _is_retired(self, entry: CollectionEntry) -> bool:
+        report = self._reports.get(entry.collection_id)
+        return report is not None and report.dropped
 
     def _report_unless_changed(self, path: Path, identity: TableIdentity) -> None:
         if identity.collection_id not in self._reports:

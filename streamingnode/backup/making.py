@@ -50,8 +50,9 @@ class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupSource:
-    """What is copied: `database` is a directory that holds `log`, unchanging; `floor` was read before it was made.
+    """What is copied: `database` is a directory that holds `log`, unchanging, and leases that were read before it was made.
 
+    So was `floor`.
     With `cuts_ahead` the cut after the checkpoint's is taken too: of a node nobody owns it is whole.
     """
 
@@ -127,7 +128,7 @@ def _copy_all(source: BackupSource, building: Path, newest: int, files: list[Cop
             _drop_cuts(building)
         else:
             files += copied
-    for path in sorted((source.directory / LEASES).glob("*.json")):
+    for path in sorted((source.database / LEASES).glob("*.json")):
         lease = yield from copy_file(path, building, f"{LEASES}/{path.name}")
         files.append(lease)
 

@@ -6,6 +6,7 @@ links are gone afterwards, also when the backup fails or is cancelled; what a cr
 
 import shutil
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from streamingnode.backup.making import BackupResult, BackupSource, make_backup
+from streamingnode.backup.making import LEASES, BackupResult, BackupSource, make_backup
 from streamingnode.backup.target import Target
 from wal.errors import Corrupt, InvalidArgument
 from wal.rocks.floor import Floor, read_floor
@@ -25,11 +26,15 @@ LINKS = "backup.tmp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningNode:
-    """What a backup needs of the node: its directory, a way to link its database, and a cut to begin with."""
+    """What a backup needs of the node: its directory, a way to link its database, and a cut to begin with.
+
+    Inside the block of `hold_cuts` no cut goes.
+    """
 
     directory: Path | None
     link_copy: Callable[[Path], Awaitable[None]] | None
     flush: Callable[[], Awaitable[object]]
+    hold_cuts: Callable[[], AbstractAsyncContextManager[None]]
     now_ms: Callable[[], int]
 
 
@@ -42,7 +47,7 @@ async def backup_running(node: RunningNode, target: Path, limit: anyio.Lock) -> 
     directory, link_copy = node.directory, node.link_copy
     if directory is None or link_copy is None:
         raise InvalidArgument("a node in memory has nothing to back up — open one in a directory")
-    async with limit:
+    async with limit, node.hold_cuts():
         place = await to_thread.run_sync(Target, target, directory)
         try:
             await node.flush()
@@ -58,9 +63,15 @@ async def backup_running(node: RunningNode, target: Path, limit: anyio.Lock) -> 
 
 
 def _begin(directory: Path) -> Floor:
-    """Return the floor as it is before the database is linked: what it says is in the copy for certain."""
+    """Return the floor as it is before the database is linked: what it says is in the copy for certain.
+
+    The leases are copied now for the same reason: a later one may speak of a cut that the copy does not know.
+    """
     shutil.rmtree(directory / LINKS, ignore_errors=True)
-    (directory / LINKS).mkdir()
+    (directory / LINKS / LEASES).mkdir(parents=True)
+    for lease in sorted((directory / LEASES).glob("*.json")):
+        with suppress(FileNotFoundError):  # its table was given up meanwhile
+            shutil.copyfile(lease, directory / LINKS / LEASES / lease.name)
     floor = read_floor(directory)
     if floor is None:
         raise Corrupt(f"{directory} has no floor file any more — close the node and run: streamingnode verify")

@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.benchmark.baseline import Load, measure_appends, measure_bare_appends, scratch
+from streamingnode.benchmark.loop_hold import heartbeat
 from streamingnode.benchmark.measurement import Measurement, median
 from streamingnode.benchmark.rows import create, inserts_of, record_batch, rows_of
 from streamingnode.node import Node
@@ -19,7 +18,6 @@ DELIVERY_AIM_MS = 0.5
 """Over the fsync that every durable append waits for."""
 
 HOLD_AIM_MS = 50.0
-HEARTBEAT_S = 0.002
 LARGE_ROWS = 20_000
 """A single insert of 20 MiB: the largest piece of work a caller is likely to hand over at once."""
 
@@ -51,7 +49,7 @@ async def measure_loop_hold(directory: Path, *, seconds: float, progress: Callab
     with scratch(directory) as path:
         async with open_node(path) as node:
             load = await _prepare(node, seconds)
-            async with _heartbeat() as holds:
+            async with heartbeat() as holds:
                 await load()
     return [
         Measurement(
@@ -103,32 +101,3 @@ async def _prepare(node: Node, seconds: float) -> Callable[[], Awaitable[None]]:
         await node.flush()
 
     return run
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """How much later than asked the loop came back, and the processor time its thread used in between, in seconds.
-
-    On a busy machine the first is longer than the second, because other programs ran.
-    """
-
-    wall_s: float
-    busy_s: float
-
-
-@asynccontextmanager
-async def _heartbeat() -> AsyncIterator[list[Hold]]:
-    """Yield a list that fills with one `Hold` for each turn of the loop."""
-    holds = [Hold(0.0, 0.0)]
-
-    async def beat() -> None:
-        while True:
-            asked, busy = time.perf_counter(), time.thread_time()
-            await asyncio.sleep(HEARTBEAT_S)
-            holds.append(Hold(time.perf_counter() - asked - HEARTBEAT_S, time.thread_time() - busy))
-
-    task = asyncio.create_task(beat())
-    try:
-        yield holds
-    finally:
-        task.cancel()

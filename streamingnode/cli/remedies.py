@@ -23,6 +23,7 @@ COMMAND_WORDS: Mapping[Remedy, str] = MappingProxyType(
         Remedy.START_AT_END: "give --from end --follow for what is to come",
         Remedy.READ_TABLE: "every table has taken it: read the collection's table with whatever reads Delta, "
         "or leave out --count",
+        Remedy.USE_SYNC: "that is a bug of this command: please report it",
         Remedy.OPEN_AGAIN: "run the command again",
         Remedy.USE_ITS_RELEASE: "use the release that wrote it, or a newer one",
         Remedy.READ_BACK: "see what is there before you try again: streamingnode tail {directory} {collection}",

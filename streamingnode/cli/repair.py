@@ -32,7 +32,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backup", type=Path, help="a backup to take whole files from, where the node knows their checksum"
     )
     parser.add_argument(
-        "--accept-loss", action="store_true", help="also do what gives up acknowledged rows; the plan names them"
+        "--accept-loss",
+        action="store_true",
+        help="also do what gives up acknowledged rows, or what named readers have not read; the plan names them",
     )
 
 
@@ -93,7 +95,7 @@ def _print_outcome(result: "RepairResult", output: Output, *, dry_run: bool) -> 
     elif dry_run:
         output.line(f"{format_count(len(plan.actions), 'action')} planned; nothing was changed")
     else:
-        output.line("nothing was changed: the plan gives up acknowledged rows — add --accept-loss if that shall be")
+        output.line("nothing was changed: the plan gives up what it names — add --accept-loss if that shall be")
 
 
 COMMAND = Command(
@@ -103,7 +105,7 @@ COMMAND = Command(
         "Verifies the node, plans, and carries the plan out. Damaged parts go to `quarantine/<time>/` in the directory,\n"
         "with `repair.json` that says what and why; nothing is removed. Whole files come from a backup only where the\n"
         "node knows their checksum; a log is cut where it breaks, and positions given up are never used again.\n"
-        "A plan that gives up acknowledged rows is carried out only with --accept-loss.\n"
+        "A plan that gives up acknowledged rows, or what readers have not read, is carried out only with --accept-loss.\n"
         "Exit code as `verify`, of the state afterwards: 0 sound, 1 warnings, 3 damage."
     ),
     examples=(

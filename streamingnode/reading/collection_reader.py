@@ -168,9 +168,10 @@ class CollectionReader:
         self._lease = ReaderLease(named, self._clock)
         try:
             await self._scan(named.position.policy, after_tick=named.position.tick)
-        except Truncated:
-            if known is not None:
-                raise
+        except Truncated as gone:
+            if known is not None:  # an accepted repair took what it had not read
+                next_step = f"delete_reader() forgets the place of {name!r}, which then starts where its policy says"
+                raise Truncated(gone.requested, gone.earliest, next_step) from gone
             # The log was truncated between finding a place for a new reader and holding it.
             await self.close()
             await readers.delete_reader(self._info.id, name)

@@ -33,9 +33,9 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What happened to one collection at one tick.
 
     `type` is `INSERT`, `DELETE`, `TXN`, a DDL type, or `TIME_TICK` when ticks were asked for. A transaction has its
-    `bodies`, in order and only those of this collection; `num_rows` is then their sum. Inserts (or deletes) of a transaction
-    that follow each other may be one body. Reading that resumes at `last_confirmed`, and passes over ticks up to this one,
-    misses and repeats nothing.
+    `bodies`, in order and only those of this collection, one for each insert or delete, more for one that is too large for
+    one append group; `num_rows` is then their sum. Reading that resumes at `last_confirmed`, and passes over ticks up to
+    this one, misses and repeats nothing.
     """
 
     type: MessageType
@@ -95,10 +95,7 @@ def tick_message(time_tick: int, resume_from: MessageId) -> ReadMessage:
 def _bodies(
     bodies: Iterable[Message], vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
 ) -> tuple[ReadMessage, ...]:
-    """Join the parts that one insert or delete left on several shards: these follow each other, shards ascending.
-
-    Two inserts in a row of which the first has rows on lower shards only look the same, and are one body then.
-    """
+    """Join the parts that one insert or delete left on several shards."""
     joined: list[list[Message]] = []
     for body in bodies:
         if body.vchannel not in vchannels or body.type not in types:
@@ -111,20 +108,8 @@ def _bodies(
 
 
 def _continues(before: Message, body: Message) -> bool:
-    return (
-        before.type is body.type
-        and before.position + 1 == body.position
-        and _shard(before.vchannel) < _shard(body.vchannel)
-        and _partition(before) == _partition(body)
-    )
-
-
-def _shard(vchannel: str) -> int:
-    return int(vchannel.rpartition("v")[2])
-
-
-def _partition(message: Message) -> int:
-    return message.header.partition_id if isinstance(message.header, InsertHeader) else 0
+    assert isinstance(body.header, (InsertHeader, DeleteHeader)), "only those are asked for"
+    return body.header.part > 0 and before.position + 1 == body.position
 
 
 def _merged(parts: Sequence[Message], schemas: PayloadSchemas) -> ReadMessage:

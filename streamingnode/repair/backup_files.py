@@ -4,12 +4,12 @@ A data file is known by its manifest, a manifest by the next one or by the check
 taken.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from flusher.checkpoint import Checkpoint
-from flusher.manifest import CutManifest, decode_manifest, manifest_crc32c, manifest_name
+from flusher.manifest import decode_manifest, manifest_crc32c, manifest_name
 from streamingnode.verification.cut_walk import CUTS, cut_numbers
 from streamingnode.verification.file_check import measure_file
 from wal.errors import StreamingNodeError
@@ -34,21 +34,21 @@ class KnownFile:
         return found == (self.bytes, self.crc32c)
 
 
-def known_files(directory: Path, checkpoint: Checkpoint, backup: Path | None) -> Mapping[str, KnownFile]:
-    """Return every file that the node can vouch for, by path; manifests missing here are read from the backup."""
-    known: dict[str, KnownFile] = {}
-    for file, manifest in _known_manifests(directory, checkpoint, backup):
-        known[file.path] = file
-        for each in (*manifest.segments, *manifest.deletes):
-            known[each.path] = KnownFile(each.path, each.crc32c, each.bytes)
-    return known
+@dataclass(frozen=True, slots=True)
+class KnownCut:
+    """A manifest that the node can vouch for, and the data files it names."""
+
+    manifest: KnownFile
+    files: tuple[KnownFile, ...]
 
 
-def _known_manifests(
-    directory: Path, checkpoint: Checkpoint, backup: Path | None
-) -> Iterator[tuple[KnownFile, CutManifest]]:
-    """Go back from the checkpoint's cut as far as one manifest vouches for the one before it."""
-    oldest = min([*cut_numbers(directory), *(cut_numbers(backup) if backup else [])], default=0)
+def known_cuts(directory: Path, checkpoint: Checkpoint, backup: Path | None, *, first_kept: int) -> Iterator[KnownCut]:
+    """Go back from the checkpoint's cut as far as one manifest vouches for the one before it, here or in the backup.
+
+    Cuts before both `first_kept` and the node's earliest are passed over: retention took them, they are not lost. Below
+    `first_kept` a cut that is missing between others is lost all the same, as retention takes the earliest first.
+    """
+    oldest = min([first_kept, *cut_numbers(directory)])
     number, crc32c = checkpoint.cut_number, checkpoint.manifest_crc32c
     while number and number >= oldest:
         file = KnownFile(f"{CUTS}/{manifest_name(number)}", crc32c, None)
@@ -56,7 +56,8 @@ def _known_manifests(
         if place is None:
             return
         manifest = decode_manifest((place / file.path).read_bytes(), name=file.path)
-        yield file, manifest
+        named = (*manifest.segments, *manifest.deletes)
+        yield KnownCut(file, tuple(KnownFile(each.path, each.crc32c, each.bytes) for each in named))
         number, crc32c = number - 1, manifest.previous_crc32c
 
 

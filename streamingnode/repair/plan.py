@@ -25,7 +25,10 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One step; `place` is relative to the node directory. `gives_up` names acknowledged rows that are given up by it."""
+    """One step; `place` is relative to the node directory.
+
+    `gives_up` names what is lost by it: acknowledged rows, or log that a named reader has not read.
+    """
 
     kind: ActionKind
     place: str

@@ -4,7 +4,7 @@ In: a node directory nobody owns, the report of a full verification, perhaps a b
 can be kept. Each finding ends in an action or among what is left, so that nothing is passed over.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from rocksdict import DBRecoveryMode, Rdict
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
 from flusher.manifest import decode_manifest, manifest_name
-from streamingnode.repair.backup_files import KnownFile, known_files
+from flusher.removal.kept_cuts import FIRST_CUT, decode_first_kept, kept_cuts_key
+from streamingnode.repair.backup_files import KnownCut, KnownFile, known_cuts
 from streamingnode.repair.log_salvage import LogSalvage, salvage_log
 from streamingnode.repair.plan import ActionKind, RepairPlan
+from streamingnode.repair.reader_loss import taken_from_readers
 from streamingnode.verification.cut_walk import CUTS, cut_numbers
 from streamingnode.verification.database_walk import open_read_only, readable_survey
 from streamingnode.verification.finding import Finding, Kind, Report, Severity
@@ -48,17 +50,20 @@ class _Planning:
     salvage: Salvage
     floor: Floor | None
     stranger: Floor | None = None
-    known: Mapping[str, KnownFile] = field(default_factory=dict)
+    first_kept: int = FIRST_CUT
+    known: set[str] = field(default_factory=set)
     planned: set[str] = field(default_factory=set)
+    log_planned: bool = False
+    """The log as a whole goes to quarantine, or stays: then so does each file of it."""
 
 
 def plan_repair(directory: Path, report: Report, *, backup: Path | None) -> tuple[RepairPlan, Salvage]:
     """Return what a repair would do about a report, and what can be kept of the logs."""
     planning = _Planning(directory, backup, RepairPlan(), Salvage(), _floor(directory))
     _read_database(planning, report)
-    planning.known = known_files(directory, planning.salvage.checkpoint, backup)
-    for path, file in planning.known.items():
-        _plan_file(planning, path, file, report)
+    for cut in known_cuts(directory, planning.salvage.checkpoint, backup, first_kept=planning.first_kept):
+        planning.known.update(file.path for file in (cut.manifest, *cut.files))
+        _plan_cut(planning, cut, {finding.place for finding in report.findings})
     for finding in report.findings:
         _plan_finding(planning, finding)
     _plan_cut_ahead(planning)
@@ -80,12 +85,15 @@ def _read_database(planning: _Planning, report: Report) -> None:
         if planning.floor is not None and planning.floor.node_id != planning.salvage.found.node_id:
             planning.floor = None  # another node's floor says nothing about this log
         planning.salvage.checkpoint = decode_checkpoint(records.get(meta_key(f"checkpoint/{PCHANNEL}")))
+        planning.first_kept = decode_first_kept(records.get(meta_key(kept_cuts_key(PCHANNEL))))
         if any(_is_log_damage(finding) for finding in report.findings):
-            _plan_log(planning, database)
+            _plan_log(planning, database, records)
     except Exception as error:  # noqa: BLE001 - whatever it was, the log stays as it is, and is named as left
         planning.salvage.found = None
+        planning.salvage.logs.clear()
         planning.plan.leave(DATABASE_NAME, f"its small records cannot be read: {error}", _RESTORE)
         planning.planned.add(DATABASE_NAME)
+        planning.log_planned = True
     finally:
         database.close()
 
@@ -96,33 +104,52 @@ def _is_log_damage(finding: Finding) -> bool:
     )
 
 
-def _plan_log(planning: _Planning, database: Rdict) -> None:
+def _is_of_log(finding: Finding) -> bool:
+    return _is_log_damage(finding) or finding.place.startswith(f"{DATABASE_NAME}/")
+
+
+def _plan_log(planning: _Planning, database: Rdict, records: Mapping[bytes, bytes]) -> None:
     found, checkpoint = planning.salvage.found, planning.salvage.checkpoint
     assert found is not None
     entries = database.get_column_family(ENTRY_FAMILY)
     for name, log_id in found.log_ids.items():
-        recorded = database.get(first_position_key(log_id))
         planning.salvage.logs.append(
             salvage_log(
                 entries,
                 name=name,
                 log_id=log_id,
-                first_position=decode_number(recorded) if isinstance(recorded, bytes) else 1,
+                first_position=_first_position(records, log_id),
                 checkpoint_position=checkpoint.position if name == PCHANNEL else 0,
                 floor_position=0 if planning.floor is None else planning.floor.positions.get(log_id, 0),
             )
         )
     planning.planned.add(DATABASE_NAME)
+    planning.log_planned = True
     if hopeless := _why_hopeless(planning, found):
         planning.salvage.logs.clear()
         planning.plan.leave(DATABASE_NAME, hopeless, _RESTORE)
         return
-    gives_up = tuple(text for log in planning.salvage.logs for text in log.gives_up)
-    if planning.floor is not None and found.meta_version < planning.floor.meta_version:
-        changes = planning.floor.meta_version - found.meta_version
-        gives_up += (f"the last {changes} changes of the state map: places of named readers, or the checkpoint",)
+    gives_up = tuple(_given_up(planning, entries, records))
     kept = "; ".join(f"{log.name!r}: {log.kept or 'nothing, the cuts have it'}" for log in planning.salvage.logs)
     planning.plan.act(ActionKind.NEW_LOG, DATABASE_NAME, f"it is damaged; kept of {kept}", gives_up=gives_up)
+
+
+def _first_position(records: Mapping[bytes, bytes], log_id: int) -> int:
+    recorded = records.get(first_position_key(log_id))
+    return 1 if recorded is None else decode_number(recorded)
+
+
+def _given_up(planning: _Planning, entries: Rdict, records: Mapping[bytes, bytes]) -> Iterator[str]:
+    """Yield what a new log gives up: ends of logs, places readers were at, changes of the state map."""
+    salvage, floor = planning.salvage, planning.floor
+    for log in salvage.logs:
+        yield from log.gives_up
+        first = _first_position(records, log.log_id)
+        yield from taken_from_readers(log, entries, records, checkpoint=salvage.checkpoint, first_position=first)
+    assert salvage.found is not None
+    if floor is not None and salvage.found.meta_version < floor.meta_version:
+        changes = floor.meta_version - salvage.found.meta_version
+        yield f"the last {changes} changes of the state map: places of named readers, or the checkpoint"
 
 
 def _why_hopeless(planning: _Planning, found: Survey) -> str:
@@ -138,11 +165,35 @@ def _why_hopeless(planning: _Planning, found: Survey) -> str:
     return ""
 
 
-def _plan_file(planning: _Planning, path: str, file: KnownFile, report: Report) -> None:
-    """Replace a file that is not the one the node knows by the backup's, if that is."""
-    suspects = {finding.place for finding in report.findings}
-    if path not in suspects and (planning.directory / path).exists():
+def _plan_cut(planning: _Planning, cut: KnownCut, suspects: set[str]) -> None:
+    """Plan the files of a cut before its manifest: one that is there never names what an interrupted repair did not bring.
+
+    A missing manifest comes back with all of its files or not at all: with less it would be damage where there was none.
+    """
+    if (planning.directory / cut.manifest.path).exists():
+        files = [file for file in (*cut.files, cut.manifest) if _is_suspect(planning, file, suspects)]
+    elif lost := next((file for file in cut.files if not _is_somewhere(planning, file)), None):
+        planning.planned.add(cut.manifest.path)
+        reason = f"it is missing, and {lost.path}, which it names, is sound neither here nor in the backup"
+        planning.plan.leave(cut.manifest.path, reason, _BACKUP)
         return
+    else:
+        files = [*cut.files, cut.manifest]  # nothing named these files, so the verification has not read them
+    for file in files:
+        _plan_file(planning, file)
+
+
+def _is_suspect(planning: _Planning, file: KnownFile, suspects: set[str]) -> bool:
+    return file.path in suspects or not (planning.directory / file.path).exists()
+
+
+def _is_somewhere(planning: _Planning, file: KnownFile) -> bool:
+    return any(place is not None and file.matches(place) for place in (planning.directory, planning.backup))
+
+
+def _plan_file(planning: _Planning, file: KnownFile) -> None:
+    """Replace a file that is not the one the node knows by the backup's, if that is."""
+    path = file.path
     if file.matches(planning.directory):
         return
     planning.planned.add(path)
@@ -155,7 +206,7 @@ def _plan_file(planning: _Planning, path: str, file: KnownFile, report: Report) 
 
 def _plan_finding(planning: _Planning, finding: Finding) -> None:
     place, plan = finding.place, planning.plan
-    if place in planning.planned or (DATABASE_NAME in planning.planned and _is_log_damage(finding)):
+    if place in planning.planned or (planning.log_planned and _is_of_log(finding)):
         return
     planning.planned.add(place)
     if place == FLOOR_NAME and finding.severity is Severity.DAMAGE:

@@ -7,6 +7,7 @@ plans anew from what is there.
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from streamingnode.verification.database_walk import open_read_only, readable_su
 from streamingnode.verification.finding import Report
 from streamingnode.verification.stray_check import QUARANTINE
 from streamingnode.verification.walk import OnStep, verify_unlocked
-from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor, write_floor
 from wal.rocks.keys import META_VERSION_KEY, TERM_KEY, encode_number, first_position_key
@@ -74,17 +75,29 @@ def repair_directory(
     lock = DirectoryLock(directory)
     try:
         if not dry_run:
-            finish_replacement(directory)
+            with _disk_errors_typed(directory):
+                finish_replacement(directory)
         report = verify_unlocked(directory, on_step=on_step)
         plan, salvage = plan_repair(directory, report, backup=backup)
         loses = any(action.gives_up for action in plan.actions)
         if dry_run or not plan.actions or (loses and not accept_loss):
             return RepairResult(plan=plan, done=False, quarantine="", after=report)
-        place = _carry_out(directory, plan, salvage, backup, now_ms())
+        with _disk_errors_typed(directory):
+            place = _carry_out(directory, plan, salvage, backup, now_ms())
         after = verify_unlocked(directory, on_step=on_step)
         return RepairResult(plan=plan, done=True, quarantine=str(place), after=after)
     finally:
         lock.release()
+
+
+@contextmanager
+def _disk_errors_typed(directory: Path) -> Iterator[None]:
+    """Raise `StorageFailed` for what the disk raises, with the way on: a repair may be cut off anywhere."""
+    try:
+        yield
+    except OSError as error:
+        happened = f"{error.filename or directory}: {error.strerror or error}"
+        raise StorageFailed(f"{happened} — free space or check the disk, then repair again") from error
 
 
 def _carry_out(directory: Path, plan: RepairPlan, salvage: Salvage, backup: Path | None, now_ms: int) -> Path:

@@ -5,7 +5,7 @@ the one before it, its files must be those it names, and the newest one must be 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +23,13 @@ _NUMBERED = re.compile(r"(\d{16})\.json")
 class CutExpectation:
     """What the cuts must fit: the node they are of, the checkpoint, the log's last tick; None when nobody could be asked.
 
-    `running` is for a node that goes on meanwhile: cuts may come and, by retention, go.
+    Cuts below `first_kept` may be gone. `running` is for a node that goes on meanwhile: cuts may come and, by retention, go.
     """
 
     node_id: str
     checkpoint: Checkpoint | None
     last_tick: int | None = None
+    first_kept: int | None = None
     running: bool = False
 
 
@@ -45,6 +46,7 @@ def walk_cuts(directory: Path, expected: CutExpectation, report: Report) -> Iter
     """Check every cut, oldest first, and yield the bytes read after each step."""
     walk = _Walk(directory, expected, report)
     numbers = cut_numbers(directory)
+    check_oldest(numbers, expected.first_kept, report)
     for number in numbers:
         yield from _walk_cut(walk, number)
     _check_newest(walk, numbers[-1] if numbers else 0)
@@ -54,6 +56,13 @@ def cut_numbers(directory: Path) -> list[int]:
     """Return the numbers of the cuts on disk, ascending, whatever they hold."""
     names = [path.name for path in (directory / CUTS).iterdir()] if (directory / CUTS).is_dir() else []
     return sorted(int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match)
+
+
+def check_oldest(numbers: Sequence[int], first_kept: int | None, report: Report) -> None:
+    """Report cuts that are missing before the earliest one that is there, None: nobody knows."""
+    if first_kept is not None and numbers and numbers[0] > first_kept:
+        detail = f"the cuts from {first_kept} on, before {numbers[0]}, are missing, and retention did not take them"
+        report.damage(Kind.MISSING, CUTS, detail, REPAIR)
 
 
 def named_paths(directory: Path) -> set[str] | None:
@@ -77,7 +86,8 @@ def _walk_cut(walk: _Walk, number: int) -> Iterator[int]:
     try:
         content = (walk.directory / place).read_bytes()
     except FileNotFoundError:
-        return  # retention took it since it was listed
+        walk.before = None  # retention took it since it was listed, and those before it
+        return
     manifest = _decode(walk, number, place, content)
     yield len(content)
     if manifest is None:

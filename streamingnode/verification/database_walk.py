@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 from rocksdict import AccessType, DBRecoveryMode, Rdict
 
-from flusher.checkpoint import Checkpoint, decode_checkpoint
+from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
+from flusher.removal.kept_cuts import CUTS_RECORD, decode_first_kept
 from interceptors.idempotency.producers import ProducerRecord
 from interceptors.idempotency.snapshot import decode_window
 from scanner.named_reader import ReaderPosition
@@ -20,6 +21,7 @@ from streamingnode.verification.database_files import check_database_files
 from streamingnode.verification.entry_scan import Unreadable, last_readable_position, scan_entries
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
 from streamingnode.verification.log_check import LogCheck, LogExpectation
+from streamingnode.verification.reader_check import READER, readers_behind, still_live, warn_of_readers
 from wal.errors import Corrupt, StreamingNodeError
 from wal.message_id import RocksMessageId
 from wal.rocks.failures import classify_failure
@@ -47,7 +49,7 @@ STEP_BYTES = 1 << 20
 """Read between two steps of a walk: a few milliseconds, so that it can be paced and ended."""
 
 FACT_PREFIX = b"s"
-CHECKPOINT, READER, PRODUCER = "checkpoint/", "reader/", "producer/"
+CHECKPOINT, PRODUCER = "checkpoint/", "producer/"
 
 
 @dataclass(slots=True)
@@ -58,6 +60,10 @@ class DatabaseFacts:
     opened: bool = False
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     last_ticks: dict[str, int] = field(default_factory=dict)
+    first_kept: dict[str, int] = field(default_factory=dict)
+    """The number of the earliest cut that is kept, by pchannel."""
+    readers: dict[str, ReaderPosition] = field(default_factory=dict)
+    """The places of named readers, by key of the state map."""
 
 
 def walk_database(directory: Path, floor: Floor | None, facts: DatabaseFacts, report: Report) -> Iterator[int]:
@@ -178,14 +184,25 @@ def _walk_open(
     yield read_bytes
     entries = database.get_column_family(ENTRY_FAMILY)
     for name, log_id in found.log_ids.items():
+        first = _first_position(database, log_id)
+        if first is None:
+            continue  # damage of the state map, which is named already: nobody knows where the log has to begin
         last = last_readable_position(entries, log_id)
         kept = last if floor is None else _end_kept(database, found, log_id, floor, report)
         expected = LogExpectation(
             name=name,
-            first_position=_first_position(database, log_id),
+            first_position=first,
             floor_position=max(floor_reaches(floor, log_id), kept),
         )
         facts.last_ticks[name] = yield from _walk_log(entries, log_id, expected, report, is_torn=kept < last)
+        _check_readers(entries, log_id, expected, facts, report)
+
+
+def _check_readers(entries: Rdict, log_id: int, expected: LogExpectation, facts: DatabaseFacts, report: Report) -> None:
+    checkpoint, first = facts.checkpoints.get(expected.name, NO_CHECKPOINT), expected.first_position
+    behind = readers_behind(facts.readers, pchannel=expected.name, first_position=first, checkpoint=checkpoint)
+    last = expected.floor_position  # an owner lets the log end there
+    warn_of_readers(still_live(behind, entries, log_id, position=checkpoint.position, last=last), first, report)
 
 
 def _end_kept(database: Rdict, found: Survey, log_id: int, floor: Floor, report: Report) -> int:
@@ -229,8 +246,12 @@ def _walk_log(
     return check.last_tick
 
 
-def _first_position(database: Rdict, log_id: int) -> int:
-    recorded = database.get(first_position_key(log_id))
+def _first_position(database: Rdict, log_id: int) -> int | None:
+    """Return the first position kept of a log, None when the record of it cannot be read."""
+    try:
+        recorded = database.get(first_position_key(log_id))
+    except Exception:  # noqa: BLE001 - rocksdict raises nothing more exact
+        return None
     return decode_number(recorded) if isinstance(recorded, bytes) else 1
 
 
@@ -261,7 +282,10 @@ def _check_record(key: bytes, value: bytes, facts: DatabaseFacts, report: Report
             if checkpoint.producers is not None:
                 decode_window(checkpoint.producers, RocksMessageId)
         elif key.startswith(meta_key(READER)):
-            msgspec.msgpack.decode(value, type=ReaderPosition)
+            at = msgspec.msgpack.decode(value, type=ReaderPosition)
+            facts.readers[key[len(META_PREFIX) :].decode()] = at
+        elif key.startswith(meta_key(CUTS_RECORD)):
+            facts.first_kept[key[len(meta_key(CUTS_RECORD)) :].decode()] = decode_first_kept(value)
         elif key.startswith(meta_key(PRODUCER)):
             msgspec.msgpack.decode(value, type=ProducerRecord)
         elif key.startswith(LOG_ID_PREFIX):

@@ -44,6 +44,8 @@ class Kind(Enum):
     """Parts are of different ages: a copy of one beside the original of another."""
     AHEAD = "ahead"
     """A table has taken cuts that this node never made."""
+    BEHIND = "behind"
+    """A named reader's place lies before the first position of its log: what it would read next is gone."""
     TORN = "torn"
     """The end of a log that a power cut took before it was synced; the node drops it when it starts."""
     UNFINISHED = "unfinished"

@@ -6,6 +6,7 @@ readable behind that is for `streamingnode verify`, when the node is closed.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,18 @@ from pathlib import Path
 from anyio import to_thread
 
 from flusher.checkpoint import Checkpoint
-from streamingnode.verification.cut_walk import CutExpectation, walk_cuts
+from flusher.removal.kept_cuts import decode_first_kept, kept_cuts_key
+from streamingnode.verification.cut_walk import CutExpectation, check_oldest, cut_numbers, walk_cuts
 from streamingnode.verification.database_walk import STEP_BYTES
 from streamingnode.verification.finding import REPAIR, Kind, Report
 from streamingnode.verification.floor_check import check_floor
+from streamingnode.verification.reader_check import (
+    READER,
+    decode_readers,
+    readers_behind,
+    warn_of_readers,
+    without_dropped,
+)
 from streamingnode.verification.stray_check import check_leases, check_strays
 from wal.errors import Corrupt, Truncated
 from wal.log import Log, LogStore
@@ -41,15 +50,39 @@ async def walk_running(parts: RunningParts, report: Report) -> AsyncIterator[int
     Raises what the store raises while its log is being reopened or the node closes.
     """
     await _check_floor(parts.directory, report)
+    first_position = parts.log().first_position
     async for step in _walk_log(parts.log(), report):
         yield step
     yield await _read_records(parts.store, report)
+    await _check_readers(parts, first_position, report)
+    await _check_oldest_cut(parts, report)
     expected = CutExpectation(node_id=parts.store.node_id, checkpoint=parts.checkpoint(), running=True)
     steps = walk_cuts(parts.directory, expected, report)
     while (read_bytes := await to_thread.run_sync(_step, steps)) is not None:
         yield read_bytes
     await to_thread.run_sync(check_leases, parts.directory, parts.store.node_id, report)
     await to_thread.run_sync(partial(check_strays, parts.directory, report, running=True))
+
+
+async def _check_readers(parts: RunningParts, first_position: int, report: Report) -> None:
+    """Look for named readers that were behind already when the log began at `first_position`: places only go forward."""
+    log, checkpoint = parts.log(), parts.checkpoint()
+    # Damage is found by who reads everything, and what a newer checkpoint says in the next round.
+    with suppress(Corrupt, Truncated):
+        readers = decode_readers(await parts.store.scan_meta(READER))
+        behind = readers_behind(readers, pchannel=log.name, first_position=first_position, checkpoint=checkpoint)
+        position = checkpoint.position or first_position
+        while behind and (entries := await log.read(position, bytes_max=STEP_BYTES)):
+            behind = without_dropped(behind, entries)
+            position = entries[-1].last_position + 1
+        warn_of_readers(behind, first_position, report)
+
+
+async def _check_oldest_cut(parts: RunningParts, report: Report) -> None:
+    numbers = await to_thread.run_sync(cut_numbers, parts.directory)
+    # Asked for after the cuts were listed: it goes up before a cut goes.
+    first_kept = decode_first_kept(await parts.store.get_meta(kept_cuts_key(parts.log().name)))
+    check_oldest(numbers, first_kept, report)
 
 
 def _step(steps: Iterator[int]) -> int | None:

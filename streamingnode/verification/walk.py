@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flusher.checkpoint import NO_CHECKPOINT
+from flusher.removal.kept_cuts import FIRST_CUT
 from streamingnode.inspection.node_files import check_node
 from streamingnode.verification.backup_walk import walk_backup
 from streamingnode.verification.cut_walk import CutExpectation, walk_cuts
@@ -69,15 +70,22 @@ def walk_directory(directory: Path, report: Report, *, tables: Path | None) -> I
     facts = DatabaseFacts()
     yield Part("log", walk_database(directory, floor, facts, report))
     node_id = facts.node_id or ("" if floor is None else floor.node_id)
-    checkpoint = None
-    if facts.opened:
-        checkpoint = facts.checkpoints.get(PCHANNEL, NO_CHECKPOINT)
-    expected = CutExpectation(node_id=node_id, checkpoint=checkpoint, last_tick=facts.last_ticks.get(PCHANNEL))
-    yield Part("cuts", walk_cuts(directory, expected, report))
+    yield Part("cuts", walk_cuts(directory, _expected_cuts(facts, node_id), report))
     check_leases(directory, node_id, report)
     check_strays(directory, report)
     if tables is not None:
         yield Part("tables", walk_tables_of(directory, tables, node_id, report))
+
+
+def _expected_cuts(facts: DatabaseFacts, node_id: str) -> CutExpectation:
+    if not facts.opened:
+        return CutExpectation(node_id=node_id, checkpoint=None)
+    return CutExpectation(
+        node_id=node_id,
+        checkpoint=facts.checkpoints.get(PCHANNEL, NO_CHECKPOINT),
+        last_tick=facts.last_ticks.get(PCHANNEL),
+        first_kept=facts.first_kept.get(PCHANNEL, FIRST_CUT),
+    )
 
 
 def walk_tables_of(directory: Path, tables: Path, node_id: str, report: Report) -> Iterator[int]:

@@ -44,12 +44,12 @@ def insert_messages(target: WriteTarget, partition_id: int, routed: Routed, *, t
     return [
         MutableMessage(
             MessageType.INSERT,
-            InsertHeader(info.id, partition_id, info.schema_version, part.num_rows),
+            InsertHeader(info.id, partition_id, info.schema_version, rows.num_rows, part=part),
             info.vchannels[shard],
-            _encoded(part),
+            _encoded(rows),
             txn_id,
         )
-        for shard, part in routed.parts
+        for part, (shard, rows) in enumerate(routed.parts)
     ]
 
 
@@ -59,12 +59,12 @@ def delete_messages(target: WriteTarget, keys: pa.RecordBatch, *, txn_id: int = 
     return [
         MutableMessage(
             MessageType.DELETE,
-            DeleteHeader(info.id, part.num_rows),
+            DeleteHeader(info.id, rows.num_rows, part=part),
             info.vchannels[shard],
-            _encoded(part),
+            _encoded(rows),
             txn_id,
         )
-        for shard, part in route(keys, key_index=0, shards=len(info.vchannels)).parts
+        for part, (shard, rows) in enumerate(route(keys, key_index=0, shards=len(info.vchannels)).parts)
     ]
 
 

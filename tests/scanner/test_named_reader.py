@@ -8,7 +8,7 @@ import pytest
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
 from tests.scanner.journal import Journal, read_until, seen
-from wal.errors import Corrupt, InvalidArgument, InvalidName, OnShutdown, ReaderBusy, StorageFailed
+from wal.errors import Corrupt, Indeterminate, InvalidArgument, InvalidName, OnShutdown, ReaderBusy, StorageFailed
 from wal.live_tail import LiveTail
 from wal.memory_store import MemoryLogStore
 from wal.message_id import MessageId, RocksMessageId
@@ -253,3 +253,60 @@ async def test_a_new_reader_whose_first_position_was_refused_holds_nothing() -> 
     with pytest.raises(StorageFailed):
         await readers.open(1, "billing", start=START)
     assert readers.lease("p0") is None
+
+
+async def reader_of(store: SlowStore) -> NamedReaders:
+    readers = NamedReaders(store)
+    store.gate.set()
+    await (await readers.open(1, "r", start=START)).close()
+    store.gate.clear()
+    return readers
+
+
+async def test_a_deletion_whose_caller_is_cancelled_takes_place_and_the_next_opening_is_durable() -> None:
+    store = SlowStore()
+    readers = await reader_of(store)
+    deleting = asyncio.ensure_future(readers.delete_reader(1, "r"))
+    await turns()
+    deleting.cancel()
+    await turns()
+    with pytest.raises(ReaderBusy):
+        await readers.open(1, "r", start=START)
+    store.open_once()
+    await turns()
+    assert readers.list_readers(1) == {}
+    store.gate.set()
+    await readers.open(1, "r", start=START)
+    assert await store.get_meta("reader/1/r") is not None
+
+
+@pytest.mark.parametrize("cut_short", ["cancelled", "failed"])
+async def test_a_reader_of_which_nobody_knows_whether_it_is_stored_is_stored_when_it_is_opened(cut_short: str) -> None:
+    store = SlowStore()
+    readers = NamedReaders(store)
+    opening = asyncio.ensure_future(readers.open(1, "r", start=START))
+    await turns()
+    if cut_short == "cancelled":
+        opening.cancel()
+    else:
+        store.failures.append(Indeterminate("nobody knows"))
+    store.open_once()
+    await asyncio.wait((opening,))
+    assert opening.cancelled() or isinstance(opening.exception(), Indeterminate)
+    assert await store.get_meta("reader/1/r") is None
+    store.gate.set()
+    await readers.open(1, "r", start=START)
+    assert await store.get_meta("reader/1/r") is not None
+
+
+async def test_a_reader_whose_deletion_is_in_doubt_holds_the_log_and_is_stored_again_when_it_is_opened() -> None:
+    store = SlowStore()
+    readers = await reader_of(store)
+    store.failures.append(Indeterminate("nobody knows"))
+    store.gate.set()
+    with pytest.raises(Indeterminate):
+        await readers.delete_reader(1, "r")
+    assert readers.lease("p0") == START.position
+    written = len(store.writes)
+    await readers.open(1, "r", start=START)
+    assert len(store.writes) == written + 1

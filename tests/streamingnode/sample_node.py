@@ -122,7 +122,7 @@ def copy_of(path: Path, place: Path) -> Path:
 
 Damage = Callable[[Path], object]
 
-CUT_2, CUT_3 = f"cuts/{2:016d}.json", f"cuts/{3:016d}.json"
+CUT_1, CUT_2, CUT_3 = (f"cuts/{number:016d}.json" for number in (1, 2, 3))
 
 
 def segment(path: Path, index: int) -> Path:
@@ -142,6 +142,7 @@ FILE_DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "manifest with a flipped bit": (lambda path: flip(path / CUT_2, 100), "checksum"),
     "manifest missing": (lambda path: (path / CUT_2).unlink(), "missing"),
+    "first manifest missing": (lambda path: (path / CUT_1).unlink(), "missing"),
     "newest manifest missing": (lambda path: (path / CUT_3).unlink(), "missing"),
     "manifest duplicated over the next": (lambda path: shutil.copy(path / CUT_2, path / CUT_3), "mixed"),
     "manifests swapped": (lambda path: swap(path / CUT_2, path / CUT_3), "mixed"),

@@ -1,12 +1,13 @@
 """The node's calls, over a whole node in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pyarrow as pa
 import pytest
 
@@ -349,3 +350,13 @@ async def test_every_error_has_a_code_and_a_next_step(node: Node) -> None:
         await node.insert("nowhere", [{"id": 1}])
     assert caught.value.code == "COLLECTION_NOT_FOUND"
     assert "—" in str(caught.value)
+
+
+async def test_call_from_a_thread_or_another_loop_is_refused_and_says_what_to_use(node: Node) -> None:
+    calls: list[Callable[[], object]] = [node.collections, node.statistics, lambda: node.collection("orders")]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match=r"use sn\.sync"):
+            await anyio.to_thread.run_sync(call)
+    with pytest.raises(InvalidArgument, match=r"use sn\.sync"):
+        await anyio.to_thread.run_sync(anyio.run, partial(node.insert, "orders", [{"id": 1, "item": "a"}]))
+    assert [each.name for each in node.collections()] == ["orders"]

@@ -23,8 +23,8 @@ ids = st.integers(0, 2**63 - 1)
 small = st.integers(0, 2**31)
 
 headers: st.SearchStrategy[tuple[MessageType, Header]] = st.one_of(
-    st.tuples(st.just(MessageType.INSERT), st.builds(InsertHeader, ids, ids, small, small, ids, ids)),
-    st.tuples(st.just(MessageType.DELETE), st.builds(DeleteHeader, ids, small, ids)),
+    st.tuples(st.just(MessageType.INSERT), st.builds(InsertHeader, ids, ids, small, small, ids, ids, small)),
+    st.tuples(st.just(MessageType.DELETE), st.builds(DeleteHeader, ids, small, ids, small)),
     st.tuples(st.just(MessageType.TIME_TICK), st.builds(TimeTickHeader, st.text(max_size=20))),
     st.tuples(st.just(MessageType.CUT), st.builds(CutHeader, ids, st.lists(ids, max_size=3).map(tuple))),
     st.tuples(

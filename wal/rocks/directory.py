@@ -21,7 +21,15 @@ from wal.rocks.file_numbers import keep_numbers_apart
 from wal.rocks.floor import Floor, create_floor, read_floor
 from wal.rocks.framing import check_framing
 from wal.rocks.keys import FORMAT_KEY, META_VERSION_KEY, NODE_ID_KEY, TERM_KEY, encode_number
-from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY, RocksOptions, database_options, families
+from wal.rocks.options import (
+    DATABASE_NAME,
+    ENTRY_FAMILY,
+    RocksOptions,
+    database_options,
+    families,
+    memtable_settings,
+    replay_memtable_bytes,
+)
 from wal.rocks.recovery import STORE_FORMAT, Survey, judge, survey
 from wal.rocks.replacement import finish_replacement
 from wal.rocks.torn_tail import drop_behind_holes
@@ -114,11 +122,14 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
     path = directory / DATABASE_NAME
     with classified(path):
         keep_numbers_apart(path)
-        database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write())
+        room_bytes = replay_memtable_bytes(options)
+        database = _open(
+            path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), memtable_bytes=room_bytes
+        )
     try:
         with classified(path):
             found = drop_behind_holes(database, survey(database), floor)
-            _bring_into_tables(database)
+            _bring_into_tables(database, options)
         judge(found, found, floor, place=str(path))
     except BaseException:
         with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
@@ -127,12 +138,13 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
     return database, found
 
 
-def _bring_into_tables(database: Rdict) -> None:
+def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
     """Do what RocksDB would do as it opens, but with the interpreter lock let go: the larger part of the time it takes."""
     entries = database.get_column_family(ENTRY_FAMILY)
     try:
-        entries.flush()
-        database.flush()
+        for family in (entries, database):
+            family.set_options(memtable_settings(options))
+            family.flush()
     finally:
         entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
 
@@ -171,10 +183,17 @@ def _survey_read_only(path: Path, options: RocksOptions, recovery: DBRecoveryMod
 
 
 def _open(
-    path: Path, options: RocksOptions, recovery: DBRecoveryMode, access: AccessType, *, create: bool = False
+    path: Path,
+    options: RocksOptions,
+    recovery: DBRecoveryMode,
+    access: AccessType,
+    *,
+    create: bool = False,
+    memtable_bytes: int | None = None,
 ) -> Rdict:
-    settings = database_options(options, recovery=recovery, create=create)
-    return Rdict(str(path), settings, column_families=families(options), access_type=access)
+    settings = database_options(options, recovery=recovery, create=create, memtable_bytes=memtable_bytes)
+    column_families = families(options, memtable_bytes=memtable_bytes)
+    return Rdict(str(path), settings, column_families=column_families, access_type=access)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ _SETTINGS = Path(__file__).parent / "settings"
 bringing it into tables is a call of its own then, which lets the event loop run."""
 
 MEMTABLE_BYTES = 8 << 20
-"""RocksDB's log is at most about two of these, three on a slow disk, which bounds what a start has to replay, with the
+"""RocksDB's log is at most about two of these, four on a slow disk, which bounds what a start has to replay, with the
 interpreter lock held."""
 OPEN_TABLES_MAX = 256
 """RocksDB would keep every table open, and a log of days has thousands: more than a process may open by default."""
@@ -63,10 +63,22 @@ class RocksOptions:
         return SyncOptions(interval_s=interval_s)
 
 
-def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False) -> Options:
-    """Return the settings of the database as a whole."""
+def replay_memtable_bytes(options: RocksOptions) -> int:
+    """Return how much room replaying needs: RocksDB writes what is full to a table there and then, and nobody else runs."""
+    return (WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes
+
+
+def memtable_settings(options: RocksOptions) -> dict[str, str]:
+    """Return what each family is told once nothing is to be replayed any more."""
+    return {"write_buffer_size": str(options.memtable_bytes)}
+
+
+def database_options(
+    options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False, memtable_bytes: int | None = None
+) -> Options:
+    """Return the settings of the database as a whole; `memtable_bytes` takes the place of the option."""
     database, _ = Options.load_latest(str(_SETTINGS))
-    _tune(database, options)
+    _tune(database, memtable_bytes or options.memtable_bytes)
     database.create_if_missing(create)
     database.create_missing_column_families(create)
     database.set_wal_recovery_mode(recovery)
@@ -81,19 +93,17 @@ def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create:
     return database
 
 
-def family_options(options: RocksOptions) -> Options:
-    """Return the settings of one column family. Raw mode always: RocksDB's own notes on keys do not survive a power cut."""
-    family = Options(raw_mode=True)
-    _tune(family, options)
-    return family
+def families(options: RocksOptions, *, memtable_bytes: int | None = None) -> dict[str, Options]:
+    """Return the column families beside the default one.
+
+    Raw mode always: RocksDB's own notes on keys do not survive a power cut.
+    """
+    entries = Options(raw_mode=True)
+    _tune(entries, memtable_bytes or options.memtable_bytes)
+    return {ENTRY_FAMILY: entries}
 
 
-def _tune(family: Options, options: RocksOptions) -> None:
-    family.set_write_buffer_size(options.memtable_bytes)
+def _tune(family: Options, memtable_bytes: int) -> None:
+    family.set_write_buffer_size(memtable_bytes)
     family.set_max_write_buffer_number(WAITING_MEMTABLES_MAX + 1)
     family.set_compression_type(DBCompressionType.none())
-
-
-def families(options: RocksOptions) -> dict[str, Options]:
-    """Return the column families beside the default one."""
-    return {ENTRY_FAMILY: family_options(options)}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocksdict import Rdict
 
-from wal.errors import AlreadyOwned, Corrupt, StorageFull
+from wal.errors import AlreadyOwned, ChannelFenced, Corrupt, StorageFull
 from wal.failpoint import failpoint
 from wal.rocks.claim import Claim
 from wal.rocks.directory import (
@@ -27,6 +27,7 @@ from wal.rocks.directory import (
     prepare_database,
     verify_database,
 )
+from wal.rocks.engine import leave_open
 from wal.rocks.floor import Floor, FloorFile, read_floor
 from wal.rocks.keys import DURABILITY_KEY, TERM_KEY, encode_number
 from wal.rocks.options import DATABASE_NAME, RocksOptions
@@ -162,7 +163,10 @@ def _open(
     failpoint("recovery.database_opened")
     with classified(directory / DATABASE_NAME):
         try:
-            _take_term(database, floor_file, found, term, options)
+            _take_term(database, floor_file, found, term, options, claim)
+        except ChannelFenced:
+            leave_open(database)  # closing it would remove files of the other owner
+            raise
         except BaseException:
             with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
                 database.close()
@@ -193,14 +197,21 @@ def _known(positions: Mapping[int, int]) -> dict[int, int]:
     return {log_id: position for log_id, position in positions.items() if position}
 
 
-def _take_term(database: Rdict, floor: FloorFile, found: Survey, term: int, options: RocksOptions) -> None:
-    """Make the new term durable in both places before anything is done under it."""
+def _take_term(
+    database: Rdict, floor: FloorFile, found: Survey, term: int, options: RocksOptions, claim: Claim
+) -> None:
+    """Make the new term durable in both places before anything is done under it.
+
+    Opening took long, and the floor of an owner that has claimed the directory meanwhile is not to be written over.
+    """
+    claim.check()
     if found.term != term:
         database.put(DURABILITY_KEY, options.durability.encode())
         database.put(TERM_KEY, encode_number(term))
         failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
+    claim.check()
     # What a killed owner wrote without acknowledging is part of the log now, and readers may see it.
     floor.record(found.last_positions, term=term, meta=found.meta_version)
     failpoint("recovery.floor_recorded")

@@ -74,24 +74,36 @@ def test_only_temporary_and_unnamed_data_files_are_removed(tmp_path: Path) -> No
         "cuts/0000000000000002.json.tmp",
     ]
     touch(tmp_path, *rubbish)
-    assert sorted(remove_orphans(directory)) == sorted(rubbish)
+    assert sorted(remove_orphans(directory, first_kept=1)) == sorted(rubbish)
     assert files(tmp_path) == set(kept)
-    assert remove_orphans(directory) == []
+    assert remove_orphans(directory, first_kept=1) == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn"])
-def test_nothing_that_might_be_data_is_removed_while_a_manifest_is_damaged(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_nothing_that_might_be_data_is_removed_while_a_manifest_is_damaged(
+    tmp_path: Path, damaged: int, damage: str
+) -> None:
     directory = NodeDirectory(tmp_path)
     for number in (1, 2, 3):
         publish(directory, number)
-    manifest = tmp_path / "cuts/0000000000000002.json"
+    manifest = tmp_path / f"cuts/{damaged:016}.json"
     if damage == "missing":
         manifest.unlink()
     else:
         manifest.write_bytes(manifest.read_bytes()[:-20])
     touch(tmp_path, "segments/1/7.parquet.tmp")
-    assert remove_orphans(directory) == ["segments/1/7.parquet.tmp"]
-    assert "segments/1/2.parquet" in files(tmp_path)
+    assert remove_orphans(directory, first_kept=1) == ["segments/1/7.parquet.tmp"]
+    assert f"segments/1/{damaged}.parquet" in files(tmp_path)
+
+
+@pytest.mark.parametrize("first_kept", [3, 2], ids=["all the round was to take", "more than it took"])
+def test_what_a_cut_named_that_retention_took_is_removed(tmp_path: Path, first_kept: int) -> None:
+    directory = NodeDirectory(tmp_path)
+    for number in (1, 2, 3):
+        publish(directory, number)
+    (tmp_path / "cuts/0000000000000001.json").unlink()
+    assert remove_orphans(directory, first_kept=first_kept) == ["segments/1/1.parquet"]
 
 
 def test_the_cut_the_checkpoint_knows_is_not_ahead_and_the_next_one_is(tmp_path: Path) -> None:

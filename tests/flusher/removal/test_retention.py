@@ -1,6 +1,7 @@
 """What may be given up, and that giving it up leaves nothing half there."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import anyio
@@ -13,6 +14,7 @@ from flusher.cuts.cut_directory import cut_numbers, file_paths
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher, FlushHooks
+from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
 from flusher.removal.retention import RetentionOptions, TableLease, may_remove_cut, read_leases, truncation_bound
 from tests.flusher.cut_reading import manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog, Table
@@ -70,7 +72,7 @@ class Node:
         (self.root / "leases").mkdir(exist_ok=True)
         (self.root / "leases" / f"{name or table.id}.json").write_text(json.dumps(content))
 
-    async def enforce(self, *, min_age_s: float) -> None:
+    async def enforce(self, *, min_age_s: float, held: bool = False) -> None:
         options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s))
         flusher = Flusher(
             self.root,
@@ -84,7 +86,8 @@ class Node:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             await flusher.wait_for_cut(len(self.log.cuts))
-            await flusher.enforce_retention()
+            async with flusher.retention.hold_cuts() if held else nullcontext():
+                await flusher.enforce_retention()
             tasks.cancel_scope.cancel()
 
     def kept(self) -> list[int]:
@@ -121,6 +124,37 @@ def test_cuts_taken_by_every_table_go_but_never_the_newest(tmp_path: Path) -> No
         assert node.kept() == [5]
 
     anyio.run(main)
+
+
+def test_held_cuts_stay_until_they_are_let_go(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=5)
+        for table in node.tables:
+            node.lease(table, 5)
+        await node.enforce(min_age_s=0, held=True)
+        assert node.kept() == [1, 2, 3, 4, 5]
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [5]
+        assert decode_first_kept(await node.store.get_meta(kept_cuts_key("p0"))) == 5
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize(
+    "numbers, first_kept, whole",
+    [
+        ([], 1, True),
+        ([1, 2, 3], 1, True),
+        ([2, 3], 1, False),
+        ([1, 3], 1, False),
+        ([2, 3], 2, True),
+        ([1, 3, 4], 3, True),
+        ([1, 2, 4], 3, False),
+        ([1, 2], 3, True),
+    ],
+)
+def test_cuts_are_missing_from_the_earliest_kept_on_only(numbers: list[int], first_kept: int, whole: bool) -> None:
+    assert are_all_there(numbers, first_kept) is whole
 
 
 def test_young_cuts_stay_and_so_does_the_log_after_them(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from interceptors.idempotency.interceptor import IdempotencyInterceptor
 from interceptors.idempotency.producers import Producers
 from interceptors.idempotency.window import ProducerLimits, Window
 from tests.interceptors.idempotency.test_window import result_at
+from tests.scanner.test_named_reader import SlowStore, turns
 from wal.append import AppendGroup, AppendResult
-from wal.errors import Corrupt, Overloaded, ProducerFenced
+from wal.errors import Corrupt, Indeterminate, Overloaded, ProducerFenced
 from wal.memory_store import MemoryLogStore
 from wal.message_id import MemoryMessageId
 from wal.producer_stamp import NODE_PRODUCER_ID, ProducerStamp
@@ -133,3 +134,34 @@ async def test_record_that_does_not_decode_is_corrupt_and_named() -> None:
     await store.put_meta({"producer/p0/feed": b"\x01"})
     with pytest.raises(Corrupt, match="producer/p0/feed"):
         await opened(store)
+
+
+@pytest.mark.parametrize("call", ["open", "delete"])
+async def test_call_that_is_cancelled_fences_the_producer_with_its_write(call: str) -> None:
+    store, window = SlowStore(), Window()
+    producers = await opened(store, window, draw=ids(5))
+    store.gate.set()
+    first = await producers.open("feed")
+    store.gate.clear()
+    changing = asyncio.ensure_future(producers.open("feed") if call == "open" else producers.delete("feed"))
+    await turns()
+    changing.cancel()
+    await turns()
+    store.open_once()
+    await turns()
+    with pytest.raises(ProducerFenced):
+        window.find(ProducerStamp(first.producer_id, first.epoch, 1))
+
+
+async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it_is_opened_again() -> None:
+    store, window = SlowStore(), Window()
+    store.gate.set()
+    producers = await opened(store, window, draw=ids(5))
+    first = await producers.open("feed")
+    store.failures.append(Indeterminate("nobody knows"))
+    with pytest.raises(Indeterminate):
+        await producers.delete("feed")
+    with pytest.raises(ProducerFenced):
+        window.find(ProducerStamp(first.producer_id, first.epoch, 1))
+    again = await producers.open("feed")
+    assert window.find(ProducerStamp(again.producer_id, again.epoch, 1)) is None

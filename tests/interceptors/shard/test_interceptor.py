@@ -53,6 +53,17 @@ async def test_row_offsets_are_contiguous_on_each_vchannel(channel: LiveChannel)
     assert [header.first_offset for header in headers if isinstance(header, InsertHeader)] == [0, 0, 3, 4]
 
 
+async def test_look_at_the_state_before_the_log_has_a_group_takes_no_offset_back(channel: LiveChannel) -> None:
+    def look(_: AppendGroup) -> None:
+        assert channel.shard.state.catalog.collections()  # as a thread would, that asks at any moment
+
+    info = await channel.create_collection("a")
+    await channel.append(insert(info))
+    channel.log.refusal = look
+    offsets = [(await channel.append(insert(info, 2))).row_offsets[info.vchannels[0]] for _ in range(3)]
+    assert offsets == [(1, 2), (3, 2), (5, 2)]
+
+
 async def test_delete_gets_the_next_offset_of_its_moment(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     await channel.append(delete(info))

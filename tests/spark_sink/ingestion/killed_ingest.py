@@ -9,21 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
-
+from bench.chaos.borrowed_spark import borrowed_session
 from spark_sink.ingestion.ingest_job import IngestJob
 from spark_sink.ingestion.step import Step
-
-
-def borrowed_session() -> SparkSession:
-    """Return a session on a JVM that another process started."""
-    gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    running = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
-    context = gateway.jvm.org.apache.spark.api.java.JavaSparkContext(running)
-    conf = SparkConf(_jconf=context.getConf())
-    return SparkSession(SparkContext(gateway=gateway, jsc=context, conf=conf))
 
 
 def main(node: str, tables: str, last_step: str) -> None:

@@ -166,6 +166,22 @@ def test_a_dropped_collection_gives_up_its_lease(node: NodeBuilder, tables: Path
     assert not lease_path(node.path, tables / "orders").exists()
 
 
+def test_an_ingest_goes_on_after_it_has_retired_a_table(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+    for name in ("orders", "old"):
+        node.create(name)
+        node.insert(name, orders(1))
+    node.cut()
+    ingest()
+    node.drop("old")
+    node.cut()
+    for key in (2, 3):
+        node.insert("orders", orders(key))
+        node.cut()
+    ingest(commit_bytes_max=1)
+    assert rows_of(tables / "orders") == node.expected("orders")
+    assert sorted(path.name.partition("@")[0] for path in tables.iterdir() if path.name[0] != ".") == ["old", "orders"]
+
+
 def test_a_collection_born_and_dropped_between_ingests_leaves_no_table(
     node: NodeBuilder, tables: Path, ingest: Ingest
 ) -> None:

@@ -15,13 +15,13 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from bench.chaos.borrowed_spark import environment
 from spark_sink.ingestion.ingest_job import IngestJob
 from spark_sink.ingestion.step import Step
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.ingestion.ingest_without_jvm import LOST
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
-from wal.failpoint import ENVIRONMENT_VARIABLE
 from wal.failpoint_table import FAILPOINTS
 
 pytestmark = pytest.mark.spark
@@ -32,18 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 def start(
     spark: SparkSession, node: NodeBuilder, tables: Path, step: str, *, failpoints: str = ""
 ) -> "subprocess.Popen[bytes]":
-    gateway = spark.sparkContext._gateway
-    assert gateway is not None
-    parameters = gateway.gateway_parameters
-    environment = {
-        **os.environ,
-        "PYSPARK_GATEWAY_PORT": str(parameters.port),
-        "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
-        "PYTHONPATH": str(ROOT),
-        ENVIRONMENT_VARIABLE: failpoints,
-    }
     command = [sys.executable, "-m", "tests.spark_sink.ingestion.killed_ingest", str(node.path), str(tables), step]
-    return subprocess.Popen(command, env=environment, cwd=ROOT)
+    return subprocess.Popen(command, env=environment(spark, failpoints), cwd=ROOT)
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,17 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
 import pytest
 
 import streamingnode as sn
+from spark_sink.ingestion.lease import Lease, write_lease
+from streamingnode.backup import making
 from streamingnode.backup.closed_node import backup_directory, restore_directory
 from streamingnode.backup.restoring import RESTORE_TERM_STEP
 from streamingnode.node import Node
@@ -277,3 +281,24 @@ def test_links_that_a_crash_left_are_a_warning_and_gone_after_the_next_backup(sa
 
     anyio.run(run)
     assert verify_directory(path).worst is None
+
+
+def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_away(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, copy_all = copy_of(sample.closed, tmp_path / "node"), making._copy_all
+
+    def copy_while_a_table_takes_a_newer_cut(source: making.BackupSource, *rest: Any) -> Iterator[int]:
+        (path / "leases").mkdir(exist_ok=True)
+        lease = Lease(table=str(tmp_path / "t"), node_id=source.floor.node_id, collection_id=1, cut=99, tick=1)
+        write_lease(path, lease)
+        yield from copy_all(source, *rest)
+
+    async def run() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            await node.backup(tmp_path / "backup")
+
+    monkeypatch.setattr(making, "_copy_all", copy_while_a_table_takes_a_newer_cut)
+    anyio.run(run)
+    restore_directory(tmp_path / "backup", tmp_path / "restored")
+    assert verify_directory(tmp_path / "restored").findings == []

@@ -75,6 +75,17 @@ async def test_transaction_is_one_message_with_this_collections_bodies_in_order(
     assert {body.time_tick for body in message.bodies} == {message.time_tick}
 
 
+async def test_each_insert_of_a_transaction_is_a_body_of_its_own_whatever_shards_its_rows_go_to(node: Node) -> None:
+    changes = [[n] for n in range(8)] + [[10, 11, 12, 13], [14], [15, 16]]
+    async with node.transaction() as txn:
+        for change in changes:
+            await txn.insert("orders", [{"id": n, "item": "a"} for n in change])
+        for change in changes:
+            await txn.delete("orders", change)
+    (message,) = await read_all(node, types=ROWS)
+    assert [ids(body) for body in message.bodies] == 2 * changes
+
+
 async def test_upsert_is_a_transaction_of_a_delete_and_an_insert(node: Node) -> None:
     await node.upsert("orders", [{"id": n, "item": "a"} for n in range(9)])
     (message,) = await read_all(node, types=ROWS)

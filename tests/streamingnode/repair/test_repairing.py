@@ -242,6 +242,26 @@ def test_a_cut_whose_end_the_repaired_log_no_longer_reaches_is_kept_aside_with_i
     assert rows_of(crashed).items() <= sample.rows.items()
 
 
+def test_stranger_in_a_damaged_log_goes_to_quarantine_with_the_whole_log(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    damage_log(path, 0.3)
+    (path / "log" / "notes.txt").write_text("mine")
+    result = repair(path)
+    assert [action.kind for action in result.plan.actions] == [ActionKind.NEW_LOG]
+    assert result.after.worst is None
+    assert (Path(result.quarantine) / "log" / "notes.txt").read_text() == "mine"
+    assert rows_of(path) == sample.rows
+
+
+def test_no_file_is_taken_out_of_a_damaged_log_that_stays(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.killed, tmp_path / "node")
+    os.truncate(largest(path, "log/*.log"), 0)
+    (path / "log" / "notes.txt").write_text("mine")
+    result = repair(path, accept_loss=True)
+    assert result.plan.actions == []
+    assert (path / "log" / "notes.txt").exists()
+
+
 # --- the floor file ---------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.verification.finding import Severity
 from streamingnode.verification.walk import verify_directory
-from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, rows_of, swap
+from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, flip, rows_of, swap
 from wal.errors import StreamingNodeError
 
 PATTERNS = {
@@ -146,3 +146,12 @@ def test_bad_file_is_found_and_no_row_is_missing(
         assert rows == expected
     print([(f.severity.value, f.kind.value, f.place, f.detail) for f in report.findings])
     assert report.findings
+
+
+def test_flipped_bit_in_any_table_of_the_database_is_found_and_ends_no_walk(
+    nodes: dict[str, Path], tmp_path: Path
+) -> None:
+    for table in (nodes["closed"] / "log").glob("*.sst"):
+        path = copy_of(nodes["closed"], tmp_path / "node")
+        flip(path / "log" / table.name, table.stat().st_size // 10)
+        assert verify_directory(path).worst is Severity.DAMAGE, table.name

@@ -1,5 +1,6 @@
 """A running node verifies and scrubs itself while rows come in; damage under it is found, and its pace is kept."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import msgspec
 import pytest
 
 import streamingnode as sn
+from streamingnode.inspection.node_records import read_node_records
 from streamingnode.node import Node
+from streamingnode.verification.cut_walk import CutExpectation, walk_cuts
 from streamingnode.verification.finding import Kind, Report, Severity
 from streamingnode.verification.scrubber import NEVER, SETTLE_S, Scrubber, ScrubOptions, read_status
+from tests.failing_disk import FailingDisk
 from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, flip, segment
-from wal.errors import Corrupt, InvalidArgument, OnShutdown, StorageFailed
+from tests.test_failed_write import FOR_EVER, HANGS_S, error_of, opened, row, until
+from wal.errors import Corrupt, InvalidArgument, LogReopening, OnShutdown, StorageFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -169,3 +174,30 @@ async def test_what_the_scrubber_finds_is_said_and_kept(
         assert msgspec.json.decode((path / "scrub.json").read_bytes())["verdict"] == "damage"
     events = [record.getMessage() for record in caplog.records if record.name.endswith("scrubber")]
     assert [event.partition(" ")[0] for event in events] == ["event=scrub_found", "event=scrub_finished"]
+
+
+async def test_verifying_while_the_log_comes_back_says_so_and_leaves_nothing_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch)
+    with anyio.fail_after(HANGS_S):
+        async with opened(tmp_path) as node:
+            await node.insert("a", [row(1)])
+            disk.fail_at(1, times=FOR_EVER)
+            writing = asyncio.ensure_future(node.insert("a", [row(2)]))
+            await until(lambda: node.statistics().log.attempts > 0)
+            assert isinstance(await error_of(node.verify()), LogReopening)
+            disk.heal()
+            await writing
+            assert (await node.verify()).findings == []
+
+
+def test_cuts_that_retention_takes_while_they_are_walked_are_no_gap(sample: Sample, tmp_path: Path) -> None:
+    path, report = copy_of(sample.closed, tmp_path / "node"), Report()
+    node_id = read_node_records(path).survey.node_id
+    steps = walk_cuts(path, CutExpectation(node_id=node_id, checkpoint=None, running=True), report)
+    next(steps)
+    for number in (1, 2):
+        (path / f"cuts/{number:016d}.json").unlink()
+    assert list(steps)
+    assert report.findings == []

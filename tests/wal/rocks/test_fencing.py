@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from tests.failing_disk import FailingDisk, Fault
@@ -15,7 +16,7 @@ from tests.wal.rocks.test_reopening import poison
 from wal.errors import AlreadyOwned, ChannelFenced, StorageFailed
 from wal.rocks.claim import Claim
 from wal.rocks.directory import verify_database
-from wal.rocks.floor import Floor, FloorFile
+from wal.rocks.floor import Floor, FloorFile, read_floor
 from wal.rocks.group_commit import CommitState
 from wal.rocks.options import RocksOptions
 from wal.rocks.recovery import Survey
@@ -123,6 +124,28 @@ async def test_owner_overtaken_while_it_verifies_before_reopening_leaves_the_cla
         await store.reopen()
     await anyio.to_thread.run_sync(other.check)
     assert store.state is CommitState.FENCED
+    other.close()
+
+
+@pytest.mark.parametrize("claimed_at", ["recovery.database_opened", "recovery.term_synced"])
+async def test_owner_overtaken_while_it_opens_leaves_the_floor_and_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed_at: str
+) -> None:
+    await (await open_rocks_store(tmp_path / "node", options=OPTIONS)).close()
+    other = Claim(tmp_path / "node")
+    before = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
+    assert before is not None
+
+    def claim_there(name: str) -> None:
+        if name == claimed_at:
+            other.take(7)
+
+    monkeypatch.setattr("wal.rocks.possession.failpoint", claim_there)
+    with pytest.raises(ChannelFenced, match="of term 7"):
+        await open_rocks_store(tmp_path / "node", options=OPTIONS)
+    after = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
+    assert after == msgspec.structs.replace(before, term=7)
+    await anyio.to_thread.run_sync(other.check)
     other.close()
 
 

@@ -5,13 +5,21 @@ from pathlib import Path
 import pytest
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
 
-from wal.rocks.options import RocksOptions, database_options, families
+from wal.rocks.options import RocksOptions, database_options, families, replay_memtable_bytes
+from wal.rocks.store import open_rocks_store
 
 
-def told(path: Path, options: RocksOptions) -> set[str]:
+def told(path: Path, options: RocksOptions, *, memtable_bytes: int | None = None) -> set[str]:
     """Return the lines in which RocksDB writes down what it was opened with."""
-    database = database_options(options, recovery=DBRecoveryMode.point_in_time(), create=True)
-    whole = Rdict(str(path), database, column_families=families(options), access_type=AccessType.read_write())
+    database = database_options(
+        options, recovery=DBRecoveryMode.point_in_time(), create=True, memtable_bytes=memtable_bytes
+    )
+    whole = Rdict(
+        str(path),
+        database,
+        column_families=families(options, memtable_bytes=memtable_bytes),
+        access_type=AccessType.read_write(),
+    )
     whole.close()
     [file] = path.glob("OPTIONS-*")
     return {line.strip() for line in file.read_text().splitlines()}
@@ -24,3 +32,20 @@ def test_the_file_changes_what_it_names_and_nothing_else(tmp_path: Path, monkeyp
     without = told(tmp_path / "without", options)
     assert with_file - without == {"avoid_flush_during_recovery=true"}
     assert without - with_file == {"avoid_flush_during_recovery=false"}
+
+
+def test_a_full_memtable_is_written_to_a_table_only_after_the_log_was_replayed(tmp_path: Path) -> None:
+    options = RocksOptions(memtable_bytes=1 << 20)
+    lines = told(tmp_path / "log", options, memtable_bytes=replay_memtable_bytes(options))
+    assert "write_buffer_size=4194304" in lines
+    assert "max_total_wal_size=2097152" in lines
+
+
+@pytest.mark.anyio
+async def test_an_open_store_has_memtables_of_the_size_it_was_given(tmp_path: Path) -> None:
+    for _ in "12":
+        store = await open_rocks_store(tmp_path, options=RocksOptions(memtable_bytes=1 << 20))
+        await store.close()
+    newest = max((tmp_path / "log").glob("OPTIONS-*"))
+    sizes = [line.strip() for line in newest.read_text().splitlines() if "write_buffer_size=" in line]
+    assert [size for size in sizes if not size.startswith("db_")] == ["write_buffer_size=1048576"] * 2
