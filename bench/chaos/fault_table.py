@@ -157,8 +157,9 @@ FAULTS = (
     Fault(
         number="F17",
         happens="an ingest, its Spark or both are killed, or two run at once",
-        promised="every row is in its table once",
+        promised="every row is in its table once, every version of a table is its collection at a cut",
         lost="nothing",
+        gates=("ingest",),
         tests=("tests/spark_sink/ingestion/test_ingest_killed.py",),
     ),
     Fault(

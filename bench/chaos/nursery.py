@@ -19,7 +19,14 @@ import msgspec
 
 from bench.chaos.worker import Job, run
 
-PRELOADED = ("streamingnode.composition", "streamingnode.opening", "pyarrow.parquet", "pyarrow.compute")
+PRELOADED = (
+    "streamingnode.composition",
+    "streamingnode.opening",
+    "anyio._backends._asyncio",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "pyarrow.compute",
+)
 PRINTED = "printed.txt"
 KILLED = -int(signal.SIGKILL)
 WAIT_S_MAX = 120.0

@@ -58,6 +58,7 @@ class ReadBack(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     code: str = ""
     opened_s: float = 0.0
+    held_s: float = 0.0
     asked_ns: int = 0
     told_ns: int = 0
 

@@ -6,6 +6,7 @@ from importlib import import_module
 
 from bench.chaos.forgetful.power import lacking as lacking_for_power
 from bench.chaos.gate import Gate, Settings
+from bench.chaos.gates.ingest import lacking as lacking_for_ingest
 from bench.chaos.gates.syscalls import lacking as lacking_for_syscalls
 from bench.chaos.report import GateReport
 from bench.chaos.small_disk import lacking as lacking_for_full
@@ -32,15 +33,15 @@ def _first_stretch() -> int:
     return first
 
 
-def _is_outside_spark(name: str) -> bool:
-    return not name.startswith("ingest.")
+INGEST = tuple(name for name in FAILPOINTS if name.startswith("ingest."))
 
 
 GATES: dict[str, Gate] = {
     gate.name: gate
     for gate in (
         _gate("kill", each_commit=100, target=10_000, unit="kills"),
-        _gate("failpoints", each_commit=40, target=100 * sum(map(_is_outside_spark, FAILPOINTS)), unit="crashes"),
+        _gate("failpoints", each_commit=40, target=100 * (len(FAILPOINTS) - len(INGEST)), unit="crashes"),
+        _gate("ingest", each_commit=5, target=100 * len(INGEST), unit="crashes", lacking=lacking_for_ingest),
         _gate("takeover", each_commit=12, target=1_000, unit="takeovers"),
         _gate("syscalls", each_commit=8, target=1_000, unit="injected faults", lacking=lacking_for_syscalls),
         _gate("full", each_commit=6, target=1_000, unit="full disks", lacking=lacking_for_full),

@@ -6,6 +6,7 @@ of what really ran. `bench.chaos.documents` renders them.
 
 import dataclasses
 import subprocess
+import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -64,9 +65,10 @@ class GateTotal:
 
 
 def stamped(report: GateReport) -> GateReport:
-    """Return the report with the time and the commit it ran at."""
+    """Return the report with the time and the commit it ran at, paths of this checkout as seen from its root."""
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return dataclasses.replace(report, at=at, commit=_commit())
+    notes = tuple(_portable(note) for note in report.notes)
+    return dataclasses.replace(report, at=at, commit=_commit(), notes=notes)
 
 
 def append_report(report: GateReport, ledger: Path = LEDGER) -> None:
@@ -122,6 +124,12 @@ def _total(runs: Sequence[GateReport]) -> GateTotal:
         covered={place: sum(run.covered.get(place, 0) for run in runs) for place in runs[-1].covered},
         last=runs[-1],
     )
+
+
+def _portable(note: str) -> str:
+    """Return a note as one line that says the same wherever the checkout is: a traceback in it names files of it."""
+    relative = note.replace(sysconfig.get_path("purelib") + "/", "").replace(f"{ROOT}/", "")
+    return " | ".join(line for line in relative.splitlines() if line.strip())
 
 
 def _commit() -> str:

@@ -9,7 +9,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import anyio.to_thread
 import msgspec
 
 import streamingnode as sn
+from bench.chaos.memory_use import in_use_bytes
 from bench.chaos.operations import Row
 from bench.chaos.rows import COLLECTIONS, REPLACED, as_batch
 from bench.chaos.workload import KEYS, make_collections
@@ -44,6 +45,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     at_s: float
     resident_bytes: int
+    in_use_bytes: int
     descriptors: int
     disk_bytes: int
     inserts: int
@@ -121,10 +123,10 @@ class Soak:
     async def _cut(self) -> None:
         """Make a cut, and say as tables would that they have taken it."""
         cut = await self._node.flush()
-        await anyio.to_thread.run_sync(self._write_leases, cut.number, cut.tick)
+        await anyio.to_thread.run_sync(self._write_leases, self._node.collections(), cut.number, cut.tick)
 
-    def _write_leases(self, cut: int, tick: int) -> None:
-        for each in self._node.collections():
+    def _write_leases(self, collections: Sequence[sn.Collection], cut: int, tick: int) -> None:
+        for each in collections:
             table = str(self._directory.parent / "tables" / each.name)
             lease = Lease(table=table, node_id=self._node.node_id, collection_id=each.id, cut=cut, tick=tick)
             write_lease(self._directory, lease)
@@ -141,7 +143,9 @@ class Soak:
     async def _read_by_name(self) -> None:
         """Read every insert, and note the first that does not come when it is due."""
         due = {index: index for index in range(INSERTERS)}
-        async with self._node.read("events", name="soak") as messages:
+        async with self._node.read(
+            "events", name="soak", include_ticks=True
+        ) as messages:  # it looks at the clock with each
             async for message in messages:
                 rows = message.to_arrow()
                 for number in () if rows is None else rows["number"].to_numpy().tolist():
@@ -169,6 +173,7 @@ class Soak:
         sample = Sample(
             at_s=time.monotonic(),
             resident_bytes=resident_bytes(),
+            in_use_bytes=in_use_bytes(),
             descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names are enough
             disk_bytes=await anyio.to_thread.run_sync(_disk_bytes, self._directory),
             inserts=self._inserted,

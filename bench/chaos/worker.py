@@ -9,6 +9,7 @@ import fcntl
 import os
 import sys
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ from bench.chaos.read_back import Audit, ReadBack, audit, read_back, refused
 from bench.chaos.rows import COLLECTIONS
 from bench.chaos.soak import soak
 from bench.chaos.workload import Load, Recorder, fill, make_collections, run_load
+from streamingnode.benchmark.loop_hold import heartbeat
 from streamingnode.verification.walk import verify_directory
 from wal.errors import StreamingNodeError
 
@@ -73,7 +75,7 @@ def run(job: Job) -> int:
     if job.do == "small":
         asyncio.run(small_node.live(Path(job.directory), job.first, job.settings))
     try:
-        asyncio.run(_live(job, out))
+        asyncio.run(_open(job, out) if job.do == "open" else _live(job, out))
     except StreamingNodeError as error:
         if not (out / READ_BACK).exists():
             _put(out / READ_BACK, msgspec.msgpack.encode(refused(error)))
@@ -86,12 +88,23 @@ def _lock_nothing(*_: object) -> None:
     """Stand in for `flock`."""
 
 
+async def _open(job: Job, out: Path) -> None:
+    async with heartbeat() as holds:
+        await asyncio.sleep(0)
+        begun_s = time.monotonic()
+        async with _node(job):
+            opened_s, held_s = time.monotonic() - begun_s, max(hold.wall_s for hold in holds)
+            _put(out / READ_BACK, msgspec.msgpack.encode(ReadBack(opened_s=opened_s, held_s=held_s)))
+            await asyncio.Event().wait()
+
+
+def _node(job: Job) -> AbstractAsyncContextManager[sn.Node]:
+    return sn.open_node(job.directory, config=sn.load_config(arguments=job.settings))
+
+
 async def _live(job: Job, out: Path) -> None:
     begun_s = time.monotonic()
-    async with sn.open_node(job.directory, config=sn.load_config(arguments=job.settings)) as node:
-        if job.do == "open":
-            _put(out / READ_BACK, msgspec.msgpack.encode(ReadBack(opened_s=time.monotonic() - begun_s)))
-            await asyncio.Event().wait()
+    async with _node(job) as node:
         if job.do == "fill":
             rows = await fill(node, job.fill_bytes, first=job.first)
             _put(out / FILLED, str(rows).encode())

@@ -139,3 +139,17 @@ def test_what_is_synced_survives_exactly(writes: list[tuple[int, bytes]], size: 
     cut(disk)
     assert disk.read(file, 0, 1 << 20) == seen
     assert len(seen) == size
+
+
+def test_an_inode_has_as_many_links_as_names_through_links_renames_removals_and_a_cut() -> None:
+    disk = ForgetfulDisk()
+    file, other = make_file(disk, b"f"), make_file(disk, b"g")
+    disk.sync(ROOT_INODE)
+    disk.link(file, ROOT_INODE, b"again")
+    assert disk.links[file] == 2
+    disk.rename(ROOT_INODE, b"again", ROOT_INODE, b"g")
+    assert (disk.links[file], disk.links[other]) == (2, 0)
+    disk.remove(ROOT_INODE, b"f")
+    assert disk.links[file] == 1
+    cut(disk)
+    assert (disk.links[file], disk.links[other]) == (1, 1)

@@ -12,6 +12,7 @@ GATES_OF_A_COMMIT = (
     "kill",
     "failpoints",
     "takeover",
+    "ingest",
     "power",
     "syscalls",
     "full",

@@ -7,7 +7,7 @@ import pytest
 
 from bench.chaos.documents import PAGE, render, rendered_page
 from bench.chaos.registry import GATES
-from bench.chaos.report import GateReport, also_totals, append_report, read_reports, totals
+from bench.chaos.report import ROOT, GateReport, also_totals, append_report, read_reports, totals
 
 
 def report(tried: int, *, failed: int = 0, gate: str = "kill", target: int = 10_000) -> GateReport:
@@ -39,6 +39,14 @@ def test_ledger_returns_what_was_appended_with_time_and_commit(tmp_path: Path) -
     kept = read_reports(ledger)
     assert [each.tried for each in kept] == [3, 4]
     assert all(each.at.endswith("UTC") and each.commit for each in kept)
+
+
+def test_kept_note_is_one_line_and_names_no_path_of_the_machine_it_ran_on(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    traceback = f'  File "{ROOT}/wal/ids.py", line 1\n\n  File "{pytest.__file__}", line 2\nKeyError'
+    append_report(dataclasses.replace(report(1), notes=(traceback,)), ledger)
+    [note] = read_reports(ledger)[0].notes
+    assert note == '  File "wal/ids.py", line 1 |   File "pytest/__init__.py", line 2 | KeyError'
 
 
 def test_places_are_added_up_and_the_least_tried_one_is_named() -> None:

@@ -11,6 +11,7 @@ from bench.chaos.gates.soak import (
     judge,
     slope_mib_per_h,
 )
+from bench.chaos.memory_use import in_use_bytes
 from bench.chaos.soak import Sample
 
 MIB = 1 << 20
@@ -18,12 +19,18 @@ STEP_S = 60.0
 
 
 def samples(
-    seconds: float, *, mib_per_h: float = 0.0, descriptors_per_h: float = 0.0, slower: float = 0.0
+    seconds: float,
+    *,
+    mib_per_h: float = 0.0,
+    in_use_mib_per_h: float = 0.0,
+    descriptors_per_h: float = 0.0,
+    slower: float = 0.0,
 ) -> list[Sample]:
     return [
         Sample(
             at_s=1_000.0 + number * STEP_S,
             resident_bytes=100 * MIB + int(mib_per_h * MIB * number * STEP_S / 3600) + (number % 2) * MIB,
+            in_use_bytes=60 * MIB + int(in_use_mib_per_h * MIB * number * STEP_S / 3600) + (number % 3) * MIB,
             descriptors=40 + int(descriptors_per_h * number * STEP_S / 3600) + number % 3,
             disk_bytes=30 * MIB,
             inserts=number,
@@ -45,19 +52,33 @@ def test_a_steady_run_that_is_long_enough_breaks_nothing_and_says_so() -> None:
 
 @pytest.mark.parametrize(
     "change, said",
-    [({"mib_per_h": 2.0}, "memory"), ({"descriptors_per_h": 2.0}, "descriptors"), ({"slower": 0.5}, "p99")],
-    ids=["memory", "descriptors", "time"],
+    [
+        ({"mib_per_h": 2.0}, "memory"),
+        ({"in_use_mib_per_h": 2.0}, "memory"),
+        ({"descriptors_per_h": 2.0}, "descriptors"),
+        ({"slower": 0.5}, "p99"),
+    ],
+    ids=["memory", "memory in use", "descriptors", "time"],
 )
 def test_what_grows_in_a_long_run_is_found_and_in_a_short_one_only_told(change: dict[str, float], said: str) -> None:
     _, broken = judge(samples(LONG_S, **change))
     assert [text.split()[0] for text in broken] == [said]
     figures, broken = judge(samples(WARM_UP_S + DESCRIPTORS_S_MIN / 2, **change))
     assert broken == []
-    assert sum("no verdict" in figure for figure in figures) == 3
+    assert sum("no verdict" in figure for figure in figures) == 4
 
 
 def test_the_slope_is_that_of_the_line_through_the_samples() -> None:
-    assert slope_mib_per_h(samples(36_000, mib_per_h=3.0)) == pytest.approx(3.0, abs=0.05)
+    slope, error = slope_mib_per_h(samples(36_000, mib_per_h=3.0), lambda sample: sample.resident_bytes)
+    assert slope == pytest.approx(3.0, abs=0.05)
+    assert error < 0.1
+
+
+def test_what_is_in_use_follows_what_is_taken_and_given_back() -> None:
+    before, taken = in_use_bytes(), bytearray(64 * MIB)
+    assert in_use_bytes() - before >= len(taken)
+    del taken
+    assert in_use_bytes() - before < 8 * MIB
 
 
 def test_warm_up_is_left_out_and_at_most_a_third_of_a_short_run() -> None:

@@ -12,6 +12,7 @@ That is what POSIX promises and less than ext4 keeps: a missing sync that ext4 f
 
 import errno
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -74,6 +75,8 @@ class ForgetfulDisk:
     def __init__(self, *, keeps_fsync: bool = True) -> None:
         self.inodes: dict[int, Inode] = {ROOT_INODE: Directory(stat.S_IFDIR | 0o755)}
         self.keeps_fsync = keeps_fsync
+        self.links: Counter[int] = Counter()
+        """How many names each inode has, as programs see them: the kernel gives no further name to one without any."""
         self._changes: list[_NameChange] = []
         self._last_inode = ROOT_INODE
 
@@ -188,6 +191,8 @@ class ForgetfulDisk:
                     inode.names = dict(inode.durable)
                 case Special():
                     pass
+        directories = [inode for inode in self.inodes.values() if isinstance(inode, Directory)]
+        self.links = Counter(number for directory in directories for number in directory.names.values())
 
     def unsynced_bytes(self) -> int:
         """Return how many bytes of pages a power cut would forget now."""
@@ -196,7 +201,10 @@ class ForgetfulDisk:
     def _change(self, *entries: tuple[int, bytes, int | None]) -> None:
         change = _NameChange(entries)
         for directory, name, inode in entries:
-            _set_name(self.directory(directory).names, name, inode)
+            names = self.directory(directory).names
+            self.links.subtract({names[name]} if name in names else ())
+            self.links.update(() if inode is None else {inode})
+            _set_name(names, name, inode)
         self._changes.append(change)
 
     def _make_durable(self, changes: list[_NameChange]) -> None:

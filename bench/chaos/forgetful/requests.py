@@ -201,7 +201,7 @@ class Requests:
     def _packed(self, number: int) -> bytes:
         inode = self._disk.inodes[number]
         size = len(inode.data) if isinstance(inode, File) else 0
-        links = 2 if isinstance(inode, Directory) else 1
+        links = 2 if isinstance(inode, Directory) else self._disk.links[number]
         return wire.ATTRIBUTES.pack(
             number, size, (size + 511) // 512, *[self._time_s] * 3, 0, 0, 0, inode.mode, links, 0, 0, 0, PAGE_BYTES, 0
         )
