@@ -10,7 +10,8 @@
 #   make lock        resolve requirements.lock again
 #   make clean       remove caches and build output; .venv and data stay
 #
-# ARGS is passed on: make test ARGS="tests/wal -x"
+# ARGS is passed on: make test ARGS="tests/wal -x". Tests run in WORKERS processes, each with a Spark of its own where it needs
+# one; in one process, for a debugger: make test WORKERS=0
 
 .POSIX:
 .SUFFIXES:
@@ -18,9 +19,11 @@
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 2
 GATE ?=
 MINUTES ?= 10
 UV_VERSION = 0.13.8
+PYTEST = $(IN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -31,10 +34,10 @@ demo: $(VENV)/.installed
 	$(IN)/streamingnode demo $(ARGS)
 
 test: $(VENV)/.installed
-	$(IN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-crash: $(VENV)/.installed
-	$(IN)/python -m pytest -m crash --durations=10 -o faulthandler_timeout=900 $(ARGS)
+	$(PYTEST) -m crash --durations=10 -o faulthandler_timeout=900 $(ARGS)
 
 test-long: $(VENV)/.installed
 	@if [ -n "$(GATE)" ]; then \

@@ -32,7 +32,8 @@ ROOM_BYTES = {
 }
 """The newest file of each pattern (of tables all, end to end) has its bytes at fixed numbers, with room to the next.
 
-So a number means the same byte in every run, though no two runs write files of quite the same length.
+So a number means the same byte in every run, though no two runs write files of quite the same length. Numbers beyond the
+last byte start over at the first, each time with the next bit of it.
 """
 STRETCHES = sum(ROOM_BYTES.values()) // STRETCH_BYTES
 STRETCH = "stretch of bytes: {} +{}"
@@ -57,18 +58,21 @@ def stretch_name(stretch: int) -> str:
 
 
 def live(nursery: Nursery, root: Path, seed: int, flips: int) -> LifeResult:
-    """Walk over the bytes of one stretch, or the first `flips` of them."""
+    """Walk over the bytes of one stretch, or the first `flips` of them; beyond the end of a file with other bits of it."""
     stretch = seed % STRETCHES
     result = LifeResult()
     intact = _small_directory(nursery, root)
     pattern, first = _place_of(stretch * STRETCH_BYTES)
+    size = _size(intact.directory, pattern)
     meaningless = []
-    for at in range(first, min(first + flips, _size(intact.directory, pattern))):
+    for number in range(first, first + flips):
+        at, lap = number % size, number // size
+        bit = (random.Random(f"{pattern} {at}").randrange(8) + lap) % 8
 
-        def flip(directory: Path, at: int = at) -> str:
-            return _flip(directory, pattern, at, 1 << random.Random(f"{stretch}-{at}").randrange(8))
+        def flip(directory: Path, at: int = at, bit: int = bit) -> str:
+            return _flip(directory, pattern, at, 1 << bit)
 
-        place, verdict = judge(nursery, root / f"byte-{at}", intact, flip)
+        place, verdict = judge(nursery, root / f"byte-{number}", intact, flip)
         result.tried += 1
         result.counts[f"{pattern}: {verdict.partition(':')[0]}"] += 1
         if verdict == MEANINGLESS:
@@ -76,7 +80,7 @@ def live(nursery: Nursery, root: Path, seed: int, flips: int) -> LifeResult:
         if verdict.startswith(WRONG):
             result.findings.append(f"{place}: {verdict}")
     result.covered[stretch_name(stretch)] += 1
-    for begin, end in _ranges(meaningless):
+    for begin, end in _ranges(sorted(set(meaningless))):
         result.counts[f"of {pattern} bytes {begin} to {end} mean nothing"] += 1
     return result
 
