@@ -1,8 +1,5 @@
 """The flusher of one pchannel: keeps a run going, through failures of the disk, for as long as the node lives.
 
-    RECOVERING --recovered--> RUNNING --fault--> BACKING_OFF --retry--> RECOVERING
-        any of these --damage--> FAILED        any of these --close--> CLOSED
-
 A fault of the disk (or of the log store) throws the run away and starts another from the checkpoint after a pause: the same
 path as after a crash, so there is only one. Nothing is lost by that, because the log is truncated only behind checkpoints.
 A full disk is such a fault, and whoever waits for a cut hears of it; the next run begins as soon as there is more room.
@@ -11,10 +8,8 @@ for a cut gets the error; appends and readers go on. A write of the log store wh
 the store is reopened meanwhile, and the stored checkpoint then says what became of it.
 """
 
-import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import Enum, unique
 from pathlib import Path
 
 import anyio
@@ -26,22 +21,13 @@ from flusher.cuts.cut_writer import NO_CUT, CutResult, cut_result
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flush_run import FlushContext, FlushRun
+from flusher.flusher_state import ALIVE, TRANSITIONS, FlusherEvent, FlusherState, classify, is_disk_full
 from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
 from flusher.removal.orphans import cut_ahead, remove_orphans
 from flusher.removal.retention import Retention
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from wal.errors import (
-    ChannelFenced,
-    Corrupt,
-    Indeterminate,
-    LogReopening,
-    OnShutdown,
-    Overloaded,
-    StorageFailed,
-    StorageFull,
-    StreamingNodeError,
-)
+from wal.errors import ChannelFenced, Corrupt, OnShutdown, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.live_tail import LiveTail
@@ -49,41 +35,6 @@ from wal.log import Log, LogStore
 from wal.message_id import message_id_kind
 
 _log = event_log(__name__)
-
-
-@unique
-class FlusherState(Enum):
-    """What the flusher is doing."""
-
-    RECOVERING = "recovering"
-    RUNNING = "running"
-    BACKING_OFF = "backing off"
-    FAILED = "failed"
-    CLOSED = "closed"
-
-
-@unique
-class FlusherEvent(Enum):
-    """What changes that."""
-
-    RECOVERED = "recovered"
-    FAULT = "fault"
-    RETRY = "retry"
-    DAMAGE = "damage"
-    CLOSE = "close"
-
-
-_ALIVE = (FlusherState.RECOVERING, FlusherState.RUNNING, FlusherState.BACKING_OFF)
-
-TRANSITIONS: dict[tuple[FlusherState, FlusherEvent], FlusherState] = {
-    (FlusherState.RECOVERING, FlusherEvent.RECOVERED): FlusherState.RUNNING,
-    (FlusherState.RECOVERING, FlusherEvent.FAULT): FlusherState.BACKING_OFF,
-    (FlusherState.RUNNING, FlusherEvent.FAULT): FlusherState.BACKING_OFF,
-    (FlusherState.BACKING_OFF, FlusherEvent.RETRY): FlusherState.RECOVERING,
-    **{(state, FlusherEvent.DAMAGE): FlusherState.FAILED for state in _ALIVE},
-    **{(state, FlusherEvent.CLOSE): FlusherState.CLOSED for state in _ALIVE},
-}
-
 
 _ENDS = (OnShutdown, ChannelFenced)
 ROOM_LOOK_S = 0.25
@@ -108,37 +59,9 @@ class FlusherStatistics:
     last_error: str
 
 
-def classify(error: BaseException) -> FlusherEvent | None:
-    """Return what an error of a run means for the flusher; None for one that is a bug and is not caught."""
-    match error:
-        case BaseExceptionGroup(exceptions=errors):
-            events = [classify(each) for each in errors]
-            order = (None, FlusherEvent.CLOSE, FlusherEvent.DAMAGE, FlusherEvent.FAULT)
-            return next(event for event in order if event in events)
-        case OnShutdown() | ChannelFenced():
-            return FlusherEvent.CLOSE
-        case OSError() | StorageFailed() | StorageFull() | Overloaded() | Indeterminate() | LogReopening():
-            return FlusherEvent.FAULT
-        case StreamingNodeError():
-            return FlusherEvent.DAMAGE
-        case _:
-            return None
-
-
 async def no_producers(_tick: int) -> bytes | None:
     """Save nothing, where nobody writes with producers."""
     return None
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether a run ended because the disk, or this user's share of it, is full."""
-    match error:
-        case BaseExceptionGroup(exceptions=errors):
-            return any(is_disk_full(each) for each in errors)
-        case OSError(errno=number):
-            return number in {errno.ENOSPC, errno.EDQUOT}
-        case _:
-            return isinstance(error, StorageFull)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +152,7 @@ class Flusher:
                 await self._keep_running()
                 tasks.cancel_scope.cancel()
         finally:
-            if self.state in _ALIVE:
+            if self.state in ALIVE:
                 self._apply(FlusherEvent.CLOSE)
 
     async def wait_for_cut(self, number: int) -> CutResult:
@@ -241,7 +164,7 @@ class Flusher:
         if self._full is not None and self._checkpoint.cut_number < number:
             await self._look_for_room()
         while self._checkpoint.cut_number < number:
-            if self.state not in _ALIVE:
+            if self.state not in ALIVE:
                 raise self._failure
             if self._full is not None:
                 raise self._full
@@ -263,6 +186,14 @@ class Flusher:
             self._kept_tick = await self.retention.enforce(self._checkpoint, live, short_of_space=short_of_space)
             self._hooks.on_kept_tick(self._kept_tick)
 
+    async def check_cuts(self) -> None:
+        """Raise `Corrupt` when cuts are missing that retention did not give up."""
+        numbers = await to_thread.run_sync(cut_numbers, self._directory)
+        # Asked for after the cuts were listed: it goes up before a cut goes.
+        first_kept = await self._first_kept()
+        if not are_all_there(numbers, first_kept):
+            raise Corrupt(f"of the cuts {first_kept} to {numbers[-1]} some are lost — restore them from a backup")
+
     def statistics(self) -> FlusherStatistics:
         """Return the present levels and counts."""
         cut = self._run.open_cut if self._run else None
@@ -281,7 +212,7 @@ class Flusher:
 
     async def _keep_running(self) -> None:
         pause_s = self._options.retry_first_s
-        while self.state in _ALIVE:
+        while self.state in ALIVE:
             cut_before = self._checkpoint.cut_number
             try:
                 await self._run_once()
@@ -325,17 +256,6 @@ class Flusher:
             pause_s -= ROOM_LOOK_S
             await self._look_for_room()
 
-    async def check_cuts(self) -> None:
-        """Raise `Corrupt` when cuts are missing that retention did not give up."""
-        numbers = await to_thread.run_sync(cut_numbers, self._directory)
-        # Asked for after the cuts were listed: it goes up before a cut goes.
-        first_kept = await self._first_kept()
-        if not are_all_there(numbers, first_kept):
-            raise Corrupt(f"of the cuts {first_kept} to {numbers[-1]} some are lost — restore them from a backup")
-
-    async def _first_kept(self) -> int:
-        return decode_first_kept(await self._store.get_meta(kept_cuts_key(self._channel_log.name)))
-
     async def _look_for_room(self) -> None:
         """Forget that the disk is full if it has more room by now."""
         free_bytes = await to_thread.run_sync(self._directory.free_bytes)
@@ -346,6 +266,11 @@ class Flusher:
         free_bytes = await to_thread.run_sync(self._directory.free_bytes)
         unwritten = self._run.open_cut.taken_bytes if self._run else 0
         return StorageFull(str(self._directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
+
+    # --- a run and its end ------------------------------------------------------------------------------------------------
+
+    async def _first_kept(self) -> int:
+        return decode_first_kept(await self._store.get_meta(kept_cuts_key(self._channel_log.name)))
 
     def _tidy(self, checkpoint: Checkpoint, first_kept: int) -> PublishedCut | None:
         ahead = cut_ahead(self._directory, checkpoint)

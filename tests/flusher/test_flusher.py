@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flusher.flush_options import FlushOptions
-from flusher.flusher import Flusher, FlusherState
+from flusher.flusher import Flusher
+from flusher.flusher_state import FlusherState
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog
 from wal.errors import Corrupt, OnShutdown

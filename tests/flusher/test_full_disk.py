@@ -9,7 +9,8 @@ import pytest
 
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
-from flusher.flusher import Flusher, FlusherState, is_disk_full
+from flusher.flusher import Flusher
+from flusher.flusher_state import FlusherState, is_disk_full
 from flusher.removal.retention import RetentionOptions
 from tests.flusher.cut_reading import manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog
