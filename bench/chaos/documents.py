@@ -12,6 +12,7 @@ from bench.chaos.fault_table import write_fault_table
 from bench.chaos.registry import GATES
 from bench.chaos.report import ROOT, GateReport, GateTotal, also_totals, read_reports, totals
 
+UNKNOWN = "not looked into yet"
 PAGE = ROOT / "docs" / "reliability.md"
 
 
@@ -42,7 +43,10 @@ def render(reports: Sequence[GateReport], untried: Sequence[GateReport] = ()) ->
     ]
     rows += [f"| {each.gate} | 0 {each.unit} | 0 | {each.target:,} | 0.0 % | 0 | 0.0 | never |" for each in untried]
     notes = [f"### {each.gate}\n\n{_notes(each)}\n" for each in totals(reports) if each.last.notes]
-    return "\n".join([_HEAD, *rows, "", "## What the newest run of each gate said", "", *notes]).rstrip() + "\n"
+    failures = ["", "## What failed, and what became of it", "", *_failures(reports)]
+    return (
+        "\n".join([_HEAD, *rows, *failures, "", "## What the newest run of each gate said", "", *notes]).rstrip() + "\n"
+    )
 
 
 _HEAD = """# Reliability: what was tried, and what was found
@@ -61,6 +65,15 @@ def _reached(total: GateTotal) -> str:
     if total.tried >= total.target:
         return "yes"
     return f"{1000 * total.tried // total.target / 10:.1f} %"
+
+
+def _failures(reports: Sequence[GateReport]) -> Iterator[str]:
+    """Yield a line for each run in which something failed, oldest first."""
+    failed = [each for each in reports if each.failed]
+    for each in failed:
+        yield f"- {each.gate}, {each.at}, {each.failed} of {each.tried:,} {each.unit}: {each.outcome or UNKNOWN}"
+    if not failed:
+        yield "Nothing, in the runs that were kept."
 
 
 def _notes(total: GateTotal) -> str:

@@ -26,6 +26,7 @@ class GateReport:
 
     `tried` counts in the gate's own unit, `failed` those that broke a promise, `target` is how many the long runs should add
     up to. `seed` starts the run again; `notes` are findings, figures and how to reproduce a failure, one sentence each.
+    `outcome` is what became of its failures, added to the ledger by hand once it is known.
     `covered` is how often each place was tried, where each has to be: by `kind: name`, what was not tried with 0. `also` is
     what was tried on the way of what `ALSO_TARGETS` names.
     """
@@ -42,6 +43,7 @@ class GateReport:
     also: dict[str, int] = field(default_factory=dict)
     at: str = ""
     commit: str = ""
+    outcome: str = ""
 
     @property
     def passed(self) -> bool:

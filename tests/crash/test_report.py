@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos.documents import PAGE, render, rendered_page
+from bench.chaos.documents import PAGE, UNKNOWN, render, rendered_page
 from bench.chaos.registry import GATES
 from bench.chaos.report import ROOT, GateReport, also_totals, append_report, read_reports, totals
 
@@ -61,6 +61,15 @@ def test_what_gates_count_on_the_way_has_rows_of_its_own_over_all_gates() -> Non
     [total] = also_totals([*runs, report(9)])
     assert (total.tried, total.target, total.runs) == (140_000, 100_000_000, 2)
     assert f"| 140,000 {what} | 0 | 100,000,000 | 0.1 % |" in render(runs)
+
+
+def test_page_says_what_became_of_each_failure_or_that_nobody_has_looked() -> None:
+    page = render([dataclasses.replace(report(9, failed=2), outcome="mended"), report(8, failed=1), report(7)])
+    assert [line.rpartition(": ")[2] for line in page.splitlines() if line.startswith("- kill")] == ["mended", UNKNOWN]
+
+
+def test_every_kept_failure_was_looked_into() -> None:
+    assert not [(each.gate, each.at) for each in read_reports() if each.failed and not each.outcome]
 
 
 def test_the_page_is_what_the_kept_runs_say_and_names_every_gate() -> None:
