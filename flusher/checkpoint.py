@@ -8,6 +8,7 @@ earlier cuts, so that retention by time knows what it may give up; it is thinned
 import msgspec
 
 from wal.errors import Corrupt, UnsupportedFormat
+from wal.message_id import FIRST_POSITION
 from wal.timetick import physical_ms
 
 CHECKPOINT_FORMAT = 1
@@ -27,7 +28,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is read from `position`.
 
     `position` is the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number 0 and
-    position 0 mean: no cut yet, read from the earliest entry.
+    position 0 mean: no cut yet, everything is in the log.
     """
 
     format: int = CHECKPOINT_FORMAT
@@ -38,6 +39,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[CutPosition, ...] = ()
     shard_state: bytes | None = None
     producers: bytes | None = None
+
+    @property
+    def start_position(self) -> int:
+        """Where a reader of what is not in files begins; a log that was truncated meanwhile refuses it."""
+        return self.position or FIRST_POSITION
 
 
 NO_CHECKPOINT = Checkpoint()

@@ -282,9 +282,8 @@ class Flusher:
         return ahead
 
     def _open_scanner(self, checkpoint: Checkpoint) -> Scanner:
-        policy = DeliverPolicy.all()
-        if checkpoint.position:
-            policy = DeliverPolicy.start_from(message_id_kind(self._channel_log.wal_name)(checkpoint.position))
+        start = message_id_kind(self._channel_log.wal_name)(checkpoint.start_position)
+        policy = DeliverPolicy.start_from(start)
         return Scanner(self._channel_log, self._tail, policy, after_tick=checkpoint.tick, name="flusher")
 
     async def _retain(self) -> None:

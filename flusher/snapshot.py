@@ -48,12 +48,12 @@ def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa
     partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when a file is not what its manifest says.
     """
     while True:
-        manifests = _manifests(source)
+        earliest = min(cut_numbers(source.directory), default=0)
         try:
-            return _rows(source, manifests, system_columns=system_columns)
-        except Corrupt:
-            if manifests and cut_numbers(source.directory)[0] <= manifests[0].number:
-                raise  # else retention took a cut and its files while they were read
+            return _rows(source, _manifests(source, earliest), system_columns=system_columns)
+        except (Corrupt, Truncated):
+            if min(cut_numbers(source.directory), default=0) == earliest:
+                raise  # else retention took cuts and their files while they were read
 
 
 def _rows(source: SnapshotSource, manifests: Sequence[CutManifest], *, system_columns: bool) -> pa.Table:
@@ -86,11 +86,10 @@ def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> p
     return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))
 
 
-def _manifests(source: SnapshotSource) -> list[CutManifest]:
-    """Return the cuts that have something of the collection, oldest first. Raises `Truncated` when some are given up."""
+def _manifests(source: SnapshotSource, earliest: int) -> list[CutManifest]:
+    """Return the cuts that may have something of the collection, oldest first. Raises `Truncated` when some are gone."""
     manifests: list[CutManifest] = []
     number, created = source.last_cut, source.collection.created_tick
-    earliest = min(cut_numbers(source.directory), default=0)
     while number and (not manifests or manifests[-1].previous_tick >= created):
         if manifests and number < earliest:
             _check_begins(source, manifests[-1])

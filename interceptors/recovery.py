@@ -19,7 +19,7 @@ from wal.errors import Corrupt
 from wal.failpoint import failpoint
 from wal.log import Log
 from wal.message import LogEntry, Message
-from wal.message_id import message_id_kind
+from wal.message_id import FIRST_POSITION, message_id_kind
 from wal.message_type import EXCLUSIVE, MessageType
 from wal.transaction_buffer import OpenTransaction, TransactionBuffer
 
@@ -50,13 +50,13 @@ class RecoveredChannel:
 async def recover(
     log: Log,
     *,
-    position: int = 0,
+    position: int = FIRST_POSITION,
     tick: int = 0,
     shard_state: bytes | None = None,
     producers: bytes | None = None,
     producer_limits: ProducerLimits | None = None,
 ) -> RecoveredChannel:
-    """Return the channel that `log` says, from a checkpoint at `position` (an LC; 0: from the log's start) and `tick`.
+    """Return the channel that `log` says, from a checkpoint at `position` (an LC) and `tick`.
 
     Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log starts after `position`.
     """
@@ -73,7 +73,7 @@ async def recover(
     buffer = TransactionBuffer(begin_missing=begin_missing)
     fences: dict[str, int] = {}
     commits: Commits | None = None
-    next_position = position or log.first_position
+    next_position = position
     while entries := await log.read(next_position, bytes_max=READ_BYTES):
         commits = commits or _commits_from(entries[0])
         for entry in entries:
@@ -103,7 +103,7 @@ async def recover(
 
 def _commits_from(first: LogEntry) -> Commits:
     """Return an empty list of the commits in `first` and behind it: of what began before, the commit may lie before."""
-    return Commits(known_after=first.time_tick - 1 if first.first_position > 1 else 0)
+    return Commits(known_after=first.time_tick - 1 if first.first_position > FIRST_POSITION else 0)
 
 
 async def _recovered_window(log: Log, saved: bytes | None, limits: ProducerLimits | None) -> Window:

@@ -20,7 +20,7 @@ from wal.errors import InvalidArgument, Truncated
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.message import LogEntry
-from wal.message_id import MessageId, message_id_kind
+from wal.message_id import FIRST_POSITION, MessageId, message_id_kind
 from wal.remedy import Remedy
 
 
@@ -83,7 +83,7 @@ async def _start_at_earliest(log: Log, reader: PatientLog) -> StartingPoint:
     Behind a truncation lie commits whose begins are gone. What comes before the last of them would be a history with a hole:
     rows, no transaction, rows. Last-confirmed positions ascend, so the first entry that needs nothing gone is searched for.
     """
-    while (first_position := log.first_position) > 1:
+    while (first_position := log.first_position) > FIRST_POSITION:
         low, high = first_position, log.durable_position + 1
         earliest: LogEntry | None = None
         try:
@@ -153,7 +153,7 @@ async def _search_after_tick(log: Log, reader: PatientLog, tick: int) -> Startin
             first_above, high = entry, entry.first_position
         else:
             last_below, low = entry, entry.last_position + 1
-    if last_below is None and log.first_position > 1:
+    if last_below is None and log.first_position > FIRST_POSITION:
         # Something above the tick may have been in front of what is kept.
         raise Truncated(f"tick {tick}", message_id_kind(log.wal_name)(log.first_position))
     nearest = first_above or last_below

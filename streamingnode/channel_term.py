@@ -166,7 +166,7 @@ async def open_reading_term(parts: ChannelParts) -> ChannelTerm:
 async def _recover(parts: ChannelParts, checkpoint: Checkpoint) -> RecoveredChannel:
     return await recover(
         parts.log,
-        position=checkpoint.position,
+        position=checkpoint.start_position,
         tick=checkpoint.tick,
         shard_state=checkpoint.shard_state,
         producers=checkpoint.producers,

@@ -39,23 +39,20 @@ async def _snapshot_after(
     if as_of is not None and as_of > now:
         raise InvalidArgument(f"as_of={as_of} is yet to come, it is {now} now — leave it out for the state as of now")
     tick = now if as_of is None else as_of
-    tail = await _read_tail(channel, info, after_tick=checkpoint.tick, position=checkpoint.position, until=tick)
+    tail = await _read_tail(channel, info, checkpoint, until=tick)
     if all(live.id != info.id for live in channel.shards.catalog.collections()):
         raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
     source = SnapshotSource(directory=directory, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
     return await anyio.to_thread.run_sync(read_snapshot, source)
 
 
-async def _read_tail(
-    channel: Channel, info: CollectionInfo, *, after_tick: int, position: int, until: int
-) -> list[AnyMessage]:
+async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpoint, *, until: int) -> list[AnyMessage]:
     """Return the collection's messages above a checkpoint and up to a tick."""
     messages: list[AnyMessage] = []
-    policy = (
-        DeliverPolicy.start_from(message_id_kind(channel.log.wal_name)(position)) if position else DeliverPolicy.all()
-    )
-    async with channel.scanners.open(policy, vchannels=frozenset(info.vchannels), after_tick=after_tick) as scanner:
-        confirmed_tick = after_tick
+    # A position before the first cut too, not "all there is": by now there may be a cut, and log given up behind it.
+    policy = DeliverPolicy.start_from(message_id_kind(channel.log.wal_name)(checkpoint.start_position))
+    vchannels, confirmed_tick = frozenset(info.vchannels), checkpoint.tick
+    async with channel.scanners.open(policy, vchannels=vchannels, after_tick=confirmed_tick) as scanner:
         while confirmed_tick < until:
             batch = await scanner.next_batch()
             messages += (message for message in batch.messages if message.time_tick <= until)

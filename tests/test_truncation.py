@@ -13,6 +13,7 @@ import pytest
 import streamingnode as sn
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
+from streamingnode.channel import Channel
 from streamingnode.composition import _LiveCatalog
 from streamingnode.config import load_config
 from streamingnode.node import Node
@@ -275,3 +276,22 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
                 pytest.fail("not reached")
         async with node.read("c", name="billing", types=types) as messages:
             assert (await anext(messages)).num_rows == 1
+
+
+@pytest.mark.parametrize("is_past", [False, True], ids=["as of now", "as of a tick"])
+async def test_snapshot_that_the_first_cut_and_its_truncation_overtake_has_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_past: bool
+) -> None:
+    async with open_thrifty(tmp_path / "node") as node:
+        await create(node, "c")
+        written = await insert(node, "c", 1, 2, 3)
+        ask, overtaking = Channel.consistent_tick, [True]
+
+        async def overtaken(channel: Channel) -> int:
+            if overtaking and overtaking.pop():  # the snapshot has chosen where it begins, and asks for its end
+                await node.flush()
+                await until_given_up(node, written)
+            return await ask(channel)
+
+        monkeypatch.setattr(Channel, "consistent_tick", overtaken)
+        assert await snapshot(node, "c", written.time_tick if is_past else None) == Counter([1, 2, 3])

@@ -14,7 +14,7 @@ from wal.append import AppendGroup, AppendTicket
 from wal.codec import decode_entry, encode_entry, entry_crc32c
 from wal.errors import OnShutdown, StorageFull, Truncated
 from wal.message import LogEntry
-from wal.message_id import MemoryMessageId
+from wal.message_id import FIRST_POSITION, MemoryMessageId
 from wal.synced_position import SyncedPosition
 
 WAL_NAME = MemoryMessageId.wal_name
@@ -47,7 +47,7 @@ class MemoryLog:
         self._store = store
         self._last_positions: list[int] = []
         self._entries: list[bytes] = []
-        self._first_position = 1
+        self._first_position = FIRST_POSITION
         self._crc32c = 0
         self._synced = SyncedPosition(0)
 

@@ -6,6 +6,8 @@ from typing import ClassVar, Self
 from wal.errors import InvalidArgument
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+FIRST_POSITION = 1
+"""Of the first message of a log; a log that begins above it was truncated."""
 POSITION_MAX = (1 << 63) - 1
 
 

@@ -71,7 +71,7 @@ async def _check_readers(parts: RunningParts, first_position: int, report: Repor
     with suppress(Corrupt, Truncated):
         readers = decode_readers(await parts.store.scan_meta(READER))
         behind = readers_behind(readers, pchannel=log.name, first_position=first_position, checkpoint=checkpoint)
-        position = checkpoint.position or first_position
+        position = checkpoint.start_position
         while behind and (entries := await log.read(position, bytes_max=STEP_BYTES)):
             behind = without_dropped(behind, entries)
             position = entries[-1].last_position + 1

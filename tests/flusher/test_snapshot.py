@@ -178,6 +178,29 @@ def test_cut_given_up_while_its_files_are_read_is_no_damage(tmp_path: Path, monk
     anyio.run(main)
 
 
+def test_cut_of_others_given_up_while_manifests_are_read_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path)
+        other, table = node.log.create(), node.log.create()
+        node.log.insert(other, [1])
+        node.log.cut()
+        node.log.insert(table, [2])
+        node.log.cut()
+        source, read = await node.source(table), NodeDirectory.read
+
+        def read_late(directory: NodeDirectory, path: str) -> bytes:
+            if path == manifest_path(1):
+                give_up_cut(tmp_path, 1)
+            return read(directory, path)
+
+        monkeypatch.setattr(NodeDirectory, "read", read_late)
+        assert read_snapshot(source).num_rows == 1
+
+    anyio.run(main)
+
+
 def give_up_cut(root: Path, number: int) -> None:
     """Remove a cut as retention does: the manifest, then its files."""
     path = root / manifest_path(number)

@@ -14,7 +14,7 @@ from wal.codec import decode_entry, encode_entry, entry_crc32c
 from wal.errors import Corrupt, Truncated
 from wal.failpoint import failpoint
 from wal.message import LogEntry
-from wal.message_id import RocksMessageId
+from wal.message_id import FIRST_POSITION, RocksMessageId
 from wal.rocks.engine import Engine
 from wal.rocks.group_commit import GroupCommit
 from wal.rocks.keys import decode_number, encode_number, entry_key, first_position_key
@@ -35,16 +35,16 @@ class LogEnds:
     last_crc32c: int
 
 
-NEW_LOG = LogEnds(first_position=1, last_position=0, last_tick=0, last_crc32c=0)
+NEW_LOG = LogEnds(first_position=FIRST_POSITION, last_position=0, last_tick=0, last_crc32c=0)
 
 
 def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
     """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do not fit."""
     recorded = engine.get(first_position_key(log_id))
-    first_position = 1 if recorded is None else decode_number(recorded)
+    first_position = FIRST_POSITION if recorded is None else decode_number(recorded)
     first, last = first_entry(engine.entries, log_id), last_entry(engine.entries, log_id)
     if first is None or last is None:
-        if first_position > 1:
+        if first_position > FIRST_POSITION:
             raise Corrupt(f"log {name!r} begins at position {first_position} and has no entries")
         return NEW_LOG
     earliest = decode_entry(first[1], wal_name=WAL_NAME, previous_crc32c=None)
