@@ -1,18 +1,22 @@
 """An event loop in a thread of its own, for programs that have none: the ground of `sync`.
 
 In: calls of any thread. Out: their results, blocking. The thread is a daemon and what was entered is left at exit at the
-latest, so that a notebook which never closes its node still ends, and ends cleanly.
+latest, so that a notebook which never closes its node still ends, and ends cleanly. The thread is not there in a forked
+child, where a call would wait for it for ever: calls are refused, and there is nothing to close.
 """
 
 import atexit
+import ctypes
+import os
+import threading
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from types import TracebackType
 from typing import TypeVar, TypeVarTuple, Unpack, overload
 
 from anyio.from_thread import start_blocking_portal
 
-from wal.errors import OnShutdown
+from wal.errors import InvalidArgument, OnShutdown, StorageFailed
 
 T = TypeVar("T")
 A = TypeVarTuple("A")
@@ -24,6 +28,8 @@ class BlockingLoop:
     def __init__(self) -> None:
         self._entered = ExitStack()
         self._portal = self._entered.enter_context(start_blocking_portal("asyncio"))
+        self._thread = self._portal.call(threading.get_ident)
+        self._process = os.getpid()
         self._closed = False
         atexit.register(self.close)
 
@@ -38,15 +44,14 @@ class BlockingLoop:
         self.check_open()
         return self._portal.call(function, *arguments)  # type: ignore[return-value]  # the overloads say which it is
 
-    def wrap(self, context: AbstractAsyncContextManager[T, bool | None]) -> AbstractContextManager[T, bool | None]:
-        """Return an asynchronous context manager as a blocking one."""
-        self.check_open()
-        return self._portal.wrap_async_context_manager(context)
-
     def enter(self, context: AbstractAsyncContextManager[T, bool | None]) -> T:
-        """Enter a context manager, to be left when the loop is closed; a failure closes the loop."""
+        """Enter a context manager, to be left when the loop is closed; a failure closes the loop.
+
+        Only for what lasts as long as the loop: a task waits on it for the end, and the loop for its tasks.
+        """
+        self.check_open()
         try:
-            return self._entered.enter_context(self.wrap(context))
+            return self._entered.enter_context(self._portal.wrap_async_context_manager(context))
         except BaseException:
             self.close()
             raise
@@ -59,12 +64,27 @@ class BlockingLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Do what `close` does, and say why."""
-        if not self._closed:
+        if os.getpid() != self._process:
+            # Whoever collects what was entered would leave it, and wait for the thread.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._entered))
+        elif not self._closed:
             self._closed = True
             atexit.unregister(self.close)
             self._entered.__exit__(kind, error, traceback)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, or could not be: this process is a fork of the one with the loop."""
+        return self._closed or os.getpid() != self._process
+
     def check_open(self) -> None:
-        """Raise `OnShutdown` when the loop is closed."""
+        """Raise `OnShutdown` when the loop is closed, and what else keeps a call from being made here."""
         if self._closed:
             raise OnShutdown("the node is closed — open it again")
+        if os.getpid() != self._process:
+            raise StorageFailed(
+                "the node was opened before this process was forked — open it in one process only, "
+                "and start others with the spawn method"
+            )
+        if threading.get_ident() == self._thread:
+            raise InvalidArgument("a blocking call on the node's own event loop never ends — call it in another thread")

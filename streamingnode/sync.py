@@ -11,7 +11,7 @@ In a notebook, `node = sn.sync.open_node("data")` in one cell and `node.close()`
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -268,17 +268,16 @@ class SyncReader:
     def __init__(self, reader: CollectionReader, loop: BlockingLoop) -> None:
         self._reader = reader
         self._loop = loop
-        self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        opening: AbstractContextManager[CollectionReader, bool | None] = self._loop.wrap(self._reader)
-        self._open.enter_context(opening)
+        self._loop.call(self._reader.__aenter__)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._open.__exit__(kind, error, traceback)
+        if not self._loop.is_closed:  # a closed node has ended its readers
+            self._loop.call(self._reader.__aexit__, kind, error, traceback)
 
     def __iter__(self) -> Iterator[ReadMessage]:
         while messages := self._loop.call(self._reader.next_messages):

@@ -160,6 +160,68 @@ def test_node_that_is_never_closed_is_closed_with_the_program(tmp_path: Path) ->
         assert node.snapshot("orders").num_rows == 1
 
 
+LEFT_OPEN = """
+def messages():
+    with node.read("orders") as messages:
+        yield from messages
+
+reading = messages()
+next(reading)
+"""
+FORKED = """
+import os
+from wal.errors import StorageFailed
+
+child = os.fork()
+if not child:
+    node.close()
+    for call in (node.collections, lambda: node.insert("orders", [{"id": 2}], timeout=9)):
+        try:
+            call()
+        except StorageFailed as error:
+            print(error.code, flush=True)
+    os._exit(0)  # as multiprocessing does: in exit() RocksDB waits for its threads, which are not there
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), node.snapshot("orders").num_rows)
+"""
+
+
+def program_with_a_node(path: Path, *lines: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program that opens a node with one row in it, and then these lines."""
+    opening = (
+        "import pyarrow as pa, streamingnode as sn",
+        f"node = sn.sync.open_node({str(path)!r})",
+        "node.create_collection('orders', pa.schema([('id', pa.int64())]), primary_key='id')",
+        "node.insert('orders', [{'id': 1}])",
+    )
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", "\n".join((*opening, *lines))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("end", ["node.close()", ""], ids=["closed", "left to the program's end"])
+def test_node_closes_while_a_reader_of_the_same_thread_is_open(tmp_path: Path, end: str) -> None:
+    done = program_with_a_node(tmp_path, LEFT_OPEN, end, "print('ended')")
+    assert (done.stdout, done.stderr, done.returncode) == ("ended\n", "", 0)
+    with sn.sync.open_node(tmp_path) as node:
+        assert node.snapshot("orders").num_rows == 1
+
+
+def test_reader_is_left_quietly_when_its_node_was_closed_inside(tmp_path: Path) -> None:
+    node = sn.sync.open_node(tmp_path)
+    node.create_collection("orders", SCHEMA, primary_key="id")
+    with node.read("orders"):
+        node.close()
+
+
+def test_calls_of_a_forked_child_are_refused_and_leave_the_node_alone(tmp_path: Path) -> None:
+    done = program_with_a_node(tmp_path, FORKED)
+    assert (done.stdout, done.stderr, done.returncode) == ("STORAGE_FAILED\nSTORAGE_FAILED\n0 1\n", "", 0)
+
+
+def test_call_from_the_nodes_own_loop_is_refused_instead_of_waiting_for_itself(tmp_path: Path) -> None:
+    with sn.sync.open_node(tmp_path) as node, pytest.raises(InvalidArgument, match="in another thread"):
+        node._loop.call(node.collections)
+
+
 def test_node_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     with sn.sync.open_node(tmp_path):
         before = loops()
