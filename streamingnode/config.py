@@ -7,7 +7,6 @@ error with a suggestion.
 """
 
 import difflib
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ from streamingnode.writing.coalescer import CoalescerLimits
 from streamingnode.writing.retry import RetryLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
+from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import InvalidArgument
 from wal.live_tail import AGE_S, CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
@@ -78,6 +78,15 @@ ZERO_IS_A_VALUE = frozenset(
     }
 )
 """Settings that may be 0: off, at once, or no limit. Every other number is above 0, and none is negative or infinite."""
+
+SECONDS_MAX = 100 * 365 * 86_400
+"""Longest time, a century: more does not fit what is reckoned with it, and fails late and far from the setting."""
+
+WHOLE_MAX = 1 << 50
+"""Largest count or size, a pebibyte: RocksDB and the log's headers keep a few times it in 64 bits."""
+
+SMALLER_MAX: Mapping[str, int] = {"wal.group_bytes_max": 1 << 30, "wal.group_messages_max": MESSAGES_PER_ENTRY_MAX}
+"""Settings whose largest value is less: a group is one entry of the log, whose lengths have 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,14 +280,24 @@ def _convert(key: str, value: object, kind: object, origin: str, *, is_text: boo
         converted: object = msgspec.convert(value, kind, strict=not is_text)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{origin}: {key} = {value!r} does not fit — give {_expected(kind)}") from error
-    if isinstance(converted, (int, float)) and not isinstance(converted, bool) and not _is_in_range(key, converted):
-        least = "0 or more" if key in ZERO_IS_A_VALUE else "more than 0"
-        raise InvalidArgument(f"{origin}: {key} = {value!r} is out of range — give {least}")
+    if isinstance(converted, (int, float)) and not isinstance(converted, bool):
+        _check_range(key, converted, origin)
     return converted
 
 
-def _is_in_range(key: str, number: float) -> bool:
-    return math.isfinite(number) and (number > 0 or (number == 0 and key in ZERO_IS_A_VALUE))
+def _check_range(key: str, number: float, origin: str) -> None:
+    is_zero_fine, most = key in ZERO_IS_A_VALUE, _most(key, number)
+    # Comparing, unlike `math.isfinite`, also takes whole numbers that no float holds.
+    if not (0 < number <= most or (number == 0 and is_zero_fine)):
+        least = "0 or more" if is_zero_fine else "more than 0"
+        raise InvalidArgument(f"{origin}: {key} = {number!r} is out of range — give {least}, {most} at most")
+
+
+def _most(key: str, number: float) -> int:
+    """Return the largest value of a setting; the numbers with a fraction are seconds."""
+    if key.rpartition(".")[2].endswith(("_ms", "_ms_default")):
+        return SECONDS_MAX * 1000
+    return SECONDS_MAX if isinstance(number, float) else SMALLER_MAX.get(key, WHOLE_MAX)
 
 
 def _expected(kind: object) -> str:

@@ -1,6 +1,7 @@
 """Definitions of collections and partitions made into append groups: one message per vchannel, all at one tick. No I/O."""
 
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -51,13 +52,22 @@ def check_definition(
 
 
 def _check_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
-    wrong = InvalidArgument(f"partitions={partitions!r} — pass a list of up to {PARTITIONS_MAX - 1} different names")
     if isinstance(partitions, str) or not isinstance(partitions, Sequence) or len(partitions) >= PARTITIONS_MAX:
-        raise wrong
+        raise _wrong_partitions(partitions)
     names = tuple(check_name("partition", partition) for partition in partitions)
     if len(set(names)) < len(names):
-        raise wrong
+        raise _wrong_partitions(partitions)
     return names
+
+
+def _wrong_partitions(partitions: object) -> InvalidArgument:
+    count = (
+        f" ({len(partitions)} of them)"
+        if isinstance(partitions, Collection) and not isinstance(partitions, str)
+        else ""
+    )
+    shown = reprlib.repr(partitions)  # the first few: thousands of names would make a text that nobody reads
+    return InvalidArgument(f"partitions={shown}{count} — pass a list of up to {PARTITIONS_MAX - 1} different names")
 
 
 def same_definition(existing: CollectionInfo, definition: Definition, *, if_not_exists: bool) -> CollectionInfo:

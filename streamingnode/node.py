@@ -140,7 +140,13 @@ class Node(NodeFacts):
         """
         self._check_open()
         keepalive_ms = self._keepalive_ms(keepalive_s)
-        return Transaction(self._target, group_bytes_max=self._group_bytes_max, keepalive_ms=keepalive_ms)
+        limits = self._config.wal
+        return Transaction(
+            self._target,
+            group_bytes_max=limits.group_bytes_max,
+            group_messages_max=limits.group_messages_max,
+            keepalive_ms=keepalive_ms,
+        )
 
     async def begin_transaction(
         self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
@@ -185,6 +191,7 @@ class Node(NodeFacts):
             find_target=self._target,
             room=RetryRoom(self._config.producers.results_per_producer_max),
             group_bytes_max=self._group_bytes_max,
+            group_messages_max=self._config.wal.group_messages_max,
             txn_age_s_max=self._config.txn.age_s_max,
         )
 

@@ -56,6 +56,7 @@ class Producer:
         find_target: Callable[[str], WriteTarget],
         room: RetryRoom,
         group_bytes_max: int,
+        group_messages_max: int,
         txn_age_s_max: float,
     ) -> None:
         self._name = name
@@ -66,6 +67,7 @@ class Producer:
         self._find_target = find_target
         self._room = room
         self._group_bytes_max = group_bytes_max
+        self._group_messages_max = group_messages_max
         self._txn_age_s_max = txn_age_s_max
 
     @property
@@ -167,6 +169,7 @@ class Producer:
         return Transaction(
             self._find_target,
             group_bytes_max=self._group_bytes_max,
+            group_messages_max=self._group_messages_max,
             keepalive_ms=keepalive_ms,
             commit_through=self._through(stamp),
         )

@@ -31,8 +31,12 @@ from streamingnode.writing.results import NOTHING, WriteResult, result_of
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
 from streamingnode.writing.write_target import WriteTarget
 from wal.append import Append, AppendGroup
+from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import InvalidTransactionState, StreamingNodeError, TransactionTooWide
 from wal.message import MutableMessage
+
+TRANSACTION_MESSAGES = 2
+"""Its begin and its commit, beside the bodies."""
 
 ROLLBACK_S_MAX = 5.0
 """How long leaving the block waits for a rollback; without one the session expires by itself."""
@@ -93,12 +97,14 @@ class Transaction:
         find_target: Callable[[str], WriteTarget],
         *,
         group_bytes_max: int,
+        group_messages_max: int = MESSAGES_PER_ENTRY_MAX,
         keepalive_ms: int = 0,
         commit_through: Callable[[Append], Append] | None = None,
     ) -> None:
         self._find_target = find_target
         self._group_bytes_max = group_bytes_max
         self._bodies_bytes_max = group_bytes_max - TRANSACTION_OVERHEAD_BYTES
+        self._bodies_max = group_messages_max - TRANSACTION_MESSAGES
         self._keepalive_ms = keepalive_ms
         self._commit_through = commit_through
         self._state = TransactionState.BUFFERING
@@ -212,10 +218,15 @@ class Transaction:
         for batch in plan_slices(batches, write, self._bodies_bytes_max):
             for messages in fitting_messages(batch, write, self._bodies_bytes_max):
                 size_bytes = sum(message.size_bytes for message in messages)
-                if self._bodies_bytes + size_bytes > self._bodies_bytes_max:
+                if self._outgrows(len(messages), size_bytes):
                     await self._stream_bodies()
                 self._bodies += messages
                 self._bodies_bytes += size_bytes
+
+    def _outgrows(self, count: int, size_bytes: int) -> bool:
+        """Whether these, with what is buffered, are more than one group takes."""
+        too_large = self._bodies_bytes + size_bytes > self._bodies_bytes_max
+        return too_large or len(self._bodies) + count > self._bodies_max
 
     async def _stream_bodies(self) -> None:
         """Send what is buffered under the session, which begins with the first of them."""

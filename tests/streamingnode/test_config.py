@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flusher.flush_options import FlushOptions
-from streamingnode.config import ALIASES, NodeConfig, load_config
+from streamingnode.config import ALIASES, SECONDS_MAX, WHOLE_MAX, NodeConfig, load_config
 from wal.errors import InvalidArgument
 
 
@@ -81,12 +81,32 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"cut_interval_s": 0}, "more than 0"),
         ({"cut_interval_s": math.nan}, "more than 0"),
         ({"retention_s": -1}, "0 or more"),
+        ({"retention_s": math.inf}, f"{SECONDS_MAX} at most"),
+        ({"retention_s": 1e308}, "flush.retention.min_age_s = 1e\\+308 is out of range"),
+        ({"cut_interval_s": SECONDS_MAX + 1}, f"{SECONDS_MAX} at most"),
+        ({"cut_interval_s": 1e308}, f"more than 0, {SECONDS_MAX} at most"),
+        ({"producers.results_age_s": 1e308}, f"{SECONDS_MAX} at most"),
+        ({"keepalive_ms_default": SECONDS_MAX * 1000 + 1}, f"{SECONDS_MAX * 1000} at most"),
+        ({"segments.bytes_max": WHOLE_MAX + 1}, f"segments.bytes_max = {WHOLE_MAX + 1} is out of range"),
+        ({"segments.rows_max": 1 << 70}, f"0 or more, {WHOLE_MAX} at most"),
+        ({"log.memtable_bytes": 1 << 62}, f"more than 0, {WHOLE_MAX} at most"),
+        ({"wal.group_messages_max": 65_537}, "65536 at most"),
+        ({"wal.group_bytes_max": 1 << 32}, f"{1 << 30} at most"),
+        ({"flush.threads": 1 << 5000}, f"{WHOLE_MAX} at most"),
     ],
     ids=str,
 )
 def test_wrong_setting_says_what_would_be_right(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         load_config(arguments=arguments)
+
+
+def test_largest_number_of_every_setting_is_taken() -> None:
+    for key, value, _ in NodeConfig().origins():
+        if isinstance(value, float) and key != "segments.bytes_jitter":
+            assert origin(load_config(arguments={key: SECONDS_MAX}), key)[0] == SECONDS_MAX
+    for key in ("log.memtable_bytes", "segments.bytes_max", "segments.rows_max", "flush.schedule.bytes_max"):
+        assert origin(load_config(arguments={key: WHOLE_MAX}), key)[0] == WHOLE_MAX
 
 
 def test_wrong_environment_variable_is_an_error_with_a_suggestion() -> None:

@@ -41,8 +41,8 @@ class Transactions:
             "far": targets.target(collection_info(SCHEMA, name="far", pchannel="p1")),
         }
 
-    def begin(self) -> Transaction:
-        return Transaction(self._find, group_bytes_max=GROUP_BYTES_MAX)
+    def begin(self, *, group_messages_max: int = 1_000) -> Transaction:
+        return Transaction(self._find, group_bytes_max=GROUP_BYTES_MAX, group_messages_max=group_messages_max)
 
     def _find(self, name: str) -> WriteTarget:
         if name not in self._targets:
@@ -98,6 +98,28 @@ async def test_transaction_that_outgrows_a_group_is_streamed_under_its_id(transa
     assert all(kind == ["INSERT"] for kind in kinds[1:-1])
     assert {message.txn_id for message in transactions.log.messages[1:]} == {1}
     assert [row["id"] for row in transactions.log.rows(SCHEMA)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("inserts, state", [(8, TransactionState.BUFFERING), (9, TransactionState.STREAMING)])
+async def test_transaction_is_streamed_once_its_messages_are_more_than_a_group_takes(
+    transactions: Transactions, inserts: int, state: TransactionState
+) -> None:
+    async with transactions.begin(group_messages_max=10) as txn:
+        for key in range(inserts):
+            await txn.insert("orders", [{"id": key, "item": "a"}])
+        assert txn.state is state
+    assert max(len(group.messages) for group in transactions.log.groups) <= 10
+    assert [row["id"] for row in transactions.log.rows(SCHEMA)] == list(range(inserts))
+
+
+async def test_messages_of_every_shard_count_when_a_transaction_is_streamed(transactions: Transactions) -> None:
+    async with transactions.begin(group_messages_max=10) as txn:
+        for start in range(0, 200, 20):
+            await txn.insert("sharded", [{"id": key, "item": "a"} for key in range(start, start + 20)])
+    assert max(len(group.messages) for group in transactions.log.groups) <= 10
+    ids = [row["id"] for row in transactions.log.rows(SCHEMA)]
+    assert len(ids) == 200
+    assert set(ids) == set(range(200))
 
 
 async def test_one_large_insert_in_a_transaction_is_split_into_bodies(transactions: Transactions) -> None:
