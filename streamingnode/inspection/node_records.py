@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from rocksdict import AccessType, DBRecoveryMode, Rdict
+from rocksdict import DBRecoveryMode, Rdict
 
 from flusher.checkpoint import Checkpoint, decode_checkpoint
 from scanner.named_reader import ReaderPosition
+from streamingnode.inspection.read_only import open_read_only
 from wal.errors import Corrupt, StreamingNodeError
 from wal.rocks.failures import classify_failure
-from wal.rocks.framing import check_framing
 from wal.rocks.keys import meta_key
-from wal.rocks.options import RocksOptions, database_options, families
 from wal.rocks.recovery import Survey, scan_prefix, survey
 from wal.rocks.replacement import database_path
 
@@ -46,11 +45,8 @@ def read_node_records(directory: Path) -> NodeRecords:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Rdict]:
-    check_framing(path)
-    options = RocksOptions()
-    settings = database_options(options, recovery=DBRecoveryMode.point_in_time())
+    database = open_read_only(path, DBRecoveryMode.point_in_time())
     try:
-        database = Rdict(str(path), settings, column_families=families(options), access_type=AccessType.read_only())
         try:
             yield database
         finally:

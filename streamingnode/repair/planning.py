@@ -13,12 +13,13 @@ from rocksdict import DBRecoveryMode, Rdict
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
 from flusher.manifest import decode_manifest, manifest_name
 from flusher.removal.kept_cuts import FIRST_CUT, decode_first_kept, kept_cuts_key
+from streamingnode.inspection.read_only import open_read_only
 from streamingnode.repair.backup_files import KnownCut, KnownFile, known_cuts
 from streamingnode.repair.log_salvage import LogSalvage, salvage_log
 from streamingnode.repair.plan import ActionKind, RepairPlan
 from streamingnode.repair.reader_loss import taken_from_readers
 from streamingnode.verification.cut_walk import CUTS, cut_numbers
-from streamingnode.verification.database_walk import open_read_only, readable_survey
+from streamingnode.verification.database_walk import readable_survey
 from streamingnode.verification.finding import Finding, Kind, Report, Severity
 from streamingnode.verification.stray_check import LEASES
 from streamingnode.verification.walk import PCHANNEL
@@ -215,6 +216,7 @@ def _plan_finding(planning: _Planning, finding: Finding) -> None:
         _plan_strangers(planning)
     elif finding.kind is Kind.FOREIGN and place.startswith(f"{CUTS}/") and place not in planning.known:
         plan.act(ActionKind.MOVE, place, finding.detail)
+        _plan_lost_cut(planning, place)
     elif finding.severity is Severity.DAMAGE:
         if not (place == CUTS and any(each.startswith(f"{CUTS}/") for each in planning.planned)):
             plan.leave(place, finding.detail, finding.next_step)
@@ -226,6 +228,19 @@ def _plan_finding(planning: _Planning, finding: Finding) -> None:
         plan.act(ActionKind.MOVE, place, finding.detail)
     elif place.startswith(f"{LEASES}/"):
         plan.leave(place, finding.detail, finding.next_step)
+
+
+def _plan_lost_cut(planning: _Planning, place: str) -> None:
+    """Name the node's own cut that a stranger's manifest lay in the place of: moving that away does not bring it back."""
+    last = planning.salvage.checkpoint.cut_number
+    number = next(
+        (each for each in range(planning.first_kept, last + 1) if place == f"{CUTS}/{manifest_name(each)}"), None
+    )
+    if number is not None:
+        reason = (
+            f"cut {number} of this node was there, and nothing else names its rows: they are lost from this directory"
+        )
+        planning.plan.leave(place, reason, _BACKUP)
 
 
 def _plan_floor(planning: _Planning, detail: str) -> None:

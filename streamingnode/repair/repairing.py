@@ -17,10 +17,12 @@ from rocksdict import DBRecoveryMode, Rdict
 from spark_sink.ingestion.durable import sync_file, write_durably
 from streamingnode.backup.restoring import RESTORE_TERM_STEP
 from streamingnode.inspection.node_files import check_node
+from streamingnode.inspection.read_only import open_read_only
 from streamingnode.repair.log_salvage import fill_ticks, salvaged_entries
 from streamingnode.repair.plan import Action, ActionKind, RepairPlan
 from streamingnode.repair.planning import Salvage, plan_repair
-from streamingnode.verification.database_walk import open_read_only, readable_survey
+from streamingnode.verification.creation_check import is_unfinished_creation
+from streamingnode.verification.database_walk import readable_survey
 from streamingnode.verification.finding import Report
 from streamingnode.verification.stray_check import QUARANTINE
 from streamingnode.verification.walk import OnStep, verify_unlocked
@@ -70,7 +72,7 @@ def repair_directory(
     A plan that gives up acknowledged rows is carried out only with `accept_loss`; without it nothing is changed at all.
     Raises `InvalidArgument` when it is no node or a backup, `AlreadyOwned` while it runs, `StorageFailed`.
     """
-    if (check_node(directory) / BACKUP_RECORD_NAME).exists():
+    if not is_unfinished_creation(directory) and (check_node(directory) / BACKUP_RECORD_NAME).exists():
         raise InvalidArgument(f"{directory} is a backup — restore it, then repair the node that comes of it")
     lock = DirectoryLock(directory)
     try:

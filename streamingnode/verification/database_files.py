@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from rocksdict import Rdict
 
+from streamingnode.inspection.read_only import SETTINGS_NAME, read_settings
 from streamingnode.verification.finding import RESTORE, Kind, Report
 from wal.rocks.framing import first_sequence, is_cut_short
 from wal.rocks.options import DATABASE_NAME
@@ -20,6 +22,7 @@ _OURS = re.compile(
     r"\d+\.(sst|log|dbtmp)|MANIFEST-\d+|CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|OPTIONS-\d+(\.dbtmp)?|rocksdict-config\.json"
 )
 _STARTS = "nothing to do: RocksDB removes it when the node starts"
+_WRITTEN = "nothing to do: the next opening writes it again"
 _AWAY = "move it away"
 
 
@@ -28,6 +31,7 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
     for name in sorted(each.name for each in path.iterdir()):
         if not _OURS.fullmatch(name):
             report.warn(Kind.FOREIGN, f"{DATABASE_NAME}/{name}", "is none of a database's", _AWAY)
+    _check_settings(path, report)
     live = {Path(str(each["name"])).name for each in database.live_files()}
     for table in sorted(path.glob("*.sst")):
         if table.name not in live:
@@ -42,6 +46,22 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
         report.warn(
             Kind.TORN, f"{DATABASE_NAME}/{manifest.name}", detail, "nothing to do: the next start writes it anew"
         )
+
+
+def _check_settings(path: Path, report: Report) -> None:
+    """Look at the file of rocksdict's own, which every opening of the node writes anew."""
+    content, place = read_settings(path), f"{DATABASE_NAME}/{SETTINGS_NAME}"
+    if content is None:
+        report.warn(Kind.MISSING, place, "is not there; it carries no rows", _WRITTEN)
+    elif not _is_settings(content):
+        report.warn(Kind.CONTENT, place, "is not what was written; it carries no rows", _WRITTEN)
+
+
+def _is_settings(content: bytes) -> bool:
+    try:
+        return bool(msgspec.json.decode(content) == {"raw_mode": True, "prefix_extractors": {}})
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def _copied_logs(path: Path) -> Iterator[tuple[Path, Path]]:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from rocksdict import AccessType, DBRecoveryMode, Rdict
+from rocksdict import DBRecoveryMode, Rdict
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
 from flusher.removal.kept_cuts import CUTS_RECORD, decode_first_kept
 from interceptors.idempotency.producers import ProducerRecord
 from interceptors.idempotency.snapshot import decode_window
 from scanner.named_reader import ReaderPosition
+from streamingnode.inspection.read_only import open_read_only
 from streamingnode.verification.database_files import check_database_files
 from streamingnode.verification.entry_scan import Unreadable, last_readable_position, scan_entries
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
@@ -24,9 +25,8 @@ from streamingnode.verification.log_check import LogCheck, LogExpectation
 from streamingnode.verification.reader_check import READER, readers_behind, still_live, warn_of_readers
 from wal.errors import Corrupt, StreamingNodeError
 from wal.message_id import RocksMessageId
-from wal.rocks.failures import classify_failure
 from wal.rocks.floor import FLOOR_NAME, Floor
-from wal.rocks.framing import check_framing, torn_bytes
+from wal.rocks.framing import torn_bytes
 from wal.rocks.keys import (
     DURABILITY_KEY,
     FIRST_POSITION_PREFIX,
@@ -40,7 +40,7 @@ from wal.rocks.keys import (
     first_position_key,
     meta_key,
 )
-from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY, RocksOptions, database_options, families
+from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
 from wal.rocks.recovery import Survey, judge, scan_prefix
 from wal.rocks.replacement import database_path
 from wal.rocks.torn_tail import chain_end
@@ -87,17 +87,6 @@ def walk_database(directory: Path, floor: Floor | None, facts: DatabaseFacts, re
         yield from _walk_open(database, found, compared.floor, facts, report)
     finally:
         database.close()
-
-
-def open_read_only(path: Path, recovery: DBRecoveryMode) -> Rdict:
-    """Open a database without changing it. Raises what `classify_failure` makes of RocksDB's errors."""
-    check_framing(path)
-    options = RocksOptions()
-    settings = database_options(options, recovery=recovery)
-    try:
-        return Rdict(str(path), settings, column_families=families(options), access_type=AccessType.read_only())
-    except Exception as error:
-        raise classify_failure(error, path) from error
 
 
 def floor_reaches(floor: Floor | None, log_id: int) -> int:

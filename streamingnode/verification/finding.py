@@ -49,7 +49,7 @@ class Kind(Enum):
     TORN = "torn"
     """The end of a log that a power cut took before it was synced; the node drops it when it starts."""
     UNFINISHED = "unfinished"
-    """A repair was cut off in a step that the next opening or repair finishes."""
+    """A repair, or the creation of the node, was cut off in a step that the next opening finishes."""
     ORPHAN = "orphan"
     """A left-over that nothing names; the node removes it when it starts."""
 

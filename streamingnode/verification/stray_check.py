@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from spark_sink.ingestion.lease import Lease, lease_path
+from streamingnode.verification.creation_check import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.verification.cut_walk import CUTS, cut_numbers, named_paths
 from streamingnode.verification.finding import Kind, Report, Severity
 from wal.rocks.directory import BACKUP_RECORD_NAME
@@ -41,6 +42,8 @@ def check_strays(directory: Path, report: Report, *, running: bool = False) -> N
             continue
         if path.name.endswith(TEMPORARY) and running:
             continue
+        if path.name == UNFINISHED_NAME and is_unfinished_creation(directory):
+            continue  # which is a finding of its own
         if path.name.endswith(TEMPORARY) or path.name == REPLACEMENT_NAME:
             report.warn(Kind.ORPHAN, path.name, "temporary, and never finished", _MOVE)
         else:

@@ -12,6 +12,7 @@ from flusher.checkpoint import NO_CHECKPOINT
 from flusher.removal.kept_cuts import FIRST_CUT
 from streamingnode.inspection.node_files import check_node
 from streamingnode.verification.backup_walk import walk_backup
+from streamingnode.verification.creation_check import is_unfinished_creation, warn_of_unfinished
 from streamingnode.verification.cut_walk import CutExpectation, walk_cuts
 from streamingnode.verification.database_walk import DatabaseFacts, walk_database
 from streamingnode.verification.finding import Report
@@ -19,6 +20,7 @@ from streamingnode.verification.floor_check import check_floor
 from streamingnode.verification.stray_check import check_leases, check_strays
 from wal.errors import InvalidArgument
 from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.floor import FLOOR_NAME
 from wal.rocks.ownership import DirectoryLock
 
 PCHANNEL = "p0"
@@ -41,7 +43,8 @@ def verify_directory(directory: Path, *, tables: Path | None = None, on_step: On
     Raises `InvalidArgument` when it holds no node or there is no `tables`, `AlreadyOwned` while a process has it open,
     `PackageMissing` when tables are asked for and their library is not installed.
     """
-    check_node(directory)
+    if not is_unfinished_creation(directory):
+        check_node(directory)
     if tables is not None and not tables.is_dir():
         raise InvalidArgument(f"there are no tables at {tables} — name the directory that `ingest --tables` made")
     lock = DirectoryLock(directory)
@@ -66,9 +69,13 @@ def walk_directory(directory: Path, report: Report, *, tables: Path | None) -> I
     """Yield the parts of the walk; each is to be walked to its end before the next is asked for."""
     if (directory / BACKUP_RECORD_NAME).exists():
         yield Part("backup", walk_backup(directory, report))
-    floor = check_floor(directory, report)
     facts = DatabaseFacts()
-    yield Part("log", walk_database(directory, floor, facts, report))
+    if is_unfinished_creation(directory):
+        floor = check_floor(directory, report) if (directory / FLOOR_NAME).exists() else None
+        warn_of_unfinished(report)
+    else:
+        floor = check_floor(directory, report)
+        yield Part("log", walk_database(directory, floor, facts, report))
     node_id = facts.node_id or ("" if floor is None else floor.node_id)
     yield Part("cuts", walk_cuts(directory, _expected_cuts(facts, node_id), report))
     check_leases(directory, node_id, report)

@@ -113,6 +113,19 @@ def test_strangers_and_left_overs_are_moved_never_removed(sample: Sample, tmp_pa
     assert all(action["reason"] for action in record["actions"])
 
 
+@pytest.mark.parametrize("number", [1, CUTS])
+def test_a_cut_that_a_strangers_manifest_replaced_is_named_as_lost(
+    sample: Sample, stranger: Path, tmp_path: Path, number: int
+) -> None:
+    path, place = copy_of(sample.closed, tmp_path / "node"), f"cuts/{number:016d}.json"
+    shutil.copy(stranger / place, path / place)
+    result = repair(path)
+    assert [(action.kind, action.place) for action in result.plan.actions] == [(ActionKind.MOVE, place)]
+    [left] = [each for each in result.plan.left if each.place == place]
+    assert f"cut {number} of this node" in left.reason
+    assert "streamingnode repair --backup" in left.next_step
+
+
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,32 @@
+"""Whether a directory is of a node whose creation was cut off, as `wal.rocks.directory` leaves it. Reads; blocks."""
+
+from pathlib import Path
+
+from streamingnode.verification.cut_walk import cut_numbers
+from streamingnode.verification.finding import Kind, Report
+from wal.errors import StreamingNodeError
+from wal.rocks.directory import BACKUP_RECORD_NAME, TEMPORARY_SUFFIX
+from wal.rocks.floor import read_floor
+from wal.rocks.options import DATABASE_NAME
+from wal.rocks.replacement import database_path
+
+UNFINISHED_NAME = DATABASE_NAME + TEMPORARY_SUFFIX
+
+
+def is_unfinished_creation(directory: Path) -> bool:
+    """Whether the next opening makes the node here anew: nothing was ever acknowledged by it."""
+    if not directory.is_dir() or database_path(directory).exists() or (directory / BACKUP_RECORD_NAME).exists():
+        return False
+    if cut_numbers(directory):  # of a node that was more than begun
+        return False
+    try:
+        floor = read_floor(directory)
+    except StreamingNodeError:
+        return False
+    return (directory / UNFINISHED_NAME / "CURRENT").is_file() if floor is None else not floor.term
+
+
+def warn_of_unfinished(report: Report) -> None:
+    """Say that a node was not made to its end, by which nothing is lost."""
+    detail = "the node's creation was cut off, before it took anything"
+    report.warn(Kind.UNFINISHED, DATABASE_NAME, detail, "open the node: the next opening finishes it")
