@@ -158,16 +158,18 @@ async def test_a_disk_that_gets_low_refuses_appends_and_serves_readers_until_it_
     remount(disk, "size=192m")  # the node looks ten times a second, and an empty tmpfs takes 50 MiB in that time
     async with sn.open_node(disk / "node", free_bytes_min=152 * MIB, cut_interval_s=None) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
+        async with node.read("orders", name="auditor"):
+            pass  # from here on it holds the log, of which a node short of space gives up what is in files
         acknowledged = await fill(node, StorageFull)
         assert await rows_of(node) == acknowledged
-        async with node.read("orders", until=await node.consistent_tick()) as messages:
+        async with node.read("orders", name="auditor", until=await node.consistent_tick()) as messages:
             assert sum([message.num_rows async for message in messages]) == acknowledged
         with pytest.raises(StorageFull):
             async with node.transaction() as txn:
                 await txn.insert("orders", [ROW])
         remount(disk, "size=512m")
         await insert_when_possible(node)
-        assert (await node.flush()).number == 1
+        assert (await node.flush()).number > 0
         assert await rows_of(node) == acknowledged + 1
 
 
