@@ -37,6 +37,17 @@ def open_read_only(path: Path, recovery: DBRecoveryMode) -> Rdict:
         raise classify_failure(error, path) from error
 
 
+def open_past_damage(path: Path) -> Rdict:
+    """Open a damaged database with as much of its log as RocksDB reads: what is behind damage too, if it gets there.
+
+    Raises as `open_read_only`.
+    """
+    try:
+        return open_read_only(path, DBRecoveryMode.skip_any_corrupted_record())
+    except Corrupt:
+        return open_read_only(path, DBRecoveryMode.point_in_time())
+
+
 def read_settings(path: Path) -> bytes | None:
     """Return rocksdict's settings file of a database as it is, None when there is none. Raises `OSError`."""
     try:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocksdict import DBRecoveryMode, Rdict
+from rocksdict import Rdict
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
 from flusher.manifest import decode_manifest, manifest_name
 from flusher.removal.kept_cuts import FIRST_CUT, decode_first_kept, kept_cuts_key
-from streamingnode.inspection.read_only import open_read_only
+from streamingnode.inspection.read_only import open_past_damage
 from streamingnode.repair.backup_files import KnownCut, KnownFile, known_cuts
 from streamingnode.repair.log_salvage import LogSalvage, salvage_log
 from streamingnode.repair.plan import ActionKind, RepairPlan
@@ -76,7 +76,7 @@ def _read_database(planning: _Planning, report: Report) -> None:
     """Look at the database, and plan a new log when the report has damage of it."""
     path = database_path(planning.directory)
     try:
-        database = open_read_only(path, DBRecoveryMode.skip_any_corrupted_record())
+        database = open_past_damage(path)
     except StreamingNodeError:
         return
     try:

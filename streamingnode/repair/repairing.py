@@ -17,7 +17,7 @@ from rocksdict import DBRecoveryMode, Rdict
 from spark_sink.ingestion.durable import sync_file, write_durably
 from streamingnode.backup.restoring import RESTORE_TERM_STEP
 from streamingnode.inspection.node_files import check_node
-from streamingnode.inspection.read_only import open_read_only
+from streamingnode.inspection.read_only import open_past_damage, open_read_only
 from streamingnode.repair.log_salvage import fill_ticks, salvaged_entries
 from streamingnode.repair.plan import Action, ActionKind, RepairPlan
 from streamingnode.repair.planning import Salvage, plan_repair
@@ -172,7 +172,7 @@ def _new_log(directory: Path, place: Path, salvage: Salvage, floor: Floor | None
     term = _next_term(max(found.term, 0 if floor is None else floor.term))
     meta_version = max(found.meta_version, 0 if floor is None else floor.meta_version)
     above = max([0 if floor is None else floor.tick, *(each.tick for log in salvage.logs for each in log.stretches)])
-    database = open_read_only(directory / DATABASE_NAME, DBRecoveryMode.skip_any_corrupted_record())
+    database = open_past_damage(directory / DATABASE_NAME)
     try:
         records = _records(database, salvage, meta_version, term)
         entries = _entries(database, salvage, above_tick=above, term=term, source_id=found.node_id)

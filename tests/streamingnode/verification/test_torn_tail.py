@@ -13,6 +13,7 @@ from streamingnode.cli import main
 from streamingnode.verification.finding import Kind, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, flip, rows_of
+from wal.rocks.framing import BLOCK_BYTES
 
 SYNCED, UNSYNCED = 100, 200
 """Inserts before and after the last sync; each more than a block of RocksDB's log."""
@@ -114,3 +115,21 @@ def test_hole_between_two_log_files_is_a_torn_tail_and_no_damage(tmp_path: Path)
     assert "torn tail, will be dropped: what is behind position" in finding.detail
     assert sorted(rows_of(tmp_path / "node")) == [0, 1]
     assert verify_directory(tmp_path / "node").findings == []
+
+
+def test_torn_entry_of_several_blocks_before_another_is_a_torn_tail_and_no_damage(tmp_path: Path) -> None:
+    async def make() -> None:
+        async with sn.open_node(tmp_path / "alive", **OS) as node:
+            await node.create_collection("orders", SCHEMA, primary_key="id")
+            await node.producer("feed")
+            for key in range(2):
+                await node.insert("orders", [{"id": key, "item": "tea" * 50_000}])
+            shutil.copytree(tmp_path / "alive", tmp_path / "killed")
+
+    anyio.run(make)
+    log = max(tmp_path.glob("killed/log/*.log"), key=lambda file: file.stat().st_size)
+    with log.open("r+b") as file:
+        file.seek(2 * BLOCK_BYTES)
+        file.write(bytes(4096))
+    assert [finding.kind for finding in verify_directory(tmp_path / "killed").findings] == [Kind.TORN]
+    assert rows_of(tmp_path / "killed") == {}

@@ -14,6 +14,7 @@ from tests.wal.rocks.damaged_directory import ENTRY_PAYLOAD, count_entries, data
 from wal.errors import Corrupt, StorageFailed
 from wal.log import Log
 from wal.rocks import torn_tail
+from wal.rocks.framing import BLOCK_BYTES
 from wal.rocks.keys import DURABILITY_KEY, entry_key
 from wal.rocks.options import ENTRY_FAMILY, RocksOptions, database_options, families
 from wal.rocks.store import open_rocks_store
@@ -56,6 +57,29 @@ async def node(tmp_path: Path) -> Path:
     shutil.copytree(alive, copy)
     await store.close()
     return copy
+
+
+@pytest.fixture
+async def torn(tmp_path: Path) -> Path:
+    """Return a directory of which a power cut took a page in the middle of an entry, and not the next entry."""
+    alive, copy = tmp_path / "alive", tmp_path / "torn"
+    store = await open_rocks_store(alive, options=NEVER_BY_ITSELF)
+    log = await store.open_log("p0")
+    await write(log, SYNCED)
+    await store.put_meta({"k": b"v"})
+    synced_bytes = database_log(alive).stat().st_size
+    for _ in range(2):
+        await log.append(stamped_group(b"x" * (5 * BLOCK_BYTES))).written
+    shutil.copytree(alive, copy)
+    await store.close()
+    with database_log(copy).open("r+b") as file:
+        file.seek(synced_bytes + 2 * BLOCK_BYTES)
+        file.write(bytes(4096))
+    return copy
+
+
+async def test_entry_of_several_blocks_that_lost_a_page_is_dropped_with_what_is_behind_it(torn: Path) -> None:
+    assert await count_entries(torn) == SYNCED
 
 
 @pytest.fixture
