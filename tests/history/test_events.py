@@ -171,6 +171,13 @@ def test_removal_that_nobody_asked_for_is_found() -> None:
     assert Kind.INVENTED in found(OPERATIONS, shown(*LOG, DELETE_OF_3, rows=[1, 2, 4, 5]))
 
 
+def test_row_of_an_open_write_may_be_removed_by_an_open_delete_that_a_reader_met() -> None:
+    operations = [*OPERATIONS[:1], insert(2, 3, 4, outcome="indeterminate"), delete(3, 3, "indeterminate")]
+    log = (LOG[0], seen_insert(2, 2, 3, 4), DELETE_OF_3)
+    assert found(operations, shown(*log, rows=[1, 2, 4])) == set()
+    assert found(operations, shown(*log, rows=[1, 2])) == {Kind.STATE}
+
+
 def test_delete_that_left_no_trace_in_the_log_removed_nothing() -> None:
     operations = [*OPERATIONS, delete(4, 3, "indeterminate")]
     assert found(operations, shown(*LOG)) == set()

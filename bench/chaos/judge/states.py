@@ -47,7 +47,7 @@ def judge_states(history: History) -> Iterator[Anomaly]:
     for name in {state.collection for state in history.states}:
         states = sorted((state for state in history.states if state.collection == name), key=lambda state: state.tick)
         yield from _replayed(history, name, collections[name], states)
-    yield from _settled_rows(history)
+    yield from _settled_rows(history, collections)
     yield from _existence(history)
 
 
@@ -184,9 +184,9 @@ def _is_cleared(history: History, of: _Collection, put: Put, state: State) -> bo
     return gone
 
 
-def _settled_rows(history: History) -> Iterator[Anomaly]:
+def _settled_rows(history: History, collections: dict[str, _Collection]) -> Iterator[Anomaly]:
     """A call whose process died happened or not: what it wrote for good is in every later state, or in none."""
-    lasting = lasting_values(history)
+    lasting = lasting_values(history) - _met_removed(history, collections)
     for op, asked in history.asked.items():
         values = [put for put in asked.puts if put.value in lasting]
         died_ns = history.died_ns(op)
@@ -201,6 +201,12 @@ def _settled_rows(history: History) -> Iterator[Anomaly]:
         ]
         if any(shown) and not all(shown):
             yield Anomaly(Kind.TORN, f"call {op} is there in part, or only some of the time")
+
+
+def _met_removed(history: History, collections: dict[str, _Collection]) -> set[int]:
+    """Return the values of keys that readers met as removed by a delete that died unanswered: nobody's, yet it happened."""
+    keys = {(name, key) for name, of in collections.items() for removed in of.removals.values() for key in removed.keys}
+    return {value for value, put in history.put_of.items() if (put.collection, put.key) in keys}
 
 
 def _existence(history: History) -> Iterator[Anomaly]:
