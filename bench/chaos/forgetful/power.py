@@ -4,6 +4,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,7 +12,7 @@ from typing import Self
 import msgspec
 
 from bench.chaos.forgetful.disk import Loss
-from bench.chaos.forgetful.server import Answer, Order
+from bench.chaos.forgetful.server import MOUNTED, UNASKED, Answer, Order
 
 CAP_SYS_ADMIN = 1 << 21
 ANSWER_S = 30.0
@@ -37,6 +38,11 @@ class ForgetfulMount:
 
     def __init__(self, mount_point: Path) -> None:
         self.path = mount_point
+        self._last_order = MOUNTED
+        self._lines = b""
+        """Read from the server and not taken yet."""
+        self._gone = False
+        """Whether an armed cut came since the last order to arm one."""
 
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -46,7 +52,7 @@ class ForgetfulMount:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self._answer(ANSWER_S)
+        self._answer_to(MOUNTED)
         assert self.path.is_mount(), "what is written from here on must go to the forgetful disk"
         return self
 
@@ -65,32 +71,52 @@ class ForgetfulMount:
 
     def arm(self, changes: int) -> None:
         """Have power go before the n-th change from now on."""
+        self._gone = False
         self._order(Order(do="arm", changes=changes))
 
     def went_off(self, timeout_s: float) -> bool:
         """Wait until an armed cut came, at most so long; say whether it did."""
-        assert self._server.stdout is not None
-        ready, _, _ = select.select([self._server.stdout], [], [], timeout_s)
-        return bool(ready) and self._answer(ANSWER_S).off
+        deadline_s = time.monotonic() + timeout_s
+        while not self._gone and (answer := self._next(max(0.0, deadline_s - time.monotonic()))) is not None:
+            assert answer.number == UNASKED, "every order waits for its own answer"
+        return self._gone
 
-    def off(self) -> Answer:
-        """Take power away now."""
-        return self._order(Order(do="off"))
+    def off(self) -> None:
+        """Take power away now, if it is not gone already."""
+        self._order(Order(do="off"))
 
     def on(self, *, seed: int, loss: Loss = "all") -> None:
         """Bring power back, with what was not synced lost. Whoever used the disk must have been killed before."""
         self._order(Order(do="on", seed=seed, loss=loss))
 
-    def _order(self, order: Order) -> Answer:
+    def _order(self, order: Order) -> None:
         assert self._server.stdin is not None
-        self._server.stdin.write(msgspec.json.encode(order))
+        self._last_order += 1
+        self._server.stdin.write(msgspec.json.encode(msgspec.structs.replace(order, number=self._last_order)) + b"\n")
         self._server.stdin.flush()
-        return self._answer(ANSWER_S)
+        self._answer_to(self._last_order)
 
-    def _answer(self, timeout_s: float) -> Answer:
+    def _answer_to(self, number: int) -> None:
+        """Wait for the answer to an order; that an armed cut came may be told before it."""
+        deadline_s = time.monotonic() + ANSWER_S
+        answer = None
+        while answer is None or answer.number != number:
+            answer = self._next(deadline_s - time.monotonic())
+            if answer is None:
+                raise ChildProcessError("the forgetful file system does not answer")
+
+    def _next(self, timeout_s: float) -> Answer | None:
+        """Return the server's next line, None when there is none in time. Raises when the server has ended."""
         assert self._server.stdout is not None
-        ready, _, _ = select.select([self._server.stdout], [], [], timeout_s)
-        line = os.read(self._server.stdout.fileno(), 1 << 16) if ready else b""
-        if not line:
-            raise ChildProcessError("the forgetful file system does not answer")
-        return msgspec.json.decode(line.splitlines()[-1], type=Answer)
+        while b"\n" not in self._lines:
+            ready, _, _ = select.select([self._server.stdout], [], [], max(0.0, timeout_s))
+            if not ready:
+                return None
+            received = os.read(self._server.stdout.fileno(), 1 << 16)
+            if not received:
+                raise ChildProcessError("the forgetful file system has ended")
+            self._lines += received
+        line, _, self._lines = self._lines.partition(b"\n")
+        answer = msgspec.json.decode(line, type=Answer)
+        self._gone |= answer.number == UNASKED
+        return answer

@@ -1,8 +1,8 @@
 """The process that is the forgetful disk: serves the kernel from /dev/fuse and a driver from standard input.
 
-In: one JSON order a line (`Order`). Out: one JSON line for each answer, and `{"off": true}` at the moment power goes when it
-was armed to go by itself. While power is off no request is answered, so whoever writes stands still, as on a machine
-without power; the driver kills it, then orders power on.
+In: one JSON order a line (`Order`). Out: one JSON line for each answer, with the order's number, and one with number 0 at
+the moment power goes when it was armed to go by itself. While power is off no request is answered, so whoever writes stands
+still, as on a machine without power; the driver kills it, then orders power on.
 """
 
 import ctypes
@@ -24,6 +24,9 @@ from bench.chaos.forgetful.requests import CHANGES, Requests
 MNT_DETACH = 2
 SERVER_NAME = "forgetful"
 
+UNASKED, MOUNTED = 0, 1
+"""Numbers of the answers that no order of the driver asked for; its orders count on from there."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,6 +37,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     do: Literal["arm", "off", "on", "fresh"]
+    number: int = 0
     changes: int = 0
     seed: int = 0
     loss: Loss = "all"
@@ -41,8 +45,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """`off` is whether power went since the last order; `changes` how many there were since power came on."""
+    """`off` is whether power is gone; `changes` how many there were since it came on. `number` 0: nobody asked."""
 
+    number: int
     off: bool
     changes: int
     unsynced_bytes: int
@@ -58,12 +63,13 @@ class ForgetfulServer:
         self._changes = 0
         self._off_at: int | None = None
         self._off = True
+        self._orders = b""
+        """Read and not whole yet."""
         self._requests = Requests(self._disk, time_s=int(time.time()))
 
     def run(self) -> None:
         """Serve until standard input ends, then unmount."""
-        self._obey(Order(do="fresh"))
-        self._tell()
+        self._obey(Order(number=MOUNTED, do="fresh"))
         try:
             while self._serve_one():
                 pass
@@ -76,11 +82,12 @@ class ForgetfulServer:
         if self._device in ready and not self._off:
             self._serve_request()
         if sys.stdin.fileno() in ready:
-            line = os.read(sys.stdin.fileno(), 1 << 16)
-            if not line:
+            received = os.read(sys.stdin.fileno(), 1 << 16)
+            if not received:
                 return False
-            self._obey(msgspec.json.decode(line, type=Order))
-            self._tell()
+            *lines, self._orders = (self._orders + received).split(b"\n")
+            for line in lines:
+                self._obey(msgspec.json.decode(line, type=Order))
         return True
 
     def _obey(self, order: Order) -> None:
@@ -97,6 +104,7 @@ class ForgetfulServer:
                 self._unmount()
                 self._disk = ForgetfulDisk(keeps_fsync=order.keeps_fsync)
                 self._mount()
+        self._tell(order.number)
 
     def _serve_request(self) -> None:
         try:
@@ -108,7 +116,7 @@ class ForgetfulServer:
             self._changes += 1
             if self._off_at is not None and self._changes >= self._off_at:
                 self._off = True
-                self._tell()
+                self._tell(UNASKED)
                 return
         if opcode in wire.UNANSWERED:
             return
@@ -137,8 +145,8 @@ class ForgetfulServer:
             _libc.umount2(os.fsencode(self._mount_point), MNT_DETACH)
             self._device, self._off = -1, True
 
-    def _tell(self) -> None:
-        answer = Answer(off=self._off, changes=self._changes, unsynced_bytes=self._disk.unsynced_bytes())
+    def _tell(self, number: int) -> None:
+        answer = Answer(number=number, off=self._off, changes=self._changes, unsynced_bytes=self._disk.unsynced_bytes())
         os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
 
 
