@@ -43,10 +43,13 @@ from wal.rocks.keys import (
 from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
 from wal.rocks.recovery import Survey, judge, scan_prefix
 from wal.rocks.replacement import database_path
+from wal.rocks.torn_manifest import has_torn_end
 from wal.rocks.torn_tail import chain_end
 
 STEP_BYTES = 1 << 20
 """Read between two steps of a walk: a few milliseconds, so that it can be paced and ended."""
+
+OPEN_OR_RESTORE = f"open the node: what a power cut tore it drops, and starts; if it refuses, {RESTORE}"
 
 FACT_PREFIX = b"s"
 CHECKPOINT, PRODUCER = "checkpoint/", "producer/"
@@ -80,7 +83,7 @@ def walk_database(directory: Path, floor: Floor | None, facts: DatabaseFacts, re
         database = open_read_only(path, compared.recovery)
         found = readable_survey(database)
     except StreamingNodeError as error:
-        report.damage(Kind.UNREADABLE, place, error.happened, RESTORE)
+        report.damage(Kind.UNREADABLE, place, error.happened, OPEN_OR_RESTORE if has_torn_end(path) else RESTORE)
         return
     try:
         check_database_files(path, database, report)

@@ -32,6 +32,7 @@ from wal.rocks.options import (
 )
 from wal.rocks.recovery import STORE_FORMAT, Survey, judge, survey
 from wal.rocks.replacement import finish_replacement
+from wal.rocks.torn_manifest import drop_torn_end, has_torn_end, without_torn_end
 from wal.rocks.torn_tail import drop_behind_holes
 from wal.synced_names import sync_directory
 
@@ -92,6 +93,27 @@ def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Sur
     """
     path = directory / DATABASE_NAME
     check_framing(path)
+    try:
+        return _verify(path, options, floor)
+    except Corrupt:
+        found = _verify_without_torn_end(path, options, floor)
+        if found is None:
+            raise
+        return found
+
+
+def _verify_without_torn_end(path: Path, options: RocksOptions, floor: Floor) -> Survey | None:
+    """Return what a database holds that is sound but for the torn end of its manifest, None for any other."""
+    if not has_torn_end(path):
+        return None
+    try:
+        with without_torn_end(path) as look_alike:
+            return _verify(look_alike, options, floor)
+    except (StreamingNodeError, OSError):
+        return None  # what is wrong with the original is the error to tell
+
+
+def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
     found = _survey_read_only(path, options, DBRecoveryMode.point_in_time())
     behind_damage = _survey_behind_damage(path, options, found)
     judge(found, behind_damage, floor, place=str(path))
@@ -135,6 +157,7 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
     """
     path = directory / DATABASE_NAME
     with classified(path):
+        _drop_torn_end(path)
         keep_numbers_apart(path)
         room_bytes = replay_memtable_bytes(options)
         database = _open(
@@ -150,6 +173,12 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
             database.close()
         raise
     return database, found
+
+
+def _drop_torn_end(path: Path) -> None:
+    if has_torn_end(path):
+        _log.warning("torn_manifest_dropped", path=str(path))
+        drop_torn_end(path)
 
 
 def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:

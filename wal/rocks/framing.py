@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<IHB")
 _SEQUENCE = struct.Struct("<Q")
 """Begins the content of the first record of a log file."""
 _PADDING = 0
-_FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 2, 3
+_WHOLE_RECORD, _FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 1, 2, 3
 _CRC_MASK = 0xA282EAD8
 """RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak."""
 
@@ -104,6 +104,33 @@ def first_sequence(path: Path) -> int | None:
     if len(head) < _HEADER.size + _SEQUENCE.size or head[_HEADER.size - 1] == _PADDING:
         return None
     return int(_SEQUENCE.unpack_from(head, _HEADER.size)[0])
+
+
+def torn_end(path: Path) -> int | None:
+    """Return where a file ends before what is torn at its end; None when nothing is, or when more follows that is whole."""
+    with _mapped(path) as data:
+        whole = whole_bytes(data)
+        if len(bytes(data[whole:]).rstrip(b"\0")) == 0 or _begins_behind_damage(data, whole):
+            return None
+        return whole
+
+
+def _begins_behind_damage(data: bytes | mmap.mmap, start: int) -> bool:
+    """Whether a whole record begins behind the first damage at or after `start`, which is where a record begins."""
+    damaged = False
+    for block in range(start - start % BLOCK_BYTES, len(data), BLOCK_BYTES):
+        at, end = max(block, start), min(block + BLOCK_BYTES, len(data))
+        while at + _HEADER.size <= end:
+            checksum, length, kind = _HEADER.unpack_from(data, at)
+            following = at + _HEADER.size + length
+            is_whole = following <= end and checksum == _checksum(data[at + _HEADER.size - 1 : following])
+            if damaged and is_whole and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
+                return True
+            damaged = damaged or not is_whole
+            if kind == _PADDING or following > end:
+                break  # no telling where the next one begins, but in the next block
+            at = following
+    return False
 
 
 def is_cut_short(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The settings file of rocksdict: a verification says what is wrong with it, and does not mend it."""
+"""Files of the database that carry no rows: a verification says what is wrong with them, and does not mend it."""
 
 from pathlib import Path
 
@@ -7,9 +7,11 @@ import pytest
 from streamingnode.backup.closed_node import backup_directory
 from streamingnode.inspection.read_only import SETTINGS_NAME
 from streamingnode.repair.repairing import repair_directory
-from streamingnode.verification.finding import Kind
+from streamingnode.verification.finding import Kind, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import Sample, copy_of, rows_of
+from tests.wal.rocks.test_torn_manifest import A_LOST_PAGE
+from wal.rocks.torn_manifest import manifest_of
 
 
 def write(settings: Path, content: bytes | None) -> None:
@@ -47,3 +49,17 @@ def test_bad_settings_of_a_backup_stay_damage_however_often_it_is_verified(
     for _ in range(2):
         assert f"log/{SETTINGS_NAME}" in {finding.place for finding in verify_directory(backup).findings}
         assert verify_directory(backup).damaged
+
+
+def test_torn_end_of_rocksdbs_manifest_is_named_and_opening_drops_it(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.killed, tmp_path / "node")
+    manifest = manifest_of(path / "log")
+    torn = manifest.read_bytes() + A_LOST_PAGE
+    manifest.write_bytes(torn)
+    for _ in range(2):
+        [finding] = verify_directory(path).findings
+        assert (finding.kind, finding.severity) == (Kind.UNREADABLE, Severity.DAMAGE)
+        assert finding.next_step.startswith("open the node")
+    assert manifest.read_bytes() == torn
+    assert rows_of(path) == sample.rows
+    assert verify_directory(path).worst is None
