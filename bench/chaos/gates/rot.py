@@ -84,4 +84,11 @@ def _has_all_kinds(directory: Path) -> bool:
 
 def _files(directory: Path, kind: str) -> list[Path]:
     found = {path for pattern in KINDS[kind] for path in directory.glob(pattern)}
-    return sorted(path for path in found if path.exists() and path.stat().st_size)
+    return sorted(filter(_holds_something, found))
+
+
+def _holds_something(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:  # a running node has removed it since it was listed
+        return False

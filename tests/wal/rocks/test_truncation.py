@@ -41,7 +41,8 @@ async def refilled(path: Path, *, payload: bytes, entries: int) -> RocksStore:
 async def test_truncation_gives_disk_space_back(tmp_path: Path, size: int) -> None:
     store = await refilled(tmp_path / "node", payload=some_payload(size), entries=32 * MIB // size)
     database = tmp_path / "node" / "log"
-    full = directory_bytes(database)
+    # A count misses what moves from one file to another meanwhile; of several in a row not each does.
+    full = max(directory_bytes(database) for _ in range(5))
     assert full >= 32 * MIB
     log = await store.open_log("p0")
     await log.truncate(log.next_position * 3 // 4)
