@@ -16,6 +16,8 @@ from bench.chaos.simulation.scenario import run_seed
 from bench.chaos.simulation.virtual_loop import Stuck, VirtualLoop
 
 FEW = 40
+FAILED_ONCE = (1345798926,)
+"""A reader began on a collection that had been dropped and made again since it had noted its name."""
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def passed(loop: VirtualLoop, seconds: float) -> "asyncio.Future[object]":
     return passed
 
 
-@pytest.mark.parametrize("seed", range(FEW))
+@pytest.mark.parametrize("seed", [*range(FEW), *FAILED_ONCE])
 def test_no_seed_breaks_a_promise(seed: int) -> None:
     report = run_seed(seed)
     assert not report.problems, f"again: python -m bench.chaos simulation --count 1 --seed {seed}"

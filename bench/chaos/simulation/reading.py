@@ -37,11 +37,11 @@ class Reading:
 
     async def scan(self, collection: str, reader: str, *, after: int = 0) -> None:
         """Read from a tick, or from the first on, and now and then once more from the middle."""
-        name, asked_ns = self.name(collection), self._world.now_ns()
+        asked_ns = self._world.now_ns()
         until = await self._node.consistent_tick()
         policy = DeliverPolicy.start_after(after) if after else DeliverPolicy.all()
         rows, spans, removed = list[Seen](), list[Span](), list[Removed]()
-        first_tick = 0
+        first_tick, name = 0, self.name(collection)  # now: it may be another one than when the tick was asked for
         async with self._node.read(collection, policy, until=until) as messages:
             async for message in messages:
                 first_tick = first_tick or message.time_tick
@@ -83,10 +83,10 @@ class Reading:
 
     async def read_by_name(self, collection: str) -> None:
         """Go on where the last reader of this name acknowledged."""
-        name, acknowledged = self.name(collection), self._notes.acknowledged
-        after = acknowledged.get(name, -1)
         asked_ns = self._world.now_ns()
         until = await self._node.consistent_tick()
+        name, acknowledged = self.name(collection), self._notes.acknowledged
+        after = acknowledged.get(name, -1)
         rows = list[Seen]()
         async with self._node.read(collection, name="billing", until=until) as messages:
             async for message in messages:
@@ -102,8 +102,9 @@ class Reading:
 
     async def state(self, collection: str) -> None:
         """Note the current rows, now and then those of a tick long past."""
-        name, asked_ns = self.name(collection), self._world.now_ns()
+        asked_ns = self._world.now_ns()
         tick = await self._node.consistent_tick()
+        name = self.name(collection)
         past = self._notes.ticks.setdefault(name, [])
         is_past = bool(past) and self._choose.random() < 0.2
         if is_past:
