@@ -68,17 +68,26 @@ def torn_bytes(database: Path) -> int:
 def whole_bytes(data: bytes | mmap.mmap) -> int:
     """Return where the last whole record ends that has only whole ones before it."""
     whole = 0
+    for following, kind, is_whole in _fragments(data):
+        if not is_whole:
+            break
+        if kind not in (_FIRST_FRAGMENT, _MIDDLE_FRAGMENT):
+            whole = following
+    return whole
+
+
+def _fragments(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, bool]]:
+    """Yield where each fragment ends, its type, and whether it is what was written; behind damage as far as lengths lead."""
     for block in range(0, len(data), BLOCK_BYTES):
         at, end = block, min(block + BLOCK_BYTES, len(data))
         while at + _HEADER.size <= end:
             checksum, length, kind = _HEADER.unpack_from(data, at)
             following = at + _HEADER.size + length
-            if kind == _PADDING or following > end or checksum != _checksum(data[at + _HEADER.size - 1 : following]):
-                return whole
+            if kind == _PADDING or following > end:
+                yield following, kind, False
+                break  # no telling where the next one begins, but in the next block
+            yield following, kind, checksum == _checksum(data[at + _HEADER.size - 1 : following])
             at = following
-            if kind not in (_FIRST_FRAGMENT, _MIDDLE_FRAGMENT):
-                whole = at
-    return whole
 
 
 def _checksum(type_and_content: bytes) -> int:
@@ -110,30 +119,24 @@ def torn_end(path: Path) -> int | None:
     """Return where a file ends before what is torn at its end; None when nothing is, or when more follows that is whole."""
     with _mapped(path) as data:
         whole = whole_bytes(data)
-        if len(bytes(data[whole:]).rstrip(b"\0")) == 0 or _begins_behind_damage(data, whole):
-            return None
-        return whole
-
-
-def _begins_behind_damage(data: bytes | mmap.mmap, start: int) -> bool:
-    """Whether a whole record begins behind the first damage at or after `start`, which is where a record begins."""
-    damaged = False
-    for block in range(start - start % BLOCK_BYTES, len(data), BLOCK_BYTES):
-        at, end = max(block, start), min(block + BLOCK_BYTES, len(data))
-        while at + _HEADER.size <= end:
-            checksum, length, kind = _HEADER.unpack_from(data, at)
-            following = at + _HEADER.size + length
-            is_whole = following <= end and checksum == _checksum(data[at + _HEADER.size - 1 : following])
-            if damaged and is_whole and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
-                return True
-            damaged = damaged or not is_whole
-            if kind == _PADDING or following > end:
-                break  # no telling where the next one begins, but in the next block
-            at = following
-    return False
+        return whole if _goes_on(data, whole) and not _begins_behind_damage(data) else None
 
 
 def is_cut_short(path: Path) -> bool:
     """Whether a file in this framing ends with something that is no whole record."""
     with _mapped(path) as data:
-        return len(bytes(data).rstrip(b"\0")) > whole_bytes(data)
+        return _goes_on(data, whole_bytes(data))
+
+
+def _goes_on(data: bytes | mmap.mmap, whole: int) -> bool:
+    """Whether there is more behind the last whole record than room that was made ahead."""
+    return bool(bytes(data[whole:]).rstrip(b"\0"))
+
+
+def _begins_behind_damage(data: bytes | mmap.mmap) -> bool:
+    damaged = False
+    for _, kind, is_whole in _fragments(data):
+        if damaged and is_whole and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
+            return True
+        damaged = damaged or not is_whole
+    return False

@@ -16,8 +16,9 @@ from wal.log import Log
 from wal.rocks import torn_tail
 from wal.rocks.framing import BLOCK_BYTES
 from wal.rocks.keys import DURABILITY_KEY, entry_key
+from wal.rocks.log import RocksLog
 from wal.rocks.options import ENTRY_FAMILY, RocksOptions, database_options, families
-from wal.rocks.store import open_rocks_store
+from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
 
@@ -45,14 +46,20 @@ async def write(log: Log, entries: int) -> None:
         await log.append(stamped_group(ENTRY_PAYLOAD)).written
 
 
+async def open_synced(path: Path, options: RocksOptions) -> tuple[RocksStore, RocksLog]:
+    """Return a new store and its log, with some entries that are synced."""
+    store = await open_rocks_store(path, options=options)
+    log = await store.open_log("p0")
+    await write(log, SYNCED)
+    await store.put_meta({"k": b"v"})  # syncs what came before
+    return store, log
+
+
 @pytest.fixture
 async def node(tmp_path: Path) -> Path:
     """Return a copy of a running node with some entries synced and more not; as after a kill, all are still there."""
     alive, copy = tmp_path / "alive", tmp_path / "node"
-    store = await open_rocks_store(alive, options=NEVER_BY_ITSELF)
-    log = await store.open_log("p0")
-    await write(log, SYNCED)
-    await store.put_meta({"k": b"v"})  # syncs what came before
+    store, log = await open_synced(alive, NEVER_BY_ITSELF)
     await write(log, UNSYNCED)
     shutil.copytree(alive, copy)
     await store.close()
@@ -63,10 +70,7 @@ async def node(tmp_path: Path) -> Path:
 async def torn(tmp_path: Path) -> Path:
     """Return a directory of which a power cut took a page in the middle of an entry, and not the next entry."""
     alive, copy = tmp_path / "alive", tmp_path / "torn"
-    store = await open_rocks_store(alive, options=NEVER_BY_ITSELF)
-    log = await store.open_log("p0")
-    await write(log, SYNCED)
-    await store.put_meta({"k": b"v"})
+    store, log = await open_synced(alive, NEVER_BY_ITSELF)
     synced_bytes = database_log(alive).stat().st_size
     for _ in range(2):
         await log.append(stamped_group(b"x" * (5 * BLOCK_BYTES))).written
@@ -86,10 +90,7 @@ async def test_entry_of_several_blocks_that_lost_a_page_is_dropped_with_what_is_
 async def holed(tmp_path: Path) -> Path:
     """Return a directory as a power cut leaves it that took the end of one log file and kept the beginning of the next."""
     alive, copy = tmp_path / "alive", tmp_path / "holed"
-    store = await open_rocks_store(alive, options=SMALL_FILES)
-    log = await store.open_log("p0")
-    await write(log, SYNCED)
-    await store.put_meta({"k": b"v"})
+    store, log = await open_synced(alive, SMALL_FILES)
     first = database_log(alive)
     await write(log, BEFORE_THE_HOLE)
     shutil.copytree(alive, copy)
