@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wal.errors import StreamingNodeError
     from wal.message_id import MessageId
     from wal.message_type import MessageType
+    from wal.timetick import tick_to_time, time_to_tick
 
 __all__ = [
     "Collection",
@@ -47,6 +48,8 @@ __all__ = [
     "load_config",
     "open_node",
     "sync",
+    "tick_to_time",
+    "time_to_tick",
 ]
 
 _PLACES = {
@@ -65,6 +68,8 @@ _PLACES = {
     "WriteResult": "streamingnode.writing.results",
     "load_config": "streamingnode.config",
     "open_node": "streamingnode.opening",
+    "tick_to_time": "wal.timetick",
+    "time_to_tick": "wal.timetick",
 }
 _MODULES = {"config": "streamingnode.config", "errors": "wal.errors", "sync": "streamingnode.sync"}
 

@@ -5,6 +5,9 @@ runs backwards or leaps ahead changes how ticks look, never their order.
 """
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from wal.errors import InvalidArgument
 
 LOGICAL_BITS = 18
 LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
@@ -33,6 +36,36 @@ def logical(tick: int) -> int:
 def add_ms(tick: int, duration_ms: int) -> int:
     """Return the tick `duration_ms` later; the logical counter stays."""
     return tick + (duration_ms << LOGICAL_BITS)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def tick_to_time(tick: int) -> datetime:
+    """Return when a tick was handed out, in UTC, to the millisecond.
+
+    Raises `InvalidArgument` for what is no tick.
+    """
+    if not isinstance(tick, int) or isinstance(tick, bool) or not 0 <= tick <= TICK_MAX:
+        raise InvalidArgument(f"{tick!r} is no time tick — pass one that a message, a result or consistent_tick() gave")
+    return _EPOCH + physical_ms(tick) * _MILLISECOND
+
+
+def time_to_tick(moment: datetime) -> int:
+    """Return the first tick of the millisecond that `moment` lies in: ticks below it were handed out before the moment.
+
+    Raises `InvalidArgument` for a time without a zone, which may mean any of 24 moments, and for one before 1970.
+    """
+    if not isinstance(moment, datetime):
+        raise InvalidArgument(f"{moment!r} is no time — pass a datetime with a time zone")
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise InvalidArgument(f"{moment.isoformat()} has no time zone — pass datetime.now(UTC), or add tzinfo=")
+    # Whole milliseconds by integer division: `timestamp()` is a float, whose rounding would move some moments by one.
+    tick = compose_tick((moment - _EPOCH) // _MILLISECOND)
+    if not 0 <= tick <= TICK_MAX:
+        raise InvalidArgument(f"{moment.isoformat()} is outside the times ticks can tell — from 1970 to 3084")
+    return tick
 
 
 class TickAllocator:

@@ -1,9 +1,23 @@
 """Ticks ascend whatever the clock does."""
 
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.timetick import CLOCK_LEAP_MS_MAX, TickAllocator, add_ms, compose_tick, logical, physical_ms
+from wal.errors import InvalidArgument
+from wal.timetick import (
+    CLOCK_LEAP_MS_MAX,
+    TICK_MAX,
+    TickAllocator,
+    add_ms,
+    compose_tick,
+    logical,
+    physical_ms,
+    tick_to_time,
+    time_to_tick,
+)
 
 NOW_MS = 1_790_000_000_000
 
@@ -12,6 +26,29 @@ NOW_MS = 1_790_000_000_000
 def test_a_tick_gives_back_the_time_and_counter_it_was_composed_of(ms: int, counter: int) -> None:
     tick = compose_tick(ms, counter)
     assert (physical_ms(tick), logical(tick)) == (ms, counter)
+
+
+@given(st.integers(0, TICK_MAX))
+def test_the_time_of_a_tick_leads_back_to_the_first_tick_of_its_millisecond(tick: int) -> None:
+    assert time_to_tick(tick_to_time(tick)) == compose_tick(physical_ms(tick))
+
+
+@given(st.datetimes(datetime(1970, 1, 2), datetime(3000, 1, 1)), st.integers(-23, 23))  # noqa: DTZ001
+def test_a_moment_is_one_tick_in_whichever_zone_it_is_told(naive: datetime, hours: int) -> None:
+    moment = naive.replace(tzinfo=UTC)
+    assert time_to_tick(moment.astimezone(timezone(timedelta(hours=hours)))) == time_to_tick(moment)
+
+
+def test_a_time_without_a_zone_or_outside_the_range_becomes_no_tick() -> None:
+    for moment in (datetime(2026, 1, 1), datetime(1969, 12, 31, tzinfo=UTC), datetime(3500, 1, 1, tzinfo=UTC)):  # noqa: DTZ001
+        with pytest.raises(InvalidArgument):
+            time_to_tick(moment)
+
+
+def test_what_is_no_tick_has_no_time() -> None:
+    for tick in (-1, TICK_MAX + 1, True):
+        with pytest.raises(InvalidArgument):
+            tick_to_time(tick)
 
 
 def test_adding_a_duration_leaves_the_logical_counter_alone() -> None:
