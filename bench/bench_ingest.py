@@ -34,9 +34,11 @@ from flusher.manifest import (
     DeleteFile,
     PartitionEntry,
     SegmentFile,
+    delete_path,
     encode_manifest,
     manifest_crc32c,
     manifest_name,
+    segment_path,
 )
 from spark_sink.table.arrow_types import AnyArray, AnyField
 from spark_sink.table.columns import ROW_SYSTEM_COLUMNS
@@ -125,15 +127,16 @@ class NodeDirectory:
             *self._system(offsets),
         ]
         table = pa.Table.from_arrays(columns, schema=pa.schema([*COLUMNS, *SYSTEM]))
-        described = self._write(f"segments/1/{self._number}-{number}.parquet", table)
-        return SegmentFile(segment_id=number, partition_id=1, **msgspec.structs.asdict(described))
+        segment_id = 1000 * self._number + number
+        described = self._write(segment_path(1, segment_id), table)
+        return SegmentFile(segment_id=segment_id, partition_id=1, **msgspec.structs.asdict(described))
 
     def _deletes(self, keys: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> DeleteFile:
         below = np.full(len(keys), self._offset)
         table = pa.Table.from_arrays(
             [pa.array(keys), *self._system(below)], schema=pa.schema([COLUMNS.field("id"), *SYSTEM])
         )
-        return DeleteFile(**msgspec.structs.asdict(self._write(f"deletes/1/{self._number}.parquet", table)))
+        return DeleteFile(**msgspec.structs.asdict(self._write(delete_path(1, self._number, VCHANNEL), table)))
 
     def _system(self, offsets: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[AnyArray]:
         ticks = np.full(len(offsets), self._number << 18)

@@ -224,7 +224,7 @@ class FlushRun:
         self._checkpoint = checkpoint
         self.open_cut = self._new_cut(manifest.number + 1)
         self._hurry = anyio.Event()
-        context.on_cut(checkpoint, cut_result(manifest))
+        context.on_cut(checkpoint, cut_result(published))
 
     def _new_cut(self, number: int) -> OpenCut:
         return OpenCut(number, self.state.catalog, self._start_file)

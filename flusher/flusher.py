@@ -8,6 +8,7 @@ for a cut gets the error; appends and readers go on. A write of the log store wh
 the store is reopened meanwhile, and the stored checkpoint then says what became of it.
 """
 
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from flusher.flush_run import FlushContext, FlushRun
 from flusher.flusher_state import ALIVE, TRANSITIONS, FlusherEvent, FlusherState, classify, is_disk_full
 from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
 from flusher.removal.orphans import cut_ahead, remove_orphans
-from flusher.removal.retention import Retention
+from flusher.removal.retention import Retention, finish_removal
+from interceptors.shard.state import ShardState
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import ChannelFenced, Corrupt, OnShutdown, StorageFull, StreamingNodeError
@@ -72,12 +74,14 @@ class FlushHooks:
     `on_progress` is told the number of the cut in the making and how many bytes wait for it; `on_kept_tick` a tick at or
     below which cuts are published and no reader starts any more, after each round of retention. `save_producers` returns
     what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have everything up to that tick.
+    `next_id` returns an id above those of all segments that the log has so far.
     """
 
     reader_floor: Callable[[], int | None] = lambda: None
     on_progress: Callable[[int, int], None] = lambda _number, _bytes: None
     on_kept_tick: Callable[[int], None] = lambda _tick: None
     save_producers: Callable[[int], Awaitable[bytes | None]] = no_producers
+    next_id: Callable[[], int] = lambda: sys.maxsize
 
 
 NO_HOOKS = FlushHooks()
@@ -178,7 +182,7 @@ class Flusher:
             await self._changed.wait()
         if number in {NO_CUT.number, self._last_cut.number}:
             return self._last_cut if number else NO_CUT
-        return cut_result((await to_thread.run_sync(self.cuts.read, number)).manifest)
+        return cut_result(await to_thread.run_sync(self.cuts.read, number))
 
     async def enforce_retention(self, *, short_of_space: bool = False) -> None:
         """Give up log and cuts that nobody needs, now; also done every `retention.interval_s` seconds.
@@ -239,7 +243,7 @@ class Flusher:
         stored = await self._store.get_meta(checkpoint_key(self._channel_log.name))
         checkpoint = decode_checkpoint(stored)
         failpoint("recovery.checkpoint_read")
-        ahead = await to_thread.run_sync(self._tidy, checkpoint, await self._first_kept())
+        ahead = await to_thread.run_sync(self._tidy, checkpoint, self._hooks.next_id())
         self._checkpoint = checkpoint
         self._run = FlushRun(self._context, checkpoint, ahead)
         scanner = self._open_scanner(checkpoint)
@@ -277,11 +281,14 @@ class Flusher:
     async def _first_kept(self) -> int:
         return decode_first_kept(await self._store.get_meta(kept_cuts_key(self._channel_log.name)))
 
-    def _tidy(self, checkpoint: Checkpoint, first_kept: int) -> Cut | None:
+    def _tidy(self, checkpoint: Checkpoint, next_id: int) -> Cut | None:
         ahead = cut_ahead(self._directory, checkpoint)
         self.cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
         failpoint("recovery.cuts_compared")
-        removed = remove_orphans(self._directory, first_kept=first_kept)
+        stored = checkpoint.shard_state
+        made = range(1 if stored is None else ShardState.restore(stored).next_id, next_id)
+        removed = finish_removal(self.cuts)
+        removed += remove_orphans(self._directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead)
         failpoint("recovery.orphans_removed")
         if removed:
             _log.info("orphans_removed", count=len(removed), first=removed[0])

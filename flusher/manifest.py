@@ -5,6 +5,8 @@ person can read it and a program can tell a torn or edited one. `docs/format.md`
 Manifests are dense in `number`, ascending in `tick`, and chained by `previous_crc32c`.
 """
 
+import re
+
 import crc32c
 import msgspec
 
@@ -12,9 +14,14 @@ from wal.errors import Corrupt, UnsupportedFormat
 
 MANIFEST_FORMAT = 1
 
+SEGMENTS, DELETES = "segments", "deletes"
+"""Directories of data files; ids become paths, names never."""
+
+_VCHANNEL = re.compile(r"[A-Za-z0-9_-]+_([0-9]+)v[0-9]+")
+
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of rows in offset order; `path` is relative to the node directory, ranges are inclusive.
+    """A file of rows in offset order; `path` is the name the node gives it, relative to its directory; ranges are inclusive.
 
     `key_min` and `key_max` are None when the key type has no JSON form (everything but integers and strings).
     """
@@ -107,7 +114,8 @@ def manifest_crc32c(content: bytes) -> int:
 def decode_manifest(content: bytes, *, name: str) -> CutManifest:
     """Return the manifest in `content`; `name` is only for errors.
 
-    Raises `Corrupt` when the checksum or the document does not hold, `UnsupportedFormat` when a newer release wrote it.
+    Raises `Corrupt` when the checksum or the document does not hold, or a path is not the one that the node gives such a
+    file; `UnsupportedFormat` when a newer release wrote it.
     """
     document, _, trailer = content.partition(b"\n")
     if trailer != b"crc32c:%08x\n" % crc32c.crc32c(document):
@@ -116,14 +124,44 @@ def decode_manifest(content: bytes, *, name: str) -> CutManifest:
         version = msgspec.json.decode(document, type=_Header).format
         if version != MANIFEST_FORMAT:
             raise UnsupportedFormat(f"cut manifest {name} has format {version}, this release reads {MANIFEST_FORMAT}")
-        return msgspec.json.decode(document, type=CutManifest)
+        manifest = msgspec.json.decode(document, type=CutManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"cut manifest {name} is no manifest: {error}") from error
+    _check_paths(manifest, name)
+    return manifest
+
+
+def segment_path(collection_id: int, segment_id: int) -> str:
+    """Return the path of a segment's file, relative to the node directory."""
+    return f"{SEGMENTS}/{collection_id}/{segment_id}.parquet"
+
+
+def delete_path(collection_id: int, cut_number: int, vchannel: str) -> str:
+    """Return the path of the file that holds the deletes of one vchannel in one cut, relative to the node directory."""
+    return f"{DELETES}/{collection_id}/{cut_number:010d}-{vchannel}.parquet"
+
+
+def is_vchannel(name: str, collection_id: int) -> bool:
+    """Whether a shard of this collection may have that name."""
+    found = _VCHANNEL.fullmatch(name)
+    return found is not None and int(found[1]) == collection_id
 
 
 def manifest_name(number: int) -> str:
     """Return the file name of cut `number`; names sort in cut order."""
     return f"{number:016d}.json"
+
+
+def _check_paths(manifest: CutManifest, name: str) -> None:
+    """Check that no file lies where this node puts none: what a manifest names is read, copied and in the end removed."""
+    paths = [(file.path, segment_path(file.collection_id, file.segment_id)) for file in manifest.segments]
+    for file in manifest.deletes:
+        paths.append((file.path, delete_path(file.collection_id, manifest.number, file.vchannel)))
+        if not is_vchannel(file.vchannel, file.collection_id):
+            raise Corrupt(f"cut manifest {name} names deletes of {file.vchannel!r}, which is no vchannel of theirs")
+    for found, path in paths:
+        if found != path:
+            raise Corrupt(f"cut manifest {name} names {found!r} where this node has {path} — restore it from a backup")
 
 
 class _Header(msgspec.Struct):

@@ -147,7 +147,7 @@ def _wanted(source: SnapshotSource, file: DataFile) -> bool:
 
 def _read(source: SnapshotSource, file: DataFile) -> pa.Table:
     try:
-        content = source.cuts.directory.read(file.path)
+        content = source.cuts.directory.read(file.path, bytes_max=file.bytes)
     except FileNotFoundError as error:
         raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
     if len(content) != file.bytes or crc32c.crc32c(content) != file.crc32c:

@@ -199,6 +199,7 @@ def _start_flusher(
             on_progress=schedule.report,
             on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
             save_producers=partial(_save_producers, channel),
+            next_id=lambda: channel.shards.next_id,
         ),
         checkpoint=channel.checkpoint,
     )
@@ -336,4 +337,4 @@ def _flush_result(cut: CutResult) -> FlushResult:
         )
         for segment in cut.segments
     )
-    return FlushResult(number=cut.number, tick=cut.tick, segments=segments)
+    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=segments)

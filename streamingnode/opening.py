@@ -6,6 +6,7 @@ what failed, because a node without its flusher only looks alive. The parts are 
 """
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -23,6 +24,9 @@ from streamingnode.supervisor import Supervisor
 from wal.append import AppendObserver
 from wal.errors import InvalidArgument
 from wal.outlast import outlast
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""Also with the one slash that a `Path` makes of two."""
 
 Compose = Callable[[Path | None, NodeConfig, Supervisor], AbstractAsyncContextManager[NodeServices]]
 """Open the parts of a node; leaving the context closes them in reverse order. Work that lasts goes to the supervisor."""
@@ -69,6 +73,8 @@ def _directory(path: str | os.PathLike[str] | None) -> Path | None:
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidArgument(f"{path!r} names no directory — pass a path, or None for a node in memory")
+    if _URL.match(text):
+        raise InvalidArgument(f"{text!r} is a URL — pass a directory on a disk of this machine, without a scheme")
     return Path(text)
 
 

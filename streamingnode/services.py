@@ -73,10 +73,14 @@ class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before it."""
+    """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before it.
+
+    `crc32c` is the checksum of its manifest: whoever holds it, as tables do, tells the cut from one of another history.
+    """
 
     number: int
     tick: int
+    crc32c: int = 0
     segments: tuple[FlushedSegment, ...] = ()
 
 

@@ -13,9 +13,12 @@ import msgspec
 from anyio import to_thread
 
 from streamingnode.statistics import NodeStatistics
+from wal.errors import Corrupt
 from wal.event_log import event_log
+from wal.files import read_regular
 
 STATISTICS_NAME = "node.statistics"
+STATISTICS_BYTES_MAX = 1 << 20
 
 _log = event_log(__name__)
 
@@ -61,8 +64,10 @@ class StatisticsFile:
 def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | None:
     """Return what process `pid` wrote last, None if it wrote nothing that can be read; blocks."""
     try:
-        record = msgspec.json.decode((directory / STATISTICS_NAME).read_bytes(), type=StatisticsRecord)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):  # another release's perhaps
+        record = msgspec.json.decode(
+            read_regular(directory / STATISTICS_NAME, bytes_max=STATISTICS_BYTES_MAX), type=StatisticsRecord
+        )
+    except (OSError, Corrupt, msgspec.DecodeError, UnicodeDecodeError):  # another release's perhaps
         return None
     return record.statistics if record.pid == pid else None
 

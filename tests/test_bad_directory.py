@@ -82,6 +82,128 @@ async def test_a_directory_that_is_no_sound_node_is_refused_and_left_alone(
     assert (sorted(each.name for each in path.iterdir()) if path.is_dir() else path.read_text()) == before
 
 
+def contents(path: Path) -> dict[str, bytes | None]:
+    """Every name under a directory, and what its files hold."""
+    found = {each.relative_to(path).as_posix(): each for each in path.rglob("*")}
+    return {name: each.read_bytes() if each.is_file() else None for name, each in found.items()}
+
+
+def put(path: Path, *names: str) -> None:
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(b"mine")
+
+
+def leave_only_segments(path: Path) -> None:
+    put(path, "segments/1/3.parquet", "deletes/1/0000000001-p0_1v0.parquet", "node.lock")
+    (path / "node.lock").write_text("17\n")
+
+
+STRANGERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a folder of images": ("'segments'", lambda path: put(path, "segments/cat.parquet", "segments/1/1.parquet")),
+    "what is left of a node": ("'deletes', 'segments'", leave_only_segments),
+    "one hidden file": ("'.gitignore'", lambda path: put(path, ".gitignore")),
+    "a temporary log of somebody else": ("'log.tmp'", lambda path: put(path, "log.tmp/notes.txt")),
+    "a temporary floor of somebody else": ("'floor.tmp'", lambda path: put(path, "floor.tmp")),
+    "a lock of somebody else": ("'node.lock'", lambda path: put(path, "node.lock")),
+    "a reserve of somebody else": ("'reserve'", lambda path: put(path, "reserve")),
+    "more than can be named": ("'a', 'b', 'c', 'd', 'e' and more", lambda path: put(path, *"abcdefgh")),
+}
+
+
+@pytest.mark.parametrize("text, fill", STRANGERS.values(), ids=STRANGERS.keys())
+async def test_a_directory_of_other_things_is_refused_by_their_names_and_nothing_is_touched(
+    tmp_path: Path, text: str, fill: Callable[[Path], object]
+) -> None:
+    fill(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(UnsupportedFormat, match=f"holds {text} and no node — choose"):
+        await open_and_close(tmp_path)
+    assert contents(tmp_path) == before
+
+
+async def test_a_node_is_made_in_an_empty_file_system(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    await open_and_close(tmp_path)
+    await open_and_close(tmp_path)
+
+
+async def test_files_that_a_node_never_wrote_stay_in_its_directories(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        await node.insert("orders", [ROW])
+        await node.flush()
+        await node.insert("orders", [ROW])
+    mine = ["segments/cat.png", "segments/1/1000.parquet", "deletes/old.parquet", "cuts/notes.json.tmp"]
+    put(tmp_path, *mine)
+    async with sn.open_node(tmp_path) as node:
+        await node.flush()
+        assert await rows_of(node) == 2
+    assert [name for name in mine if (tmp_path / name).read_bytes() != b"mine"] == []
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/node", "file:///srv/node", Path("gs://bucket/node")], ids=str)
+async def test_a_url_is_no_directory(tmp_path: Path, path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="is a URL — "):
+        await open_and_close(path)
+    assert contents(tmp_path) == {}
+
+
+async def test_a_path_that_leads_nowhere_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nothing")
+    (tmp_path / "file").write_text("x")
+    for path in ("loop", "loop/node", "file/node", "x" * 300):
+        with pytest.raises(StorageFailed, match=NEXT_STEP):
+            await open_and_close(tmp_path / path)
+    with pytest.raises(StorageFailed, match=NEXT_STEP):
+        await open_and_close(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("name", ["floor", "node.lock", "log/CURRENT", "cuts/0000000000000001.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+async def test_something_else_in_place_of_a_file_is_a_typed_error_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    async with sn.open_node(tmp_path / "node", free_bytes_min=0) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        await node.insert("orders", [ROW])
+        await node.flush()
+    place = tmp_path / "node" / name
+    place.rename(tmp_path / "original")
+    match kind:
+        case "pipe":
+            os.mkfifo(place)
+        case "link":
+            place.symlink_to(tmp_path / "original")
+        case _:
+            place.mkdir()
+    with pytest.raises((Corrupt, StorageFailed), match=NEXT_STEP):
+        async with sn.open_node(tmp_path / "node", free_bytes_min=0) as node:
+            await node.snapshot("orders")
+
+
+async def test_a_cut_of_a_twin_that_went_its_own_way_is_corrupt(tmp_path: Path) -> None:
+    async def cut(path: Path, item: str) -> None:
+        async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0) as node:
+            await node.create_collection("orders", SCHEMA, primary_key="id", if_not_exists=True)
+            await node.insert("orders", [{"id": 1, "item": item}])
+            await node.flush()
+
+    path, twin = tmp_path / "node", tmp_path / "twin"
+    await cut(path, "first")
+    shutil.copytree(path, twin)
+    for each in (path, twin):
+        await cut(each, each.name)
+        await cut(each, "last")
+    second = "cuts/0000000000000002.json"
+    assert (path / second).read_bytes() != (twin / second).read_bytes()
+    for name in (second, *(str(each.relative_to(twin)) for each in (twin / "segments").rglob("*.parquet"))):
+        shutil.copyfile(twin / name, path / name)
+    async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0) as node:
+        with pytest.raises(Corrupt, match="not the cut 2 that this node made"):
+            await node.snapshot("orders")
+
+
 async def test_a_directory_in_use_names_its_process(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path) as node:
         with pytest.raises(AlreadyOwned, match=f"process {os.getpid()} — ") as caught:

@@ -67,9 +67,9 @@ _FLUSH = {
     "flush.log_compacted": "a shorter log",
     "flush.cut_given_up": "cuts that are recorded as given up and still there; removed when retention is next looked at",
     "flush.cut_removing": "a cut that may go; removed when retention is next looked at",
-    "flush.cut_unlinked": "files of a removed manifest; removed as orphans",
-    "flush.cut_gone": "files of a removed manifest; removed as orphans",
-    "flush.cut_file_removed": "some files of a removed manifest; removed as orphans",
+    "flush.cut_unlinked": "a manifest that is set aside, after a power cut perhaps not; removed with its files",
+    "flush.cut_gone": "a manifest that is set aside, and its files; removed",
+    "flush.cut_file_removed": "a manifest that is set aside, and some of its files; removed",
 }
 
 _INGEST = {
@@ -91,9 +91,9 @@ _INGEST = {
 _RECOVERY = {
     "recovery.directory_made": "an empty directory; a new node is made in it",
     "recovery.directory_locked": "an empty directory, or the node as it was; the lock ends with the process",
-    "recovery.facts_written": "a temporary database; removed, creation starts again",
-    "recovery.database_created": "a temporary database; removed, creation starts again",
-    "recovery.floor_created": "a floor that has seen nothing, and a temporary database; creation starts again",
+    "recovery.facts_written": "a floor that has seen nothing, and a temporary database; creation starts again",
+    "recovery.database_created": "a floor that has seen nothing, and a temporary database; creation starts again",
+    "recovery.floor_created": "a floor that has seen nothing; creation starts again",
     "recovery.database_renamed": "a new node, after a power cut perhaps its temporary database; creation starts again",
     "recovery.database_prepared": "a new node, or the node as it was",
     "recovery.verified": "the node as it was: verifying changes nothing",
@@ -118,7 +118,7 @@ _RECOVERY = {
     "recovery.checkpoint_read": "cuts and what a crash left beside them; sorted out again",
     "recovery.cuts_compared": "cuts and what a crash left beside them; sorted out again",
     "recovery.orphan_removing": "some of what a crash left; sorted out again",
-    "recovery.orphans_removed": "only what manifests name",
+    "recovery.orphans_removed": "what manifests name, and what the node never wrote",
     "recovery.cut_adopted": "a published cut ahead of its checkpoint; adopted again",
 }
 

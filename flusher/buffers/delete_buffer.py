@@ -9,10 +9,7 @@ import pyarrow as pa
 from flusher.buffers.row_buffer import RowBuffer
 from flusher.files.parquet_file import WrittenFile
 from flusher.files.rows import OffsetRule
-from flusher.manifest import DeleteFile
-
-DELETES = "deletes"
-"""Directory of delete files."""
+from flusher.manifest import DeleteFile, delete_path
 
 
 class DeleteBuffer(RowBuffer):
@@ -27,7 +24,7 @@ class DeleteBuffer(RowBuffer):
     @property
     def path(self) -> str:
         """Path of the file, relative to the node directory."""
-        return f"{DELETES}/{self.collection_id}/{self.cut_number:010d}-{self.vchannel}.parquet"
+        return delete_path(self.collection_id, self.cut_number, self.vchannel)
 
     def describe(self, written: WrittenFile) -> DeleteFile:
         """Return what the manifest says about the finished file."""

@@ -8,10 +8,7 @@ import pyarrow as pa
 from flusher.buffers.row_buffer import RowBuffer
 from flusher.files.parquet_file import WrittenFile
 from flusher.files.rows import OffsetRule
-from flusher.manifest import SegmentFile
-
-SEGMENTS = "segments"
-"""Directory of segment files; ids become paths, names never."""
+from flusher.manifest import SegmentFile, segment_path
 
 
 class SegmentBuffer(RowBuffer):
@@ -29,7 +26,7 @@ class SegmentBuffer(RowBuffer):
     @property
     def path(self) -> str:
         """Path of the file, relative to the node directory."""
-        return f"{SEGMENTS}/{self.collection_id}/{self.segment_id}.parquet"
+        return segment_path(self.collection_id, self.segment_id)
 
     def describe(self, written: WrittenFile) -> SegmentFile:
         """Return what the manifest says about the finished file."""

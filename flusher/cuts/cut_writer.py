@@ -38,15 +38,15 @@ from wal.failpoint import failpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutResult:
-    """A cut that is on disk: its number, its tick, the segments it brought, and where its manifest is."""
+    """A cut that is on disk: its number, its tick, the checksum of its manifest, and the segments it brought."""
 
     number: int
     tick: int
+    crc32c: int
     segments: tuple[SegmentFile, ...]
-    manifest_path: str
 
 
-NO_CUT = CutResult(number=0, tick=0, segments=(), manifest_path="")
+NO_CUT = CutResult(number=0, tick=0, crc32c=0, segments=())
 """What stands before the first cut."""
 
 
@@ -126,11 +126,6 @@ def check_same_cut(manifest: CutManifest, point: CutPoint, rows: Mapping[str, in
         )
 
 
-def cut_result(manifest: CutManifest) -> CutResult:
+def cut_result(cut: Cut) -> CutResult:
     """Return what whoever waited for the cut is told."""
-    return CutResult(
-        number=manifest.number,
-        tick=manifest.tick,
-        segments=manifest.segments,
-        manifest_path=manifest_path(manifest.number),
-    )
+    return CutResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=cut.manifest.segments)

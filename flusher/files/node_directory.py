@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from wal.synced_names import sync_directory
+from wal.files import READ_BYTES_MAX, open_binary, read_regular, sync_directory
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is still being written; whatever carries it at start is rubbish."""
@@ -19,7 +19,7 @@ WRITE_BUFFER_BYTES = 1 << 20
 
 
 class NodeDirectory:
-    """Files of one node, under `root`. All methods block; all raise `OSError`.
+    """Files of one node, under `root`. All methods block; all raise `OSError`, and `Corrupt` for what is no regular file.
 
     `check_owned` raises when the directory has another owner now, and comes before each change: whoever owns it makes files
     of the same names.
@@ -33,7 +33,7 @@ class NodeDirectory:
         """Open a new file for writing, replacing one of that name; directories on the way are made durable."""
         self._check_owned()
         self._make_parents((self.root / path).parent)
-        return (self.root / path).open("wb", buffering=WRITE_BUFFER_BYTES)
+        return open_binary(self.root / path, "wb", buffering=WRITE_BUFFER_BYTES)
 
     def sync(self, file: BinaryIO) -> None:
         """Return when the file's bytes are on disk; its name is not, until `sync_parents`."""
@@ -55,9 +55,9 @@ class NodeDirectory:
         self._check_owned()
         (self.root / path).unlink(missing_ok=True)
 
-    def read(self, path: str) -> bytes:
-        """Return a file's content."""
-        return (self.root / path).read_bytes()
+    def read(self, path: str, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
+        """Return a file's content; one that is longer is `Corrupt`, and not read."""
+        return read_regular(self.root / path, bytes_max=bytes_max)
 
     def size_bytes(self, path: str) -> int:
         """Return a file's length."""
@@ -69,11 +69,11 @@ class NodeDirectory:
         return disk.f_bavail * disk.f_frsize
 
     def files(self, under: str) -> list[str]:
-        """Return all files below the directory `under`, sorted; none when it does not exist."""
+        """Return all names below the directory `under` but directories, sorted; none when it does not exist."""
         top = self.root / under
         if not top.is_dir():
             return []
-        return sorted(path.relative_to(self.root).as_posix() for path in top.rglob("*") if path.is_file())
+        return sorted(path.relative_to(self.root).as_posix() for path in top.rglob("*") if not path.is_dir())
 
     def _make_parents(self, directory: Path) -> None:
         if directory.is_dir():

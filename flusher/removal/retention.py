@@ -4,8 +4,8 @@ Bounds are pure and pessimistic: whoever might still read something holds it. Th
 checkpoint (flusher and recovery both start there), every named reader, and the minimum age (another one on a disk short of
 space). A cut is kept until every table fed from this node has taken it, its age is past the minimum, and no live collection
 in it is without a table; the newest cut is always kept. `Retention` applies the bounds and is safe to interrupt anywhere:
-that cuts may be gone is recorded before they go, and a manifest goes before its files, so what a crash leaves are orphans,
-never a manifest without its files.
+that cuts may be gone is recorded before they go, and a manifest is set aside under another name before its files go. So a
+crash never leaves a manifest without its files, and the one that was set aside tells which files are left over.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,15 +17,20 @@ import msgspec
 from anyio import to_thread
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CutLog, cut_numbers, file_paths, manifest_path
+from flusher.cuts.cut_log import CUTS, CutLog, cut_numbers, file_paths, manifest_path
 from flusher.files.node_directory import NodeDirectory
-from flusher.manifest import CutManifest
+from flusher.manifest import CutManifest, decode_manifest, manifest_crc32c
 from flusher.removal.kept_cuts import encode_first_kept, kept_cuts_key
+from wal.errors import Corrupt, Truncated, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.log import Log, LogStore
 from wal.timetick import physical_ms
 
+SET_ASIDE_SUFFIX = ".removed"
+"""Ends the name of a manifest whose files are going."""
+
 LEASES = "leases"
+LEASE_BYTES_MAX = 64 << 10
 
 CUTS_REMOVED_PER_ROUND_MAX = 1000
 """Keeps one round short after a long pause; the next round takes more."""
@@ -95,9 +100,39 @@ def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
 
 def _read_lease(directory: NodeDirectory, path: str, *, node_id: str) -> TableLease:
     try:
-        return msgspec.json.decode(directory.read(path), type=TableLease)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=TableLease)
+    except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
         return TableLease(node_id=node_id, collection_id=0, cut=0)
+
+
+def finish_removal(cuts: CutLog) -> list[str]:
+    """Remove the files of a cut that was set aside when a crash came, and return their paths; blocks.
+
+    Only of the cut that the earliest one kept follows: what else lies there under such a name is left alone.
+    """
+    removed: list[str] = []
+    for path in cuts.directory.files(CUTS):
+        if path.endswith(SET_ASIDE_SUFFIX):
+            try:
+                content = cuts.directory.read(path)
+                manifest = decode_manifest(content, name=path)
+                follower = cuts.read(manifest.number + 1).manifest
+            except (Corrupt, Truncated, UnsupportedFormat):
+                continue
+            if path == manifest_path(manifest.number) + SET_ASIDE_SUFFIX and (
+                follower.previous_crc32c == manifest_crc32c(content)
+            ):
+                removed += _remove_files(cuts.directory, manifest)
+    return removed
+
+
+def _remove_files(directory: NodeDirectory, manifest: CutManifest) -> list[str]:
+    """Remove the files of a cut that is set aside, then its manifest."""
+    paths = [*file_paths(manifest), manifest_path(manifest.number) + SET_ASIDE_SUFFIX]
+    for path in paths:
+        directory.remove(path)
+        failpoint("flush.cut_file_removed")
+    return paths
 
 
 class Retention:
@@ -187,16 +222,12 @@ class Retention:
         return removable
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
+        finish_removal(self._cuts)  # of a round that the disk kept from its end
         for manifest in manifests:
-            self._remove_cut(manifest)
-
-    def _remove_cut(self, manifest: CutManifest) -> None:
-        path = manifest_path(manifest.number)
-        failpoint("flush.cut_removing")
-        self._directory.remove(path)
-        failpoint("flush.cut_unlinked")
-        self._directory.sync_parents([path])
-        failpoint("flush.cut_gone")
-        for path in file_paths(manifest):
-            self._directory.remove(path)
-            failpoint("flush.cut_file_removed")
+            path = manifest_path(manifest.number)
+            failpoint("flush.cut_removing")
+            self._directory.rename(path, path + SET_ASIDE_SUFFIX)
+            failpoint("flush.cut_unlinked")
+            self._directory.sync_parents([path])
+            failpoint("flush.cut_gone")
+            _remove_files(self._directory, manifest)

@@ -4,9 +4,9 @@ Runs in threads of the driver: the checksum releases the interpreter lock, and o
 page cache for the executors that read it next.
 """
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count
 from pathlib import Path
 
 import crc32c
@@ -14,6 +14,7 @@ import crc32c
 from flusher.cuts.cut_log import CutLog
 from flusher.manifest import DataFile
 from wal.errors import Corrupt, Truncated
+from wal.files import open_binary
 
 CHUNK_BYTES = 1 << 20
 """Read at a time by each thread; large enough to cost nothing per call, small enough to forget."""
@@ -25,7 +26,7 @@ def verify_files(node: Path, files: Sequence[DataFile]) -> None:
     Raises `Corrupt` naming the first one that is not, or that is missing though a cut names it; `Truncated` naming one that
     retention took with its cut.
     """
-    with ThreadPoolExecutor(max_workers=cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
         for _ in threads.map(lambda file: verify_file(node, file), files):
             pass
 
@@ -34,7 +35,7 @@ def verify_file(node: Path, file: DataFile) -> None:
     """Return when one file is whole. Raises as `verify_files`."""
     path = node / file.path
     try:
-        length, checksum = _measure(path)
+        length, checksum = _measure(path, file.bytes)
     except FileNotFoundError:
         raise _gone(node, file) from None
     if length != file.bytes:
@@ -56,9 +57,13 @@ def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:
     return Truncated(f"file {file.path}", f"cut {cuts.first}", "read again: every table has taken it meanwhile")
 
 
-def _measure(path: Path) -> tuple[int, int]:
+def _measure(path: Path, expected_bytes: int) -> tuple[int, int]:
+    """Return length and CRC32C of a file; nothing is read of one with another length, which may be a terabyte of holes."""
     length = checksum = 0
-    with path.open("rb") as stream:
+    with open_binary(path) as stream:
+        size_bytes = os.fstat(stream.fileno()).st_size
+        if size_bytes != expected_bytes:
+            return size_bytes, 0
         while chunk := stream.read(CHUNK_BYTES):
             length += len(chunk)
             checksum = crc32c.crc32c(chunk, checksum)

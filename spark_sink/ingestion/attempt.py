@@ -29,7 +29,7 @@ from spark_sink.table.file_stats import stats_json
 from spark_sink.table.open_table import OpenTable
 from spark_sink.table.table_model import NewFile
 from wal.failpoint import failpoint
-from wal.synced_names import sync_directory
+from wal.files import sync_directory
 
 INTENTS = "_attempts"
 

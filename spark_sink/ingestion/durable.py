@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from wal.failpoint import failpoint
-from wal.synced_names import sync_directory
+from wal.files import sync_directory
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -25,6 +25,7 @@ from flusher.manifest import CollectionEntry
 from spark_sink.cuts.changes import Changes, batches, changes_of
 from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
 from spark_sink.ingestion.commit_writer import CommitWriter, Written
+from spark_sink.ingestion.cut_request import AnsweredCut
 from spark_sink.ingestion.cut_request import request_cut as ask_for_cut
 from spark_sink.ingestion.lease import Lease, release, write_lease
 from spark_sink.ingestion.place import check_place
@@ -37,7 +38,7 @@ from spark_sink.table.open_table import CommitConflict, OpenTable
 from spark_sink.table.table_model import TableIdentity, Watermark
 from wal.errors import AlreadyExists, Overloaded, TableAhead
 from wal.failpoint import failpoint
-from wal.synced_names import sync_directory
+from wal.files import sync_directory
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
@@ -81,10 +82,11 @@ def ingest(
     progress = progress or _silent
     check_place(Path(node), Path(tables))
     progress("cut", 0, 1)
-    owned = request_cut and not ask_for_cut(Path(node))
+    asked = ask_for_cut(Path(node)) if request_cut else None
     progress("cut", 1, 1)
-    report = IngestJob(spark, Path(node), Path(tables), progress=progress).run()
-    return replace(report, node_was_running=owned, seconds=time.monotonic() - started)
+    job = IngestJob(spark, Path(node), Path(tables), progress=progress)
+    report = job.run(asked)
+    return replace(report, node_was_running=request_cut and asked is None, seconds=time.monotonic() - started)
 
 
 class IngestJob:
@@ -115,8 +117,10 @@ class IngestJob:
         self._cuts = CutLog(node)
         self._reports: dict[int, TableReport] = {}
 
-    def run(self) -> IngestReport:
-        """Take every cut there is, and report. Raises as `ingest`."""
+    def run(self, newest: AnsweredCut | None = None) -> IngestReport:
+        """Take every cut there is, which lead to `newest` as the node tells it, and report. Raises as `ingest`."""
+        if newest is not None:
+            self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
         with telling_lost_jvm(self._spark):
             return self._run()
 

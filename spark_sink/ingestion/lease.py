@@ -10,7 +10,7 @@ from zlib import crc32
 import msgspec
 
 from spark_sink.ingestion.durable import write_durably
-from wal.synced_names import sync_directory
+from wal.files import sync_directory
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

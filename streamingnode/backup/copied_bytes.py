@@ -7,6 +7,7 @@ from pathlib import Path
 import crc32c
 
 from streamingnode.inspection.backup_record import CopiedFile
+from wal.files import open_binary
 
 CHUNK_BYTES = 1 << 20
 
@@ -19,7 +20,7 @@ def copy_file(source: Path, directory: Path, path: str) -> Generator[int, None, 
     target = directory / path
     target.parent.mkdir(parents=True, exist_ok=True)
     length = checksum = 0
-    with source.open("rb") as reading, target.open("xb") as writing:
+    with open_binary(source) as reading, target.open("xb") as writing:
         while chunk := reading.read(CHUNK_BYTES):
             writing.write(chunk)
             length += len(chunk)

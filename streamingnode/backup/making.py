@@ -26,6 +26,7 @@ from streamingnode.inspection.node_records import read_node_records
 from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
 from wal.errors import Corrupt
+from wal.files import read_regular
 from wal.remedy import Remedy
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
@@ -84,7 +85,7 @@ def make_backup(source: BackupSource, target: Target) -> Generator[tuple[str, in
             positions=dict(records.survey.last_positions),
         )
         write_floor(building, floor)
-        content = (building / FLOOR_NAME).read_bytes()
+        content = read_regular(building / FLOOR_NAME)
         files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c.crc32c(content)))
         yield from verified(building)
         record = _record(source, records.survey.node_id, floor, checkpoints, files, building)

@@ -15,6 +15,7 @@ from streamingnode.backup.making import verified
 from streamingnode.backup.target import Target, disk_errors_typed
 from streamingnode.inspection.backup_record import BackupRecord, CopiedFile, decode_record
 from wal.errors import Corrupt, InvalidArgument
+from wal.files import read_regular
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import read_floor, write_floor
 
@@ -39,7 +40,7 @@ def read_record(backup: Path) -> BackupRecord:
     """Return what a backup says about itself. Raises `InvalidArgument` for a directory that is none, `Corrupt`."""
     path = backup / BACKUP_RECORD_NAME
     try:
-        return decode_record(path.read_bytes(), name=str(path))
+        return decode_record(read_regular(path), name=str(path))
     except (FileNotFoundError, NotADirectoryError):
         raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made") from None
 

@@ -31,7 +31,15 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     before = CutLog(check_node(arguments.directory)).newest
     cut = run_async(partial(_flush, arguments.directory))
     _print(cut, output, made=cut.number > before)
-    output.document({"made": cut.number > before, "number": cut.number, "tick": cut.tick, "segments": cut.segments})
+    output.document(
+        {
+            "made": cut.number > before,
+            "number": cut.number,
+            "tick": cut.tick,
+            "crc32c": cut.crc32c,
+            "segments": cut.segments,
+        }
+    )
     return EXIT_OK
 
 

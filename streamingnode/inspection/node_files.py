@@ -13,8 +13,10 @@ from pathlib import Path
 import msgspec
 
 from flusher.cuts.cut_log import CutLog
+from flusher.removal.retention import LEASE_BYTES_MAX
 from spark_sink.ingestion.lease import Lease
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
+from wal.files import open_regular, read_regular
 from wal.rocks.floor import FLOOR_NAME, read_floor
 from wal.rocks.ownership import LOCK_NAME
 from wal.rocks.replacement import database_path
@@ -100,7 +102,7 @@ def holder(directory: Path) -> Holder | None:
     The question takes the lock for some microseconds, shared; an opener in just that moment is refused and may try again.
     """
     with suppress(FileNotFoundError):
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(directory / LOCK_NAME)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -120,8 +122,8 @@ def read_leases(directory: Path) -> tuple[Lease, ...]:
     """Return the leases of the tables fed from a node, by table; a file that is none is left out."""
     leases = []
     for path in sorted((directory / "leases").glob("*.json")):
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, FileNotFoundError):
-            leases.append(msgspec.json.decode(path.read_bytes(), type=Lease))
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, FileNotFoundError, Corrupt):
+            leases.append(msgspec.json.decode(read_regular(path, bytes_max=LEASE_BYTES_MAX), type=Lease))
     return tuple(leases)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from streamingnode.inspection.backup_record import decode_record
 from streamingnode.verification.file_check import measure_file
 from streamingnode.verification.finding import Kind, Report
-from wal.errors import StreamingNodeError
+from wal.errors import Corrupt, StreamingNodeError
+from wal.files import read_regular
 from wal.rocks.directory import BACKUP_RECORD_NAME
 
 _OTHER = "use another backup"
@@ -15,7 +16,7 @@ _OTHER = "use another backup"
 def walk_backup(directory: Path, report: Report) -> Iterator[int]:
     """Check the files of a backup and yield the bytes read after each step; nothing for a directory that is none."""
     try:
-        content = (directory / BACKUP_RECORD_NAME).read_bytes()
+        content = read_regular(directory / BACKUP_RECORD_NAME)
         record = decode_record(content, name=BACKUP_RECORD_NAME)
     except FileNotFoundError:
         return
@@ -25,9 +26,12 @@ def walk_backup(directory: Path, report: Report) -> Iterator[int]:
     yield len(content)
     for file in record.files:
         try:
-            length, checksum = yield from measure_file(directory / file.path)
+            length, checksum = yield from measure_file(directory / file.path, expected_bytes=file.bytes)
         except FileNotFoundError:
             report.damage(Kind.MISSING, file.path, "the backup had it and it is not there", _OTHER)
+            continue
+        except Corrupt as error:
+            report.damage(Kind.UNREADABLE, file.path, error.happened, _OTHER)
             continue
         report.count("files of the backup")
         if length != file.bytes:

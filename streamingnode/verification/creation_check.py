@@ -23,7 +23,7 @@ def is_unfinished_creation(directory: Path) -> bool:
         floor = read_floor(directory)
     except StreamingNodeError:
         return False
-    return (directory / UNFINISHED_NAME / "CURRENT").is_file() if floor is None else not floor.term
+    return floor is not None and not floor.term
 
 
 def warn_of_unfinished(report: Report) -> None:

@@ -14,7 +14,8 @@ from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest, DataFile, decode_manifest, manifest_crc32c
 from streamingnode.verification.file_check import walk_data_file
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
-from wal.errors import StreamingNodeError, UnsupportedFormat
+from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
+from wal.files import read_regular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,13 @@ def named_paths(directory: Path) -> set[str] | None:
 def _walk_cut(walk: _Walk, number: int) -> Iterator[int]:
     place = manifest_path(number)
     try:
-        content = (walk.directory / place).read_bytes()
+        content = read_regular(walk.directory / place)
     except FileNotFoundError:
         walk.before = None  # retention took it since it was listed, and those before it
+        return
+    except Corrupt as error:
+        walk.report.damage(Kind.UNREADABLE, place, error.happened, REPAIR)
+        walk.before = None
         return
     manifest = _decode(walk, number, place, content)
     yield len(content)

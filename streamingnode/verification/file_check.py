@@ -5,6 +5,7 @@ say which rows a changed byte takes, and that the rows are those the manifest co
 names is asked who it is, so that a swapped or foreign one is called that.
 """
 
+import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import pyarrow.parquet as pq
 from flusher.files.rows import OFFSET, TICK, VCHANNEL
 from flusher.manifest import CutManifest, DataFile, SegmentFile
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
+from wal.errors import Corrupt
+from wal.files import open_binary
 
 CHUNK_BYTES = 1 << 20
 
@@ -29,11 +32,14 @@ def walk_data_file(
     """Check one file and yield the bytes read after each step; return whether it is missing."""
     path = directory / file.path
     try:
-        length, checksum = yield from measure_file(path)
+        length, checksum = yield from measure_file(path, expected_bytes=file.bytes)
     except FileNotFoundError:
         return True
     except OSError as error:
         report.damage(Kind.UNREADABLE, file.path, f"cannot be read: {error.strerror}", REPAIR)
+        return False
+    except Corrupt as error:
+        report.damage(Kind.UNREADABLE, file.path, error.happened, REPAIR)
         return False
     report.count("segments" if isinstance(file, SegmentFile) else "delete files")
     if length != file.bytes:
@@ -50,10 +56,16 @@ def walk_data_file(
     return False
 
 
-def measure_file(path: Path) -> Generator[int, None, tuple[int, int]]:
-    """Return length and CRC32C of a file, yielding the bytes read after each chunk. Raises `OSError`."""
+def measure_file(path: Path, *, expected_bytes: int | None = None) -> Generator[int, None, tuple[int, int]]:
+    """Return length and CRC32C of a file, yielding the bytes read after each chunk. Raises `OSError`, `Corrupt`.
+
+    Nothing is read of a file with another length than the expected one, which may be a terabyte of holes.
+    """
     length = checksum = 0
-    with path.open("rb") as stream:
+    with open_binary(path) as stream:
+        size_bytes = os.fstat(stream.fileno()).st_size
+        if size_bytes != (expected_bytes or size_bytes):
+            return size_bytes, 0
         while chunk := stream.read(CHUNK_BYTES):
             length += len(chunk)
             checksum = crc32c.crc32c(chunk, checksum)

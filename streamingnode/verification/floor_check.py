@@ -7,12 +7,14 @@ last fifth of a second had come. That is worth a warning, because a flipped bit 
 from pathlib import Path
 
 from streamingnode.verification.finding import REPAIR, Kind, Report
-from wal.errors import StreamingNodeError, UnsupportedFormat
+from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
+from wal.files import read_regular
 from wal.rocks.floor import (
     CLAIM_BYTES,
     CLAIM_OFFSET,
     FLOOR_BYTES,
     FLOOR_NAME,
+    FLOOR_READ_BYTES_MAX,
     PROMISE_OFFSET,
     SLOT_BYTES,
     Floor,
@@ -28,9 +30,12 @@ _NEXT_START = "nothing to do: the next start writes it again"
 def check_floor(directory: Path, report: Report) -> Floor | None:
     """Check the floor file and return what it says; None when it says nothing."""
     try:
-        data = (directory / FLOOR_NAME).read_bytes()
+        data = read_regular(directory / FLOOR_NAME, bytes_max=FLOOR_READ_BYTES_MAX)
     except FileNotFoundError:
         report.damage(Kind.MISSING, FLOOR_NAME, "without it nobody knows how far the log had come", REPAIR)
+        return None
+    except Corrupt as error:
+        report.damage(Kind.UNREADABLE, FLOOR_NAME, error.happened, REPAIR)
         return None
     report.count("floor files")
     report.bytes += len(data)

@@ -15,8 +15,9 @@ from anyio import to_thread
 
 from spark_sink.ingestion.durable import write_durably
 from streamingnode.verification.finding import Report, Severity
-from wal.errors import OnShutdown, StreamingNodeError
+from wal.errors import Corrupt, OnShutdown, StreamingNodeError
 from wal.event_log import event_log
+from wal.files import read_regular
 
 SCRUB_FILE = "scrub.json"
 SETTLE_S = 60.0
@@ -51,8 +52,8 @@ NEVER = ScrubStatus()
 def read_status(directory: Path) -> ScrubStatus:
     """Return the last round's result as the node directory has it; `NEVER` without one. Blocks."""
     try:
-        return msgspec.json.decode((directory / SCRUB_FILE).read_bytes(), type=ScrubStatus)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(read_regular(directory / SCRUB_FILE), type=ScrubStatus)
+    except (FileNotFoundError, Corrupt, msgspec.DecodeError, UnicodeDecodeError):
         return NEVER
 
 

@@ -166,10 +166,10 @@ def test_cut_given_up_while_its_files_are_read_is_no_damage(tmp_path: Path, monk
         node.log.cut()
         source, read = await node.source(table), NodeDirectory.read
 
-        def read_late(directory: NodeDirectory, path: str) -> bytes:
+        def read_late(directory: NodeDirectory, path: str, **bounds: int) -> bytes:
             if path.endswith(".parquet"):
                 give_up_cut(tmp_path, 1)
-            return read(directory, path)
+            return read(directory, path, **bounds)
 
         monkeypatch.setattr(NodeDirectory, "read", read_late)
         with pytest.raises(Truncated):
@@ -190,10 +190,10 @@ def test_cut_of_others_given_up_while_manifests_are_read_refuses_nothing(
         node.log.cut()
         source, read = await node.source(table), NodeDirectory.read
 
-        def read_late(directory: NodeDirectory, path: str) -> bytes:
+        def read_late(directory: NodeDirectory, path: str, **bounds: int) -> bytes:
             if path == manifest_path(1):
                 give_up_cut(tmp_path, 1)
-            return read(directory, path)
+            return read(directory, path, **bounds)
 
         monkeypatch.setattr(NodeDirectory, "read", read_late)
         assert read_snapshot(source).num_rows == 1

@@ -20,9 +20,11 @@ from flusher.manifest import (
     PartitionEntry,
     SegmentFile,
     VChannelEntry,
+    delete_path,
     encode_manifest,
     manifest_crc32c,
     manifest_name,
+    segment_path,
 )
 from spark_sink.table.arrow_types import AnyField
 
@@ -212,7 +214,7 @@ class NodeBuilder:
                 number = self._id()
                 flat = [{name: value for name, value in row.flat().items() if name != "_partition"} for row in rows]
                 table = pa.Table.from_pylist(flat, schema=pa.schema([*collection.schema, *SYSTEM]))
-                described = self._write(f"segments/{collection.id}/{number}.parquet", table, collection, vchannel)
+                described = self._write(segment_path(collection.id, number), table, collection, vchannel)
                 yield SegmentFile(segment_id=number, partition_id=partition, **msgspec.structs.asdict(described))
         collection.new = {}
 
@@ -220,7 +222,7 @@ class NodeBuilder:
         for vchannel, rows in collection.deletes.items():
             schema = pa.schema([collection.schema.field(collection.key), *SYSTEM])
             table = pa.Table.from_pylist(rows, schema=schema)
-            path = f"deletes/{collection.id}/{self.number}-{vchannel}.parquet"
+            path = delete_path(collection.id, self.number, vchannel)
             yield DeleteFile(**msgspec.structs.asdict(self._write(path, table, collection, vchannel)))
         collection.deletes = {}
 

@@ -11,6 +11,7 @@ import secrets
 from pathlib import Path
 
 from wal.errors import ChannelFenced
+from wal.files import open_regular
 from wal.rocks.floor import CLAIM_BYTES, CLAIM_OFFSET, FLOOR_NAME, decode_claim_term, encode_claim
 
 NONCE_BYTES = 16
@@ -26,7 +27,7 @@ class Claim:
         """The latest term claimed; 0 before the first."""
         self._path = directory / FLOOR_NAME
         self._place = str(self._path)
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor = open_regular(self._path, os.O_RDWR)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._identity = _identity(os.fstat(self._descriptor))
         self._before = self._mine = self._taking = os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET)

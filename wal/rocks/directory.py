@@ -1,10 +1,13 @@
 """Making and opening the database of a node directory, so that a crash at any step leaves something that opens.
 
-Creation, in this order, each step synced: the database under a temporary name, with its facts; the floor file; the database
-under its own name. A crash before the last step leaves a temporary database, and at most a floor that has seen nothing:
-the next open starts again. Later on, a database without a floor or a floor without its database is damage.
+A node is made in a directory that is new or empty, or where the making of one was cut off; nothing else is touched. In
+this order, each step synced: the floor file; the database under a temporary name, with its facts; the database under its own
+name. A crash before the last step leaves a floor that has seen nothing, and at most a temporary database: by that floor,
+which carries a magic number and a checksum, the next open knows that it may start again. Later on, a database without a
+floor or a floor without its database is damage.
 """
 
+import os
 import shutil
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,9 +19,18 @@ from rocksdict import AccessType, DBRecoveryMode, Rdict, WriteBatch
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
 from wal.event_log import event_log
 from wal.failpoint import failpoint
+from wal.files import read_regular, sync_directory
 from wal.rocks.failures import classify_failure
 from wal.rocks.file_numbers import keep_numbers_apart
-from wal.rocks.floor import Floor, create_floor, read_floor
+from wal.rocks.floor import (
+    FLOOR_BYTES,
+    FLOOR_NAME,
+    FLOOR_TEMPORARY_NAME,
+    Floor,
+    create_floor,
+    is_begun_floor,
+    read_floor,
+)
 from wal.rocks.framing import check_framing
 from wal.rocks.keys import FORMAT_KEY, META_VERSION_KEY, NODE_ID_KEY, TERM_KEY, encode_number
 from wal.rocks.options import (
@@ -30,15 +42,16 @@ from wal.rocks.options import (
     memtable_settings,
     replay_memtable_bytes,
 )
+from wal.rocks.ownership import LOCK_NAME
 from wal.rocks.recovery import STORE_FORMAT, Survey, judge, survey
-from wal.rocks.replacement import finish_replacement
+from wal.rocks.replacement import database_path, finish_replacement
 from wal.rocks.torn_manifest import drop_torn_end, has_torn_end, without_torn_end
 from wal.rocks.torn_tail import drop_behind_holes
-from wal.synced_names import sync_directory
 
 _log = event_log(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
+NAMED_MAX = 5
 BACKUP_RECORD_NAME = "backup.json"
 """Marks a directory as a backup; opening it as a node would change it."""
 
@@ -61,29 +74,54 @@ def make_directory(directory: Path) -> None:
 def prepare_database(directory: Path, options: RocksOptions, make_node_id: Callable[[], str]) -> Floor:
     """Make the database if there is none yet, and return the floor of the directory. The caller owns the directory.
 
-    Raises `UnsupportedFormat` for a directory that holds something else, `Corrupt` when half of a node is missing,
-    `InvalidArgument` for a backup.
+    Raises as `check_place`.
     """
+    check_place(directory)  # once more, now that nobody else makes a node here
     if finish_replacement(directory):
         _log.warning("interrupted_repair_finished", directory=str(directory))
-    if (directory / BACKUP_RECORD_NAME).exists():
+    if not (directory / DATABASE_NAME).exists():
+        _create(directory, options, make_node_id())
+    floor = read_floor(directory)
+    assert floor is not None, "checked above, or just made"
+    return floor
+
+
+def check_place(directory: Path) -> None:
+    """Return if a node is in this directory, or one may be made in it. Changes nothing.
+
+    Raises `UnsupportedFormat` naming what is there when that is something else, `Corrupt` when half of a node is missing,
+    `InvalidArgument` for a backup, `OSError`.
+    """
+    names = set(os.listdir(directory)) - {"lost+found"}  # noqa: PTH208 - names are all we need
+    if BACKUP_RECORD_NAME in names:
         raise InvalidArgument(f"{directory} is a backup — run: streamingnode restore {directory} <new directory>")
-    database, floor = directory / DATABASE_NAME, read_floor(directory)
+    floor, database = read_floor(directory), database_path(directory)
     if database.exists():
-        if not (database / "CURRENT").exists() and floor is None:
+        if floor is None and not (database / "CURRENT").exists():
             raise UnsupportedFormat(f"{directory} holds a {DATABASE_NAME} that is no node's — choose another directory")
         if floor is None:
             raise Corrupt(
                 f"{directory} has a database and no floor file — "
                 f"restore a backup, or run: streamingnode repair {directory} --dry-run"
             )
-        return floor
-    if floor is not None and floor.term:
+    elif floor is not None and floor.term:
         raise Corrupt(f"{directory} has a floor file and no database — restore it from a backup")
-    _create(directory, options, make_node_id())
-    created = read_floor(directory)
-    assert created is not None
-    return created
+    elif strangers := sorted(name for name in names if not _is_of_creation(directory, name, begun=floor is not None)):
+        named = ", ".join(map(repr, strangers[:NAMED_MAX])) + (" and more" if len(strangers) > NAMED_MAX else "")
+        raise UnsupportedFormat(f"{directory} holds {named} and no node — choose a new or an empty directory")
+
+
+def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
+    """Whether the making of a node that was cut off leaves this; with `begun` there is a floor that has seen nothing."""
+    if name not in {LOCK_NAME, FLOOR_TEMPORARY_NAME}:
+        return begun and name in {FLOOR_NAME, DATABASE_NAME + TEMPORARY_SUFFIX}
+    try:
+        content = read_regular(directory / name, bytes_max=FLOOR_BYTES)
+    except FileNotFoundError:  # whoever makes a node here right now has gone on
+        return True
+    except Corrupt:
+        return False
+    return is_begun_floor(content) if name == FLOOR_TEMPORARY_NAME else not content.strip(b"0123456789\n")
 
 
 def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Survey:
@@ -193,8 +231,11 @@ def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
 
 
 def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
+    create_floor(directory, node_id)
+    failpoint("recovery.floor_created")
+    sync_directory(directory)
     path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
-    shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)  # made behind a floor of ours: nobody else's
     with classified(directory):
         database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), create=True)
         facts = WriteBatch(raw_mode=True)
@@ -208,9 +249,6 @@ def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
         database.close()
     sync_directory(path)
     failpoint("recovery.database_created")
-    create_floor(directory, node_id)
-    failpoint("recovery.floor_created")
-    sync_directory(directory)
     path.rename(directory / DATABASE_NAME)
     failpoint("recovery.database_renamed")
     sync_directory(directory)

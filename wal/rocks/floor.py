@@ -20,14 +20,18 @@ import crc32c
 import msgspec
 
 from wal.errors import Corrupt, UnsupportedFormat
+from wal.files import open_regular, read_regular
 
 FLOOR_NAME = "floor"
+FLOOR_TEMPORARY_NAME = f"{FLOOR_NAME}.tmp"
 FLOOR_FORMAT = 1
 FLOOR_MAGIC = b"SNFL"
 SLOT_BYTES = 4096
 PROMISE_OFFSET = 2 * SLOT_BYTES
 CLAIM_OFFSET = PROMISE_OFFSET + 512
 FLOOR_BYTES = 3 * SLOT_BYTES
+FLOOR_READ_BYTES_MAX = 16 * FLOOR_BYTES
+"""A longer file is no floor file; what a shorter one has behind its end is nobody's."""
 
 _HEAD = struct.Struct("<I4sHH32sQQQQ")
 """checksum, magic, format, log count, node id, generation, term, tick, version of the state map."""
@@ -142,10 +146,10 @@ def create_floor(directory: Path, node_id: str) -> None:
 
 def write_floor(directory: Path, floor: Floor) -> None:
     """Replace the floor file of a node nobody has open: whole or not at all. The caller syncs the directory."""
-    temporary = directory / f"{FLOOR_NAME}.tmp"
+    temporary = directory / FLOOR_TEMPORARY_NAME
     slot = encode_slot(msgspec.structs.replace(floor, generation=0))
     data = slot.ljust(FLOOR_BYTES, b"\0")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    descriptor = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode=0o600)
     try:
         os.pwrite(descriptor, data, 0)
         os.fsync(descriptor)
@@ -154,10 +158,15 @@ def write_floor(directory: Path, floor: Floor) -> None:
     temporary.rename(directory / FLOOR_NAME)
 
 
+def is_begun_floor(data: bytes) -> bool:
+    """Whether a temporary file is a floor of ours, or what a crash leaves of one: nothing, zeros, or a part of it."""
+    return len(data) <= FLOOR_BYTES and (not any(data) or data[_CHECKSUM_BYTES:][: len(FLOOR_MAGIC)] == FLOOR_MAGIC)
+
+
 def read_floor(directory: Path) -> Floor | None:
-    """Return the floor of a node directory, None when there is no floor file."""
+    """Return the floor of a node directory, None when there is no floor file. Raises `Corrupt`, `UnsupportedFormat`."""
     try:
-        return decode_floor((directory / FLOOR_NAME).read_bytes())
+        return decode_floor(read_regular(directory / FLOOR_NAME, bytes_max=FLOOR_READ_BYTES_MAX))
     except FileNotFoundError:
         return None
 
@@ -168,7 +177,7 @@ class FloorFile:
     __slots__ = ("_descriptor", "_dirty", "_floor", "_positions")
 
     def __init__(self, directory: Path, floor: Floor) -> None:
-        self._descriptor = os.open(directory / FLOOR_NAME, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor = open_regular(directory / FLOOR_NAME, os.O_RDWR)
         self._positions = dict(floor.positions)
         self._floor = msgspec.structs.replace(floor, generation=floor.generation + 1, positions=self._positions)
         self._dirty = False

@@ -7,6 +7,7 @@ finds by itself. Layout: RocksDB's wiki, "Write Ahead Log File Format".
 """
 
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 import crc32c
 
 from wal.errors import Corrupt
+from wal.files import not_regular, open_binary
 
 BLOCK_BYTES = 32 << 10
 RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
@@ -31,7 +33,10 @@ _CRC_MASK = 0xA282EAD8
 
 
 def check_framing(database: Path) -> None:
-    """Raise `Corrupt`, with file and byte, for a record that RocksDB would not get past. Blocks; changes nothing."""
+    """Raise `Corrupt`, with file and byte, for what RocksDB would not get past. Blocks; changes nothing."""
+    for entry in sorted(os.scandir(database), key=lambda each: each.name):
+        if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
+            raise not_regular(Path(entry.path))  # RocksDB would wait for ever for a pipe
     for path in sorted((*database.glob("MANIFEST-*"), *database.glob("*.log"))):
         with _mapped(path) as data:
             at = next(recycled_records(data), None)
@@ -98,17 +103,18 @@ def _checksum(type_and_content: bytes) -> int:
 @contextmanager
 def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
     """Yield a file's content; nothing of one too short to map, which is made and not written yet."""
-    size_bytes = path.stat().st_size
-    if size_bytes < _HEADER.size:
-        yield b""
-        return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as data:
-        yield data
+    with open_binary(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes < _HEADER.size:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as data:
+            yield data
 
 
 def first_sequence(path: Path) -> int | None:
     """Return the number that RocksDB gave the first change in one of its log files; None when nothing is in it."""
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         head = file.read(_HEADER.size + _SEQUENCE.size)
     if len(head) < _HEADER.size + _SEQUENCE.size or head[_HEADER.size - 1] == _PADDING:
         return None

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from wal.errors import AlreadyOwned, StorageFailed
+from wal.files import open_regular
 
 LOCK_NAME = "node.lock"
 _PID_BYTES_MAX = 32
@@ -36,14 +37,14 @@ class DirectoryLock:
     def _take(self, directory: Path) -> None:
         lock = self._open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
         self._lock(lock, directory, holder=lock)
-        self._lock(self._open(directory, os.O_RDONLY), directory, holder=lock)
+        self._lock(self._open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), directory, holder=lock)
         pid = f"{os.getpid()}\n".encode()
         os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
         os.ftruncate(lock, len(pid))
 
     def _open(self, path: Path, flags: int) -> int:
         try:
-            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, flags) if flags & os.O_DIRECTORY else open_regular(path, flags, mode=0o600)
         except OSError as error:
             raise StorageFailed(f"cannot open {path}: {error.strerror} — make it writable for this user") from error
         self._descriptors.append(descriptor)

@@ -20,6 +20,7 @@ from wal.errors import AlreadyOwned, ChannelFenced, Corrupt, StorageFull
 from wal.failpoint import failpoint
 from wal.rocks.claim import Claim
 from wal.rocks.directory import (
+    check_place,
     classified,
     make_directory,
     open_database,
@@ -77,6 +78,7 @@ def take_directory(directory: Path, options: RocksOptions, surroundings: Surroun
     make_directory(directory)
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
+        check_place(directory)  # before anything is put there, the lock included
         lock = DirectoryLock(directory)
         undo.callback(lock.release)
         failpoint("recovery.directory_locked")

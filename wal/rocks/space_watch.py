@@ -12,7 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from wal.errors import Corrupt
 from wal.event_log import event_log
+from wal.files import open_regular
 from wal.rocks.options import DATABASE_NAME
 from wal.rocks.space import (
     EXHAUSTED_BYTES,
@@ -141,7 +143,7 @@ class SpaceWatch:
     def _resize(self, held_bytes: int, wanted_bytes: int) -> bool:
         """Return whether the reserve has that size now; one that cannot be had is done without and asked for again later."""
         try:
-            descriptor = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_regular(self._reserve, os.O_RDWR | os.O_CREAT, mode=0o600)
             try:
                 if wanted_bytes < held_bytes:
                     os.ftruncate(descriptor, wanted_bytes)
@@ -149,7 +151,7 @@ class SpaceWatch:
                     _allocate(descriptor, held_bytes, wanted_bytes)
             finally:
                 os.close(descriptor)
-        except OSError as error:
+        except (OSError, Corrupt) as error:
             _log.info("reserve_not_held", path=str(self._reserve), wanted_bytes=wanted_bytes, error=str(error))
             return False
         _log.info("reserve_resized", path=str(self._reserve), before_bytes=held_bytes, bytes=wanted_bytes)

@@ -12,25 +12,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from wal.errors import Corrupt
+from wal.files import read_regular, sync_directory
 from wal.rocks.framing import torn_end
-from wal.synced_names import sync_directory
 
 LOOK_ALIKE_SUFFIX = ".look.tmp"
 _COPIED = ("CURRENT", "rocksdict-config.json")
 """Written in place by whoever opens a database, so never shared with the original."""
 _LEFT_OUT = ("LOCK", "LOG")
+_CURRENT_BYTES_MAX = 4096
 
 
 def manifest_of(database: Path) -> Path:
-    """Return the manifest that a database goes by. Raises `OSError`."""
-    return database / (database / "CURRENT").read_text("utf-8").strip()
+    """Return the manifest that a database goes by. Raises `OSError`, `Corrupt`."""
+    return database / read_regular(database / "CURRENT", bytes_max=_CURRENT_BYTES_MAX).decode().strip()
 
 
 def has_torn_end(database: Path) -> bool:
     """Whether the manifest ends with something torn, and nothing whole behind it."""
     try:
         return torn_end(manifest_of(database)) is not None
-    except (OSError, ValueError):  # CURRENT is gone, or names no file
+    except (OSError, ValueError, Corrupt):  # CURRENT is gone, or names no file
         return False
 
 

@@ -14,7 +14,6 @@ import flusher.snapshot
 import streamingnode.snapshot
 from bench.chaos.seeded.bug import Right, SeededBug
 from flusher.buffers.file_in_progress import FileInProgress
-from flusher.cuts.cut_log import cut_numbers, file_paths, read_cut
 from flusher.cuts.open_cut import OpenCut
 from flusher.flush_run import FlushRun
 from flusher.removal.retention import Retention
@@ -141,15 +140,12 @@ def _drops_not_saved(right: Right) -> Right:
     return snapshot
 
 
-def _newest_cut_orphaned(right: Right) -> Right:
-    def named_files(directory: Any) -> set[str] | None:
-        newest = max(cut_numbers(directory), default=0)
-        named: set[str] | None = right(directory)
-        if named is None or not newest:
-            return named
-        return named - {*file_paths(read_cut(directory, newest).manifest)}
+def _earlier_cuts_orphaned(right: Right) -> Right:
+    def is_of_cut(path: str, number: int, segment_ids: range) -> bool:
+        found: bool = right(path, number, range(1, segment_ids.stop))
+        return found
 
-    return named_files
+    return is_of_cut
 
 
 def _truncation_forgets_readers(right: Right) -> Right:
@@ -184,7 +180,7 @@ OTHERS = (
     SeededBug("a state later than asked for", flusher.snapshot, "_up_to", _later_than_asked),
     SeededBug("a dropped partition keeps its rows", flusher.snapshot, "_live_partitions", _partitions_live_for_ever),
     SeededBug("a dropped collection comes back", ShardState, "snapshot", _drops_not_saved),
-    SeededBug("files of the newest cut collected", flusher.removal.orphans, "_named_files", _newest_cut_orphaned),
+    SeededBug("files of earlier cuts collected", flusher.removal.orphans, "_is_of_cut", _earlier_cuts_orphaned),
     SeededBug("truncation forgets readers", Retention, "enforce", _truncation_forgets_readers),
     SeededBug("truncation follows the furthest reader", NamedReaders, "lease", _furthest_reader),
 )

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
+import crc32c
 import pytest
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
-from flusher.cuts.cut_log import file_paths
+from flusher.cuts.cut_log import CutLog, file_paths
 from flusher.cuts.cut_writer import CutPoint, build_manifest, check_same_cut, publish_cut
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest, SegmentFile
 from flusher.removal.orphans import cut_ahead, remove_orphans
+from flusher.removal.retention import SET_ASIDE_SUFFIX, finish_removal
 from interceptors.shard.state import ShardState
 from wal.errors import Corrupt
 
@@ -56,54 +58,96 @@ def files(root: Path) -> set[str]:
     return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
 
-def test_only_temporary_and_unnamed_data_files_are_removed(tmp_path: Path) -> None:
+def test_only_what_the_cut_in_the_making_wrote_is_removed(tmp_path: Path) -> None:
     directory = NodeDirectory(tmp_path)
     manifest, _ = publish(directory, 1)
     kept = [
         "leases/t.json.tmp",
         "log/CURRENT",
         "segments/1/note.txt",
-        *file_paths(manifest),
-        "cuts/0000000000000001.json",
-    ]
-    touch(tmp_path, *kept[:3])
-    rubbish = [
-        "segments/1/9.parquet",
+        "segments/1/2.parquet",  # an id from before the last cut
+        "segments/1/21.parquet",  # one that the log has not given
+        "segments/1/012.parquet",
+        "segments/1/12.png",
+        "segments/images/12.parquet",
+        "segments/12.parquet",
+        "segments/1/deep/12.parquet",
         "segments/1/1.parquet.tmp",
-        "deletes/1/1-v.parquet",
+        "deletes/1/0000000001-p0_1v0.parquet",
+        "deletes/1/0000000002-mine.parquet",
+        "deletes/2/0000000002-p0_1v0.parquet",
+        "cuts/0000000000000003.json.tmp",
+        "cuts/notes.json.tmp",
+    ]
+    rubbish = [
+        "segments/1/12.parquet",
+        "segments/1/20.parquet.tmp",
+        "deletes/1/0000000002-p0_1v0.parquet",
+        "deletes/1/0000000002-p0_1v1.parquet.tmp",
         "cuts/0000000000000002.json.tmp",
     ]
-    touch(tmp_path, *rubbish)
-    assert sorted(remove_orphans(directory, first_kept=1)) == sorted(rubbish)
+    touch(tmp_path, *kept, *rubbish)
+    kept += [*file_paths(manifest), "cuts/0000000000000001.json"]
+    assert sorted(remove_orphans(directory, 2, segment_ids=range(10, 21), ahead=None)) == sorted(rubbish)
     assert files(tmp_path) == set(kept)
-    assert remove_orphans(directory, first_kept=1) == []
+    assert remove_orphans(directory, 2, segment_ids=range(10, 21), ahead=None) == []
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn"])
-@pytest.mark.parametrize("damaged", [1, 2])
-def test_nothing_that_might_be_data_is_removed_while_a_manifest_is_damaged(
-    tmp_path: Path, damaged: int, damage: str
-) -> None:
+def test_files_of_a_cut_ahead_of_its_checkpoint_stay(tmp_path: Path) -> None:
     directory = NodeDirectory(tmp_path)
-    for number in (1, 2, 3):
-        publish(directory, number)
-    manifest = tmp_path / f"cuts/{damaged:016}.json"
-    if damage == "missing":
-        manifest.unlink()
-    else:
-        manifest.write_bytes(manifest.read_bytes()[:-20])
-    touch(tmp_path, "segments/1/7.parquet.tmp")
-    assert remove_orphans(directory, first_kept=1) == ["segments/1/7.parquet.tmp"]
-    assert f"segments/1/{damaged}.parquet" in files(tmp_path)
+    publish(directory, 1)
+    touch(tmp_path, "segments/1/2.parquet", "segments/1/1.parquet.tmp")
+    ahead = cut_ahead(directory, NO_CHECKPOINT)
+    removed = remove_orphans(directory, 1, segment_ids=range(1, 9), ahead=ahead)
+    assert sorted(removed) == ["segments/1/1.parquet.tmp", "segments/1/2.parquet"]
+    assert files(tmp_path) == {"segments/1/1.parquet", "cuts/0000000000000001.json"}
 
 
-@pytest.mark.parametrize("first_kept", [3, 2], ids=["all the round was to take", "more than it took"])
-def test_what_a_cut_named_that_retention_took_is_removed(tmp_path: Path, first_kept: int) -> None:
+def chain(directory: NodeDirectory, cuts: int) -> None:
+    crc32c = 0
+    for number in range(1, cuts + 1):
+        _, crc32c = publish(directory, number, crc32c)
+
+
+def set_aside(root: Path, number: int) -> Path:
+    manifest = root / f"cuts/{number:016}.json"
+    return manifest.rename(manifest.with_name(manifest.name + SET_ASIDE_SUFFIX))
+
+
+def test_a_removal_that_a_crash_cut_off_goes_on_with_what_its_manifest_named(tmp_path: Path) -> None:
     directory = NodeDirectory(tmp_path)
-    for number in (1, 2, 3):
-        publish(directory, number)
-    (tmp_path / "cuts/0000000000000001.json").unlink()
-    assert remove_orphans(directory, first_kept=first_kept) == ["segments/1/1.parquet"]
+    chain(directory, 3)
+    aside = set_aside(tmp_path, 1)
+    removed = finish_removal(CutLog(directory))
+    assert removed == ["segments/1/1.parquet", aside.relative_to(tmp_path).as_posix()]
+    assert "segments/1/2.parquet" in files(tmp_path)
+    assert finish_removal(CutLog(directory)) == []
+
+
+@pytest.mark.parametrize("damage", ["torn", "of another history", "under another number", "before a cut that is lost"])
+def test_a_manifest_set_aside_that_is_none_of_ours_removes_nothing(tmp_path: Path, damage: str) -> None:
+    directory = NodeDirectory(tmp_path)
+    chain(directory, 3)
+    aside = set_aside(tmp_path, 1)
+    match damage:
+        case "torn":
+            aside.write_bytes(aside.read_bytes()[:-20])
+        case "of another history":
+            aside.write_bytes(aside.read_bytes().replace(b"p0_1v0", b"p1_1v0"))
+            document = aside.read_bytes().partition(b"\n")[0]
+            aside.write_bytes(document + b"\ncrc32c:%08x\n" % crc32c.crc32c(document))
+        case "under another number":
+            aside.rename(aside.with_name(f"{9:016}.json{SET_ASIDE_SUFFIX}"))
+        case _:
+            (tmp_path / "cuts/0000000000000002.json").unlink()
+    before = files(tmp_path)
+    assert finish_removal(CutLog(directory)) == []
+    assert files(tmp_path) == before
+
+
+def test_a_lost_directory_of_cuts_is_named_and_corrupt(tmp_path: Path) -> None:
+    with pytest.raises(Corrupt, match="cuts holds no cut and the checkpoint is at 2"):
+        cut_ahead(NodeDirectory(tmp_path), Checkpoint(cut_number=2))
 
 
 def test_the_cut_the_checkpoint_knows_is_not_ahead_and_the_next_one_is(tmp_path: Path) -> None:

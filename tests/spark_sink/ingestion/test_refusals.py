@@ -42,7 +42,8 @@ def test_a_restored_node_that_went_on_is_refused(node: NodeBuilder, tmp_path: Pa
     ingest()
     shutil.rmtree(node.path)
     shutil.copytree(other, node.path)
-    node.number, node.crc = 1, CutLog(node.path).read(1).crc32c
+    first = CutLog(node.path).read(1)
+    node.number, node.crc, node.cut_tick = 1, first.crc32c, first.tick
     node.insert("orders", orders(2))
     node.cut()
     node.cut()

@@ -16,7 +16,7 @@ from tests.wal.rocks.damaged_directory import (
 )
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.rocks.directory import prepare_database
-from wal.rocks.floor import FLOOR_NAME
+from wal.rocks.floor import FLOOR_BYTES, FLOOR_NAME
 from wal.rocks.keys import FORMAT_KEY, encode_number, entry_key
 from wal.rocks.store import open_rocks_store
 
@@ -157,18 +157,23 @@ async def test_a_directory_with_a_log_of_something_else_is_left_alone(tmp_path: 
     assert (tmp_path / "log" / "server.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("step", ["database", "temporary floor", "floor"])
+@pytest.mark.parametrize("step", ["lock", "empty floor", "torn floor", "temporary floor", "floor", "database"])
 async def test_a_creation_that_was_cut_short_starts_again(tmp_path: Path, step: str) -> None:
     node = tmp_path
     await anyio.to_thread.run_sync(prepare_database, node, NO_LOW_WATER, lambda: "n")
     (node / "log").rename(node / "log.tmp")
     (node / "log.tmp" / "CURRENT").write_bytes(b"")
+    (node / "node.lock").write_text("4711\n")
+    if step != "database":
+        shutil.rmtree(node / "log.tmp")
     match step:
-        case "database":
+        case "lock":
             (node / FLOOR_NAME).unlink()
-        case "temporary floor":
+        case "empty floor" | "torn floor" | "temporary floor":
             (node / FLOOR_NAME).rename(node / "floor.tmp")
+            length = {"empty floor": 0, "torn floor": 100}.get(step, FLOOR_BYTES)
+            (node / "floor.tmp").write_bytes((node / "floor.tmp").read_bytes()[:length])
         case _:
-            assert step == "floor"
+            assert step in {"floor", "database"}
     assert await count_entries(node) == 0
     assert not list(node.glob("*.tmp"))
