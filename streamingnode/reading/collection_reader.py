@@ -7,6 +7,7 @@ missing and nothing twice. A transaction comes whole, with only this collection'
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from numbers import Real
@@ -62,11 +63,18 @@ class CollectionReader:
     """
 
     def __init__(
-        self, services: NodeServices, info: CollectionInfo, options: ReadOptions, *, clock: Clock = time.monotonic
+        self,
+        services: NodeServices,
+        info: CollectionInfo,
+        options: ReadOptions,
+        *,
+        naming_failure: AbstractContextManager[None],
+        clock: Clock = time.monotonic,
     ) -> None:
         self._services = services
         self._info = info
         self._options = options
+        self._naming_failure = naming_failure
         self._clock = clock
         self._pchannel = pchannel_of(info.vchannels[0])
         self._vchannels = frozenset(info.vchannels)
@@ -84,7 +92,8 @@ class CollectionReader:
             raise InvalidArgument("a reader reads once — open another with node.read()")
         self._entered = True
         try:
-            await self._open()
+            with self._naming_failure:
+                await self._open()
         except BaseException:
             await outlast(self.close())
             raise
@@ -142,7 +151,8 @@ class CollectionReader:
             raise InvalidArgument(f"{message!r} is no message — pass one that this reader delivered")
         if self._lease is None:
             raise _not_open()
-        await self._lease.ack(message)
+        with self._naming_failure:
+            await self._lease.ack(message)
 
     async def close(self) -> None:
         """End the reader; idempotent."""
@@ -189,7 +199,8 @@ class CollectionReader:
         """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
         if self._scanner is None:
             raise _not_open()
-        batch = await self._scanner.next_batch()
+        with self._naming_failure:
+            batch = await self._scanner.next_batch()
         delivered = self._merge(batch)
         self._ready.extend(delivered)
         until = self._options.until
