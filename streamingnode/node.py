@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import pyarrow as pa
@@ -48,23 +48,20 @@ from wal.errors import InvalidArgument
 from wal.message_type import MessageType
 from wal.outlast import outlast
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Call = TypeVar("Call", bound=Callable[..., Coroutine[Any, Any, object]])
 
 ALL = DeliverPolicy.all()
 
 
-def _naming_failure(
-    call: Callable[Concatenate["Node", P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["Node", P], Coroutine[Any, Any, T]]:
-    """Have a call that waits while its node fails say what failed; appends do so by themselves."""
+def _naming_failure(call: Call) -> Call:
+    """Have a call that waits while its node fails say what failed; the appends of rows do so by themselves."""
 
     @wraps(call)
-    async def named(node: "Node", *arguments: P.args, **options: P.kwargs) -> T:
-        with node._supervisor.naming_failure:  # noqa: SLF001 - a method of it
+    async def named(node: "Node", *arguments: Any, **options: Any) -> Any:
+        with node._supervisor.naming_failure:  # noqa: SLF001 - for the class below
             return await call(node, *arguments, **options)
 
-    return named
+    return cast("Call", named)
 
 
 class Node(NodeFacts):
@@ -84,8 +81,8 @@ class Node(NodeFacts):
         self._supervisor = supervisor
         self._parts = parts
         """What closing leaves, in reverse order."""
-        self._appends = {pchannel: _append_naming_failure(supervisor, append) for pchannel, append in services.appends.items()}
-        self._targets = WriteTargets(self._appends)
+        naming = {name: _append_naming_failure(supervisor, append) for name, append in services.appends.items()}
+        self._targets = WriteTargets(naming)
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
             supervisor.spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
@@ -170,6 +167,7 @@ class Node(NodeFacts):
             keepalive_ms=keepalive_ms,
         )
 
+    @_naming_failure
     async def begin_transaction(
         self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
     ) -> int:
@@ -181,6 +179,7 @@ class Node(NodeFacts):
         begin = begin_group(self._keepalive_ms(keepalive_s))
         return (await self._append(self._pchannel(pchannel), begin, "the begin", timeout)).txn_id
 
+    @_naming_failure
     async def commit_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> WriteResult:
@@ -188,6 +187,7 @@ class Node(NodeFacts):
         commit = commit_group(check_txn_id(txn_id))
         return result_of(await self._append(self._pchannel(pchannel), commit, "the commit", timeout))
 
+    @_naming_failure
     async def rollback_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> None:
@@ -404,7 +404,7 @@ class Node(NodeFacts):
 
     async def _append(self, pchannel: str, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
         self._check_open()
-        append = self._appends[pchannel]
+        append = self._services.appends[pchannel]
 
         def call() -> Awaitable[AppendResult]:
             return append(group)

@@ -42,9 +42,10 @@ def open_node(
     observer: AppendObserver | None = None,
     **settings: object,
 ) -> "OpenNode":
-    """Open the node in directory `path`, made if it is new: `async with open_node(...)`, or `await` it and `aclose` the node.
+    """Return what opens the node in directory `path`, made if it is new: enter it with `async with`, or `await` it.
 
-    None opens a throw-away node: its log in memory, the files of its cuts in a temporary directory.
+    A node that was awaited is closed with `Node.aclose`. None opens a throw-away node: its log in memory, the files of its
+    cuts in a temporary directory.
 
     Settings are those of `streamingnode.config`, for example `open_node("data", durability="os", cut_interval_s=60)`; they
     win over the environment and `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of

@@ -70,7 +70,7 @@ class Supervisor:
 
 
 class NamingFailure:
-    """A context that turns the refusal of a call whose node closed under it into one that names the failure, if there is one.
+    """A context around a call: if the node failed under it, a refusal becomes one that names the failure.
 
     A write whose outcome is open keeps its own error: what is true of it counts more than why.
     """

@@ -15,9 +15,7 @@ import anyio
 T = TypeVar("T")
 
 
-async def outlast(
-    work: Coroutine[Any, Any, T] | asyncio.Task[T], *, on_cancel: Callable[[], None] = lambda: None
-) -> T:
+async def outlast(work: Coroutine[Any, Any, T] | asyncio.Task[T], *, on_cancel: Callable[[], None] = lambda: None) -> T:
     """Return what `work` returns, or raise what it raises; any number of callers may wait for one task.
 
     A cancellation that comes meanwhile calls `on_cancel` and is raised when the work has ended; what that returned or
