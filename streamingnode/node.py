@@ -27,7 +27,7 @@ from streamingnode.config import NodeConfig
 from streamingnode.names import check_name, not_text
 from streamingnode.node_facts import NodeFacts
 from streamingnode.reading.collection_reader import CollectionReader, ReadOptions
-from streamingnode.reading.read_arguments import check_tick, check_types
+from streamingnode.reading.read_arguments import check_passed, check_tick, check_types
 from streamingnode.rows.row_shape import Keys, Rows
 from streamingnode.services import FlushResult, NodeServices
 from streamingnode.supervisor import Supervisor
@@ -239,14 +239,17 @@ class Node(NodeFacts):
         """Return a reader: `async with node.read("orders", DeliverPolicy.latest()) as messages`.
 
         It delivers every message of the collection after where `policy` starts, ticks strictly ascending, and ends after
-        everything at or below the tick `until`, or never. A reader with a `name` keeps its place with `ack` over restarts,
-        holds retention, and takes `policy` only the first time. `types` leaves out other messages and bodies;
-        `include_ticks` adds a message for each tick that passes without one. Opening the block raises `Truncated` when the
-        policy starts below what is kept, and `ReaderBusy` while the name is in use.
+        everything at or below the tick `until`, or with the message that the collection was dropped. A reader with a `name`
+        keeps its place with `ack` over restarts, holds retention, and takes `policy` only the first time. `types` leaves out
+        other messages and bodies; `include_ticks` adds a message for each tick that passes without one. Raises
+        `InvalidArgument` for a tick that is yet to come; opening the block raises `Truncated` when the policy starts below
+        what is kept, `ReaderBusy` while the name is in use, and `CollectionNotFound` when the collection was dropped
+        meanwhile.
         """
         info = self._info(collection)
         chosen = check_types(types)
         options = ReadOptions(policy=policy, until=until, name=name, types=chosen, include_ticks=include_ticks)
+        check_passed(options.policy, options.until, self._services.newest_tick())
         return CollectionReader(self._services, info, options, naming_failure=self._supervisor.naming_failure)
 
     @_naming_failure

@@ -110,6 +110,14 @@ def test_errors_come_out_unchanged() -> None:
         node.flush()
 
 
+@pytest.mark.parametrize("use", [list, lambda reader: list(reader.batches()), lambda reader: reader.ack(reader)])
+def test_reader_outside_of_its_block_says_how_to_use_it(use: Callable[[SyncReader], object]) -> None:
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        with pytest.raises(InvalidArgument, match="inside `with node"):
+            use(node.read("orders"))
+
+
 MISTAKES: dict[str, Callable[[SyncNode], object]] = {
     "a policy in text": lambda node: node.read("orders", cast("Any", "all")),
     "a policy that is not called": lambda node: node.read("orders", cast("Any", sn.DeliverPolicy.all)),
