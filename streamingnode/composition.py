@@ -112,7 +112,7 @@ async def compose(
         supervisor.spawn(channel.keep())
         closing.callback(channel.stop_waiting)
         meter = NodeMeter(channel=channel, flusher=flusher, appends=appends, ticks=ticks, store=store, now_ms=now_ms)
-        services = _services(path, config, store, channel, readers, flusher, meter)
+        services = _services(path, config, store, channel, ticks, readers, flusher, meter)
         supervisor.spawn(services.upkeep.run())
         yield services
     finally:
@@ -236,6 +236,7 @@ def _services(
     config: NodeConfig,
     store: LogStore,
     channel: Channel,
+    ticks: TickAllocator,
     readers: NamedReaders,
     flusher: Flusher,
     meter: NodeMeter,
@@ -274,6 +275,7 @@ def _services(
         flush=flush,
         snapshot=partial(take_snapshot, channel, flusher),
         consistent_tick=consistent_tick,
+        newest_tick=ticks.allocate,
         producers=channel,
         stop_waiting=stop_waiting,
         stop_appends=channel.stop_appends,

@@ -8,9 +8,10 @@ durable (as the node's `durability` says) or raises; nothing is half done. Small
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from functools import partial
+from contextlib import AsyncExitStack
+from functools import partial, wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import pyarrow as pa
@@ -26,9 +27,10 @@ from streamingnode.config import NodeConfig
 from streamingnode.names import check_name, not_text
 from streamingnode.node_facts import NodeFacts
 from streamingnode.reading.collection_reader import CollectionReader, ReadOptions
-from streamingnode.reading.read_arguments import check_tick, check_types
+from streamingnode.reading.read_arguments import check_passed, check_tick, check_types
 from streamingnode.rows.row_shape import Keys, Rows
 from streamingnode.services import FlushResult, NodeServices
+from streamingnode.supervisor import Supervisor
 from streamingnode.verification.finding import Report
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.deadline import read_within, within
@@ -41,14 +43,25 @@ from streamingnode.writing.txn_arguments import check_keepalive_ms, check_txn_id
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
 from streamingnode.writing.write_target import WriteTarget, WriteTargets, pchannel_of
 from wal.adaptor import GRACE_S
-from wal.append import AppendGroup, AppendResult
-from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError
+from wal.append import Append, AppendGroup, AppendResult
+from wal.errors import InvalidArgument
 from wal.message_type import MessageType
+from wal.outlast import outlast
 
-T = TypeVar("T")
-Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
+Call = TypeVar("Call", bound=Callable[..., Coroutine[Any, Any, object]])
 
 ALL = DeliverPolicy.all()
+
+
+def _naming_failure(call: Call) -> Call:
+    """Have a call that waits while its node fails say what failed; the appends of rows do so by themselves."""
+
+    @wraps(call)
+    async def named(node: "Node", *arguments: Any, **options: Any) -> Any:
+        with node._supervisor.naming_failure:  # noqa: SLF001 - for the class below
+            return await call(node, *arguments, **options)
+
+    return cast("Call", named)
 
 
 class Node(NodeFacts):
@@ -60,17 +73,23 @@ class Node(NodeFacts):
     raises `OnShutdown`.
     """
 
-    def __init__(self, services: NodeServices, config: NodeConfig, spawn: Spawn) -> None:
+    def __init__(
+        self, services: NodeServices, config: NodeConfig, supervisor: Supervisor, parts: AsyncExitStack
+    ) -> None:
         self._services = services
         self._config = config
-        self._targets = WriteTargets(services.appends)
+        self._supervisor = supervisor
+        self._parts = parts
+        """What closing leaves, in reverse order."""
+        naming = {name: _append_naming_failure(supervisor, append) for name, append in services.appends.items()}
+        self._targets = WriteTargets(naming)
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
-            spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
+            supervisor.spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
         )
         self._coalesced_rows_max = config.coalescer.insert_rows_max
         self._changes = CatalogChanges(services, self._info, self._append)
-        self._closed: StreamingNodeError | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
     # --- rows -----------------------------------------------------------------------------------------------------------
@@ -148,6 +167,7 @@ class Node(NodeFacts):
             keepalive_ms=keepalive_ms,
         )
 
+    @_naming_failure
     async def begin_transaction(
         self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
     ) -> int:
@@ -159,6 +179,7 @@ class Node(NodeFacts):
         begin = begin_group(self._keepalive_ms(keepalive_s))
         return (await self._append(self._pchannel(pchannel), begin, "the begin", timeout)).txn_id
 
+    @_naming_failure
     async def commit_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> WriteResult:
@@ -166,6 +187,7 @@ class Node(NodeFacts):
         commit = commit_group(check_txn_id(txn_id))
         return result_of(await self._append(self._pchannel(pchannel), commit, "the commit", timeout))
 
+    @_naming_failure
     async def rollback_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> None:
@@ -175,6 +197,7 @@ class Node(NodeFacts):
 
     # --- producers ------------------------------------------------------------------------------------------------------
 
+    @_naming_failure
     async def producer(self, name: str, *, timeout: float | None = None) -> Producer:
         """Open a named producer, made if it is new: its writes can be repeated exactly, after a crash too.
 
@@ -195,6 +218,7 @@ class Node(NodeFacts):
             txn_age_s_max=self._config.txn.age_s_max,
         )
 
+    @_naming_failure
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
         """Forget a producer and its sequences, and fence it; return whether there was one."""
         self._check_open()
@@ -215,16 +239,20 @@ class Node(NodeFacts):
         """Return a reader: `async with node.read("orders", DeliverPolicy.latest()) as messages`.
 
         It delivers every message of the collection after where `policy` starts, ticks strictly ascending, and ends after
-        everything at or below the tick `until`, or never. A reader with a `name` keeps its place with `ack` over restarts,
-        holds retention, and takes `policy` only the first time. `types` leaves out other messages and bodies;
-        `include_ticks` adds a message for each tick that passes without one. Opening the block raises `Truncated` when the
-        policy starts below what is kept, and `ReaderBusy` while the name is in use.
+        everything at or below the tick `until`, or with the message that the collection was dropped. A reader with a `name`
+        keeps its place with `ack` over restarts, holds retention, and takes `policy` only the first time. `types` leaves out
+        other messages and bodies; `include_ticks` adds a message for each tick that passes without one. Raises
+        `InvalidArgument` for a tick that is yet to come; opening the block raises `Truncated` when the policy starts below
+        what is kept, `ReaderBusy` while the name is in use, and `CollectionNotFound` when the collection was dropped
+        meanwhile.
         """
         info = self._info(collection)
         chosen = check_types(types)
         options = ReadOptions(policy=policy, until=until, name=name, types=chosen, include_ticks=include_ticks)
-        return CollectionReader(self._services, info, options)
+        check_passed(options.policy, options.until, self._services.newest_tick())
+        return CollectionReader(self._services, info, options, naming_failure=self._supervisor.naming_failure)
 
+    @_naming_failure
     async def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
         """Return the collection's rows as of a tick, everything acknowledged so far for None.
 
@@ -235,6 +263,7 @@ class Node(NodeFacts):
         check_tick("as_of", as_of)
         return await read_within(timeout, lambda: self._services.snapshot(info, as_of), "the snapshot")
 
+    @_naming_failure
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
         """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes."""
         self._check_open()
@@ -245,6 +274,7 @@ class Node(NodeFacts):
             pchannels = sorted({pchannel_of(self._info(name).vchannels[0]) for name in collections})
         return await read_within(timeout, lambda: self._services.consistent_tick(pchannels), "the tick")
 
+    @_naming_failure
     async def delete_reader(self, collection: str, name: str) -> bool:
         """Forget a named reader and let go of what it holds; return whether there was one. Raises `ReaderBusy` while open.
 
@@ -254,6 +284,7 @@ class Node(NodeFacts):
 
     # --- collections ----------------------------------------------------------------------------------------------------
 
+    @_naming_failure
     async def create_collection(
         self,
         name: str,
@@ -277,11 +308,13 @@ class Node(NodeFacts):
             await self._changes.create_collection(definition, if_not_exists=if_not_exists, timeout=timeout)
         )
 
+    @_naming_failure
     async def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
         """Drop a collection with all its rows; ends open transactions on it. Raises `CollectionNotFound`."""
         self._check_open()
         await self._changes.drop_collection(name, if_exists=if_exists, timeout=timeout)
 
+    @_naming_failure
     async def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
@@ -289,6 +322,7 @@ class Node(NodeFacts):
         info = self._info(collection)
         await self._changes.create_partition(info, partition, if_not_exists=if_not_exists, timeout=timeout)
 
+    @_naming_failure
     async def drop_partition(
         self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
     ) -> None:
@@ -307,6 +341,7 @@ class Node(NodeFacts):
 
     # --- cuts and the end -----------------------------------------------------------------------------------------------
 
+    @_naming_failure
     async def flush(self, *, timeout: float | None = None) -> FlushResult:
         """Make a cut and return it once its files are durable: everything acknowledged before the call is in files.
 
@@ -318,6 +353,7 @@ class Node(NodeFacts):
 
     # --- what is on the disk ----------------------------------------------------------------------------------------------
 
+    @_naming_failure
     async def backup(self, path: str | os.PathLike[str]) -> BackupResult:
         """Copy the node into a new directory while it runs, verify the copy, and return what is in it.
 
@@ -328,6 +364,7 @@ class Node(NodeFacts):
         self._check_open()
         return await self._services.upkeep.back_up(Path(path))
 
+    @_naming_failure
     async def verify(self) -> Report:
         """Read everything the node has on its disk and return what is not as it was written; changes nothing.
 
@@ -336,25 +373,37 @@ class Node(NodeFacts):
         self._check_open()
         return await self._services.upkeep.verify()
 
-    def fail(self, error: BaseException) -> None:
-        """Refuse calls from now on, because background work of the node failed."""
-        self._closed = OnShutdown(f"the node closed because its background work failed: {error!r}")
-        self._closed.__cause__ = error
+    def begin_closing(self) -> "asyncio.Task[None]":
+        """Refuse calls from now on, and close in a task of its own, which is returned; the same one each time."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        return self._closing
 
     async def aclose(self) -> None:
-        """Refuse new calls and return when every insert that was begun has ended; `open_node` then closes the parts.
+        """Refuse new calls, let those that were begun finish, close everything, and let go of the directory. Idempotent.
+
+        Any task may call it. A cancelled call raises that when the node is closed. Raises what failed when it was background
+        work that ended the node.
+        """
+        self._check_loop()
+        await outlast(self.begin_closing())
+        if self._supervisor.failure is not None:
+            raise self._supervisor.failure
+
+    # --- the rest -------------------------------------------------------------------------------------------------------
+
+    async def _close(self) -> None:
+        """Return when every insert that was begun has ended, and then all parts are closed.
 
         After `GRACE_S` only those are waited for that the disk has; the others, which wait for a segment, get `OnShutdown`.
         """
-        self._closed = self._closed or OnShutdown("the node is closed — open it again")
-        self._services.stop_waiting()
-        with anyio.move_on_after(GRACE_S):
-            await self._coalescer.drain()
-            return
-        await self._services.stop_appends()
-        await self._coalescer.drain()
-
-    # --- the rest -------------------------------------------------------------------------------------------------------
+        async with self._parts:
+            self._services.stop_waiting()
+            with anyio.move_on_after(GRACE_S) as grace:
+                await self._coalescer.drain()
+            if grace.cancelled_caught:
+                await self._services.stop_appends()
+                await self._coalescer.drain()
 
     async def _append(self, pchannel: str, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
         self._check_open()
@@ -390,6 +439,14 @@ class Node(NodeFacts):
         return check_keepalive_ms(keepalive_s, age_s_max=self._config.txn.age_s_max)
 
     def _check_open(self) -> None:
-        if self._closed is not None:
-            raise self._closed
+        if self._closing is not None:
+            raise self._supervisor.refusal()
         self._check_loop()
+
+
+def _append_naming_failure(supervisor: Supervisor, append: Append) -> Append:
+    async def append_naming_failure(group: AppendGroup) -> AppendResult:
+        with supervisor.naming_failure:
+            return await append(group)
+
+    return append_naming_failure

@@ -1,17 +1,20 @@
-"""Opens an embedded node: `async with open_node("data") as node`.
+"""Opens an embedded node: `async with open_node("data") as node`, or `node = await open_node("data")`.
 
-In: a directory, or None for a node in memory, and settings. Out: a `Node`, closed in order when the block ends. Errors come
-out of the block as they are, never in an `ExceptionGroup`. When background work fails, the block is cancelled and raises
-what failed, because a node without its flusher only looks alive. The parts are put together in `composition`.
+In: a directory, or None for a node in memory, and settings. Out: a `Node`, closed in order when the block ends, or by
+`aclose`. Errors come out of the block as they are, never in an `ExceptionGroup`. When background work fails, the node closes
+by itself, because a node without its flusher only looks alive: calls are refused, and closing raises what failed. Opening
+and closing run in tasks of their own, and nothing of the caller's task is held in between, so one task may open the node and
+another close it. The parts are put together in `composition`.
 """
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -23,10 +26,12 @@ from streamingnode.statistics_file import StatisticsFile
 from streamingnode.supervisor import Supervisor
 from wal.append import AppendObserver
 from wal.errors import InvalidArgument
+from wal.event_log import event_log
 from wal.outlast import outlast
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Also with the one slash that a `Path` makes of two."""
+_log = event_log(__name__)
 
 Compose = Callable[[Path | None, NodeConfig, Supervisor], AbstractAsyncContextManager[NodeServices]]
 """Open the parts of a node; leaving the context closes them in reverse order. Work that lasts goes to the supervisor."""
@@ -40,17 +45,19 @@ def open_node(
     observer: AppendObserver | None = None,
     **settings: object,
 ) -> "OpenNode":
-    """Return a context manager that opens the node in directory `path`, made if it is new.
+    """Return what opens the node in directory `path`, made if it is new: enter it with `async with`, or `await` it.
 
-    None opens a throw-away node: its log in memory, the files of its cuts in a temporary directory.
+    A node that was awaited is closed with `Node.aclose`. None opens a throw-away node: its log in memory, the files of its
+    cuts in a temporary directory.
 
     Settings are those of `streamingnode.config`, for example `open_node("data", durability="os", cut_interval_s=60)`; they
     win over the environment and `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of
     every append and of each interceptor's time in it, on the event loop; `Node.statistics` adds the same up by itself.
 
-    Entering raises `AlreadyOwned` (with the pid) while another process has the directory, `UnsupportedFormat` for one of a
+    Opening raises `AlreadyOwned` (with the pid) while another process has the directory, `UnsupportedFormat` for one of a
     newer release, `Corrupt` for damage, `StorageFailed` or `StorageFull` when the disk does not serve, and
-    `InvalidArgument` for settings or a backup. Leaving lets what was begun finish, then closes; what is acknowledged stays.
+    `InvalidArgument` for settings or a backup. Closing lets what was begun finish first; what is acknowledged stays. It may
+    be done by another task than the one that opened the node.
     """
     if config is not None and (settings or config_file is not None):
         raise InvalidArgument("config= is all settings at once — leave out the others, or pass them without config=")
@@ -79,64 +86,63 @@ def _directory(path: str | os.PathLike[str] | None) -> Path | None:
 
 
 class OpenNode:
-    """The context of one open node; use it once, in one task."""
+    """A node to be opened, once: `async with`, or `await` and `Node.aclose`. Any task of the event loop may close it."""
 
     def __init__(self, path: Path | None, settle: Callable[[], NodeConfig], compose: Compose) -> None:
         self._path = path
         self._settle = settle
         self._compose = compose
         self._entered = False
-        self._scope: anyio.CancelScope | None = None
         self._supervisor = Supervisor(self._fail)
         self._parts = AsyncExitStack()
         self._node: Node | None = None
 
+    def __await__(self) -> Generator[Any, None, Node]:
+        return self._open().__await__()
+
     async def __aenter__(self) -> Node:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the node. Raises the failure of background work, unless the block raised something of its own."""
+        assert self._node is not None, "entered before it is left"
+        try:
+            await self._node.aclose()
+        except Exception as failure:
+            if kind is None or failure is not self._supervisor.failure:
+                raise
+
+    async def _open(self) -> Node:
         """Open the node; a failure on the way closes what was open already."""
         if self._entered:
             raise InvalidArgument("this open_node() was used already — call open_node() again")
         self._entered = True
         opening = anyio.CancelScope()
         try:
-            await outlast(self._open(opening), on_cancel=opening.cancel)
+            await outlast(self._open_parts(opening), on_cancel=opening.cancel)
         except BaseException:
             await outlast(self._parts.aclose())
             raise
         assert self._node is not None, "opening ends with a node, or it raises"
-        self._scope = anyio.CancelScope().__enter__()
-        if self._supervisor.failure is not None:  # it failed while the rest was opening
-            self._fail(self._supervisor.failure)
         return self._node
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the node. Raises the failure of background work, unless the block raised something of its own."""
-        assert self._node is not None and self._scope is not None, "entered before it is left"  # noqa: PT018
-        swallowed = self._scope.__exit__(kind, error, traceback)
-        failure = self._supervisor.failure
-        await outlast(self._close(self._node))
-        if failure is not None and (kind is None or swallowed):
-            raise failure
-
-    async def _open(self, scope: anyio.CancelScope) -> None:
+    async def _open_parts(self, scope: anyio.CancelScope) -> None:
         with scope:
             config = await to_thread.run_sync(self._settle)
             # Absolute, because a program may change its directory while the node is open.
             path = None if self._path is None else await to_thread.run_sync(self._path.absolute)
             self._parts.push_async_callback(self._supervisor.stop)
             services = await self._parts.enter_async_context(self._compose(path, config, self._supervisor))
-            node = self._node = Node(services, config, self._supervisor.spawn)
+            if self._supervisor.failure is not None:  # it failed while the rest was opening
+                raise self._supervisor.failure
+            node = self._node = Node(services, config, self._supervisor, self._parts)
             if path is not None:
                 file = StatisticsFile(path, node.statistics, interval_s=config.statistics.file_interval_s)
                 self._supervisor.spawn(file.run())
 
-    async def _close(self, node: Node) -> None:
-        async with self._parts:
-            await node.aclose()
-
     def _fail(self, failure: BaseException) -> None:
         if self._node is not None:
-            self._node.fail(failure)
-        if self._scope is not None:
-            self._scope.cancel()
+            _log.error("node_failed", path=self._node.path, error=f"{type(failure).__name__}: {failure}")
+            self._node.begin_closing()

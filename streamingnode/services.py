@@ -92,7 +92,8 @@ class NodeServices:
     id that no collection or partition of a pchannel ever had. `find_position` says where a deliver policy starts, for a new
     named reader. `flush` makes a cut and returns it, or the newest one when there is nothing to cut. `snapshot` returns a
     collection's current rows, or those as of a tick. `consistent_tick` returns, for pchannels, a tick that no append
-    acknowledged before the call is above. `upkeep` verifies, scrubs and backs up what is on the disk. `statistics` is told
+    acknowledged before the call is above; `newest_tick` returns one that is above every tick given out, and no earlier than
+    now. `upkeep` verifies, scrubs and backs up what is on the disk. `statistics` is told
     the inserts that wait outside these parts. `stop_waiting` sends away whoever waits for a failed log to come back,
     `stop_appends` whoever waits for anything but the disk; it returns when no append is under way any more.
     """
@@ -110,6 +111,7 @@ class NodeServices:
     flush: Callable[[], Awaitable[FlushResult]]
     snapshot: Callable[[CollectionInfo, int | None], Awaitable[pa.Table]]
     consistent_tick: Callable[[Sequence[str]], Awaitable[int]]
+    newest_tick: Callable[[], int]
     producers: ProducerDirectory
     stop_waiting: Callable[[], None]
     stop_appends: Callable[[], Awaitable[None]]

@@ -36,6 +36,7 @@ from streamingnode.verification.scrubber import ScrubStatus
 from streamingnode.writing.results import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction
 from wal.append import AppendObserver
+from wal.errors import InvalidArgument
 from wal.message_type import MessageType
 
 
@@ -268,9 +269,11 @@ class SyncReader:
     def __init__(self, reader: CollectionReader, loop: BlockingLoop) -> None:
         self._reader = reader
         self._loop = loop
+        self._entered = False
 
     def __enter__(self) -> Self:
         self._loop.call(self._reader.__aenter__)
+        self._entered = True
         return self
 
     def __exit__(
@@ -280,11 +283,13 @@ class SyncReader:
             self._loop.call(self._reader.__aexit__, kind, error, traceback)
 
     def __iter__(self) -> Iterator[ReadMessage]:
+        self._check_entered()
         while messages := self._loop.call(self._reader.next_messages):
             yield from messages
 
     def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:
         """See `CollectionReader.batches`."""
+        self._check_entered()
         batches = self._reader.batches(max_rows=max_rows, max_wait_s=max_wait_s)
         end: list[ReadMessage] = []
         next_batch: Callable[[], list[ReadMessage]] = partial(self._loop.call, partial(anext, batches, end))
@@ -293,4 +298,10 @@ class SyncReader:
 
     def ack(self, message: ReadMessage) -> None:
         """See `CollectionReader.ack`."""
+        self._check_entered()
         self._loop.call(self._reader.ack, message)
+
+    def _check_entered(self) -> None:
+        self._loop.check_open()
+        if not self._entered:
+            raise InvalidArgument("the reader is not open — use it inside `with node.read(...) as messages`")

@@ -1,9 +1,13 @@
 """Every public call of a node on disk, cancelled at each of its waits: the node goes on, and nothing is lost or doubled."""
 
 import asyncio
+import inspect
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pyarrow as pa
@@ -11,6 +15,9 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.node import Node
+from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.writing.producer import Producer
+from streamingnode.writing.transaction import Transaction
 from tests.cancelled import HANGS_S, Way, cancel_at
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -21,10 +28,14 @@ WAITS_MAX = 60
 
 
 class Caller:
-    """Calls of one node, each with a value of its own; knows what was tried and what was acknowledged."""
+    """Calls of one node, each with a value of its own; knows what was tried and what was acknowledged.
 
-    def __init__(self, node: Node) -> None:
+    Every method is one line of the table: cancelled at each of its waits, in each way.
+    """
+
+    def __init__(self, node: Node, place: Path) -> None:
         self.node = node
+        self._place = place
         self.tried: set[int] = set()
         self.acknowledged: set[int] = set()
         self._last = 0
@@ -100,14 +111,45 @@ class Caller:
             async for message in messages:
                 await messages.ack(message)
 
+    async def read_batches(self) -> None:
+        tick = await self.node.consistent_tick()
+        async with self.node.read("c", until=tick) as messages:
+            async for _ in messages.batches(max_rows=2, max_wait_s=60):
+                pass
+        async with self.node.read("c", until=tick) as messages:
+            while await messages.next_messages():
+                pass
+        reader = self.node.read("c")
+        try:
+            await reader.__aenter__()
+        finally:
+            await reader.close()
+
+    async def transaction_of_all_kinds(self) -> None:
+        rows = self.rows()
+        txn = self.node.transaction()
+        await txn.insert("c", [{"key": 0, "value": -1}])
+        await txn.delete("c", [0])
+        await txn.upsert("c", rows)
+        await txn.commit()
+        self.acknowledge(rows)
+
+    async def transaction_that_is_given_up(self) -> None:
+        async with self.node.transaction() as txn:
+            await txn.insert("c", [{"key": 0, "value": -1}])
+            await txn.rollback()
+
     async def delete(self) -> None:
         await self.node.delete("c", [-self.number()])
 
     async def write_as_producer(self) -> None:
-        rows = self.rows()
+        rows, more = self.rows(), self.rows()
         producer = await self.node.producer("import")
         await producer.insert("c", rows)
         self.acknowledge(rows)
+        await producer.upsert("c", more)
+        self.acknowledge(more)
+        await producer.delete("c", [-self.number()])
 
     async def delete_reader_and_producer(self) -> None:
         await self.read_by_name()
@@ -124,36 +166,39 @@ class Caller:
         report = await self.node.verify()
         assert report.worst is None
 
+    async def back_up(self) -> None:
+        place = self._place / f"backup{self.number()}"
+        try:
+            await self.node.backup(place)
+        except asyncio.CancelledError:
+            assert not any(self._place.iterdir())
+            raise
+        shutil.rmtree(place)
+
     async def snapshot(self) -> None:
         await self.node.snapshot("c")
 
+    async def open_and_close_another(self) -> None:
+        place = self._place / "another"
+        try:
+            node = await sn.open_node(place, cut_interval_s=None)
+            await node.aclose()
+        finally:
+            async with sn.open_node(place, cut_interval_s=None):  # it let go of its directory
+                pass
+            shutil.rmtree(place)
 
-CALLS = [
-    Caller.insert,
-    Caller.insert_arrow,
-    Caller.upsert,
-    Caller.transaction,
-    Caller.streamed_transaction,
-    Caller.rolled_back_transaction,
-    Caller.flush,
-    Caller.collections,
-    Caller.partitions,
-    Caller.read,
-    Caller.read_by_name,
-    Caller.delete,
-    Caller.write_as_producer,
-    Caller.delete_reader_and_producer,
-    Caller.drop_partition,
-    Caller.verify,
-    Caller.snapshot,
-]
+
+CALLS = [call for name, call in vars(Caller).items() if inspect.iscoroutinefunction(call)]
+PUBLIC = (Node, Transaction, Producer, CollectionReader)
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     unheard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
-    async with sn.open_node(tmp_path, cut_interval_s=None) as opened:
+    (tmp_path / "beside").mkdir()
+    async with sn.open_node(tmp_path / "node", cut_interval_s=None) as opened:
         await opened.create_collection("c", SCHEMA, primary_key="key", shards=2)
         yield opened
     asyncio.get_running_loop().set_exception_handler(None)
@@ -176,15 +221,61 @@ async def values(node: Node) -> Counter[int]:
 @pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 async def test_cancelled_call_leaves_a_node_that_works_and_a_model_that_holds(
-    node: Node, call: Callable[[Caller], Awaitable[None]], way: Way
+    node: Node, call: Callable[[Caller], Awaitable[None]], way: Way, tmp_path: Path
 ) -> None:
-    caller = Caller(node)
+    caller = Caller(node, tmp_path / "beside")
     await at_each_wait(lambda: call(caller), way, then=caller.insert)
     await call(caller)
     found = await values(node)
     assert found.keys() >= caller.acknowledged
     assert found.keys() <= caller.tried
     assert set(found.values()) <= {1}
+
+
+async def test_every_public_coroutine_is_cancelled_by_some_line_of_the_table(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    met: set[str] = set()
+    public = {
+        f"{kind.__name__}.{name}": (kind, name, call)
+        for kind in PUBLIC
+        for name, call in vars(kind).items()
+        if (name in SPECIAL or not name.startswith("_"))
+        and (inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call))
+    }
+    for full_name, (kind, name, call) in public.items():
+        monkeypatch.setattr(kind, name, noting(call, partial(met.add, full_name)))
+    caller = Caller(node, tmp_path / "beside")
+    for line in CALLS:
+        await line(caller)
+    assert not public.keys() - met, "add a line to the table for these"
+
+
+SPECIAL = ("__aenter__", "__aexit__", "__anext__")
+
+
+def noting(call: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
+    @wraps(call)
+    def noted(*arguments: Any, **options: Any) -> Any:
+        note()
+        return call(*arguments, **options)
+
+    return noted
+
+
+@pytest.mark.parametrize("by_task", [True, False], ids=["task.cancel", "scope.cancel"])
+async def test_backup_cancelled_at_any_moment_leaves_nothing_and_the_next_one_works(
+    node: Node, tmp_path: Path, *, by_task: bool
+) -> None:
+    await node.insert("c", [{"key": key, "value": key} for key in range(100)])
+    place, turns, finished = tmp_path / "beside" / "backup", 0, False
+    while not finished:
+        finished = await cancel_after(turns, lambda: node.backup(place), by_task=by_task)
+        if finished:
+            shutil.rmtree(place)
+        assert not any(place.parent.iterdir()), f"cancelled {turns} turns in"
+        turns = 1 + int(turns * 1.5)
+    assert (await node.backup(place)).files
 
 
 @pytest.mark.parametrize("by_task", [True, False], ids=["task.cancel", "scope.cancel"])
@@ -194,7 +285,13 @@ async def test_node_cancelled_while_it_opens_or_closes_lets_go_of_its_directory(
 ) -> None:
     before, turns, finished = asyncio.all_tasks(), 0, False
     while not finished:
-        finished = await cancel_after(turns, tmp_path, stage, by_task=by_task)
+        leaving = asyncio.Event()
+        finished = await cancel_after(
+            turns,
+            partial(use_once, tmp_path, leaving),
+            by_task=by_task,
+            begin=leaving if stage == "closing" else None,
+        )
         assert asyncio.all_tasks() == before, "a task outlived its node"
         turns = 1 + int(turns * 1.3)
     await use_once(tmp_path, leaving=asyncio.Event())
@@ -208,23 +305,25 @@ async def use_once(path: Path, leaving: asyncio.Event) -> None:
         leaving.set()
 
 
-async def cancel_after(turns: int, path: Path, stage: str, *, by_task: bool) -> bool:
-    """Use a node, cancel that so many turns of the event loop into a stage, and return whether it had ended by itself."""
-    scope, leaving = anyio.CancelScope(), asyncio.Event()
+async def cancel_after(
+    turns: int, call: Callable[[], Awaitable[object]], *, by_task: bool, begin: asyncio.Event | None = None
+) -> bool:
+    """Cancel a call so many turns of the event loop after it began, or `begin`; return whether it had ended by itself."""
+    scope = anyio.CancelScope()
 
     async def in_scope() -> None:
         with scope:
-            await use_once(path, leaving)
+            await call()
 
     task = asyncio.get_running_loop().create_task(in_scope())
-    if stage == "closing":
-        await leaving.wait()
+    if begin is not None:
+        await begin.wait()
     for _ in range(turns):
         await asyncio.sleep(0)
     finished = task.done()
     (task.cancel if by_task else scope.cancel)()
     done, _ = await asyncio.wait((task,), timeout=HANGS_S)
-    assert done, f"cancelled {turns} turns into {stage}, it hangs"
+    assert done, f"cancelled {turns} turns in, it hangs"
     if not task.cancelled():
         task.result()  # AlreadyOwned, when the one before kept the directory
     return finished

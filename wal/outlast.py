@@ -15,13 +15,13 @@ import anyio
 T = TypeVar("T")
 
 
-async def outlast(work: Coroutine[Any, Any, T], *, on_cancel: Callable[[], None] = lambda: None) -> T:
-    """Return what `work` returns, or raise what it raises.
+async def outlast(work: Coroutine[Any, Any, T] | asyncio.Task[T], *, on_cancel: Callable[[], None] = lambda: None) -> T:
+    """Return what `work` returns, or raise what it raises; any number of callers may wait for one task.
 
     A cancellation that comes meanwhile calls `on_cancel` and is raised when the work has ended; what that returned or
     raised is then lost, so the work keeps what somebody has to let go of.
     """
-    task = asyncio.get_running_loop().create_task(work)
+    task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
     try:
         await asyncio.wait((task,))
     except asyncio.CancelledError:

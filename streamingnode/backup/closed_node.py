@@ -1,11 +1,9 @@
 """Backup and restore of directories nobody has open, as the command line does them. Blocks."""
 
 import time
-from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TypeVar
 
-from streamingnode.backup.making import BackupResult, BackupSource, make_backup
+from streamingnode.backup.making import BackupResult, BackupSource, OnStep, make_backup
 from streamingnode.backup.restoring import RestoreResult, make_restore, read_record
 from streamingnode.backup.target import Target
 from streamingnode.inspection.node_files import check_node
@@ -15,11 +13,12 @@ from wal.rocks.floor import read_floor
 from wal.rocks.ownership import DirectoryLock
 from wal.rocks.replacement import finish_replacement
 
-T = TypeVar("T")
-OnStep = Callable[[str, int], None]
+
+def _told_nobody(_part: str, _done: int) -> None:
+    """Take no note of a step."""
 
 
-def backup_directory(directory: Path, target: Path, *, on_step: OnStep | None = None) -> BackupResult:
+def backup_directory(directory: Path, target: Path, *, on_step: OnStep = _told_nobody) -> BackupResult:
     """Copy a node that no process has open into a new directory, and verify the copy.
 
     Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
@@ -41,12 +40,15 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep | None = 
             now_ms=time.time_ns() // 1_000_000,
         )
         building = Target(target, directory)
-        return _run(make_backup(source, building), building, on_step)
+        try:
+            return make_backup(source, building, on_step)
+        finally:
+            building.discard()
     finally:
         lock.release()
 
 
-def restore_directory(backup: Path, target: Path, *, on_step: OnStep | None = None) -> RestoreResult:
+def restore_directory(backup: Path, target: Path, *, on_step: OnStep = _told_nobody) -> RestoreResult:
     """Make a node in a new directory from a backup, and verify it.
 
     Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,
@@ -54,17 +56,7 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep | None = No
     """
     record = read_record(backup)
     building = Target(target, backup)
-    return _run(make_restore(backup, record, building), building, on_step)
-
-
-def _run(steps: Generator[tuple[str, int], None, T], target: Target, on_step: OnStep | None) -> T:
     try:
-        while True:
-            part, done = next(steps)
-            if on_step is not None:
-                on_step(part, done)
-    except StopIteration as ended:
-        result: T = ended.value
-        return result
+        return make_restore(backup, record, building, on_step)
     finally:
-        target.discard()
+        building.discard()

@@ -1,7 +1,7 @@
 """Copying a file so that the disk can be checked afterwards: bytes moved, synced, and forgotten by the page cache."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import crc32c
@@ -12,10 +12,10 @@ from wal.files import open_binary
 CHUNK_BYTES = 1 << 20
 
 
-def copy_file(source: Path, directory: Path, path: str) -> Generator[int, None, CopiedFile]:
-    """Copy `source` to `directory / path`, yielding the bytes after each chunk; return what was read. Raises `OSError`.
+def copy_file(source: Path, directory: Path, path: str, on_bytes: Callable[[int], None]) -> CopiedFile:
+    """Copy `source` to `directory / path` and return what was read; `on_bytes` is told each chunk, and may raise.
 
-    Durable when it ends, but for the names: `sync_directories` makes those so.
+    Durable when it ends, but for the names: `sync_directories` makes those so. Raises `OSError`.
     """
     target = directory / path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def copy_file(source: Path, directory: Path, path: str) -> Generator[int, None, 
             writing.write(chunk)
             length += len(chunk)
             checksum = crc32c.crc32c(chunk, checksum)
-            yield len(chunk)
+            on_bytes(len(chunk))
         writing.flush()
         os.fsync(writing.fileno())
         _forget(writing.fileno())

@@ -9,8 +9,9 @@ change. Retention may take the oldest of them meanwhile, manifest first: such a 
 """
 
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import crc32c
@@ -64,8 +65,12 @@ class BackupSource:
     now_ms: int
 
 
-def make_backup(source: BackupSource, target: Target) -> Generator[tuple[str, int], None, BackupResult]:
-    """Copy, verify and publish; yield (what is done, bytes) step by step and return what was made.
+OnStep = Callable[[str, int], None]
+"""Told of each step: what is done, and of how many bytes. What it raises ends the work."""
+
+
+def make_backup(source: BackupSource, target: Target, on_step: OnStep) -> BackupResult:
+    """Copy, verify and publish, and return what was made. Blocks.
 
     Raises `Corrupt` when the copy is not sound, `StorageFailed` when the disk fails. The caller discards the target then.
     """
@@ -75,8 +80,7 @@ def make_backup(source: BackupSource, target: Target) -> Generator[tuple[str, in
         records = read_node_records(source.database)
         checkpoints = list(records.checkpoints.values())
         newest = max((checkpoint.cut_number for checkpoint in checkpoints), default=0) + source.cuts_ahead
-        for step in _copy_all(source, building, newest, files):
-            yield "copy", step
+        _copy_all(source, building, newest, files, partial(on_step, "copy"))
         floor = msgspec.structs.replace(
             source.floor,
             generation=0,
@@ -87,7 +91,7 @@ def make_backup(source: BackupSource, target: Target) -> Generator[tuple[str, in
         write_floor(building, floor)
         content = read_regular(building / FLOOR_NAME)
         files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c.crc32c(content)))
-        yield from verified(building)
+        check_copy(building, on_step)
         record = _record(source, records.survey.node_id, floor, checkpoints, files, building)
         write_file(building, BACKUP_RECORD_NAME, encode_record(record))
         target.publish()
@@ -101,12 +105,12 @@ def make_backup(source: BackupSource, target: Target) -> Generator[tuple[str, in
     )
 
 
-def verified(building: Path) -> Iterator[tuple[str, int]]:
-    """Read everything back and yield (what is done, bytes). Raises `Corrupt` naming the first thing that is not sound."""
+def check_copy(building: Path, on_step: OnStep) -> None:
+    """Read everything back. Raises `Corrupt` naming the first thing that is not sound."""
     report = Report()
     for part in walk_directory(building, report, tables=None):
         for step in part.steps:
-            yield "verify", step
+            on_step("verify", step)
     damage = [finding for finding in report.findings if finding.severity is Severity.DAMAGE]
     if damage:
         first, more = damage[0], len(damage) - 1
@@ -117,32 +121,33 @@ def verified(building: Path) -> Iterator[tuple[str, int]]:
         )
 
 
-def _copy_all(source: BackupSource, building: Path, newest: int, files: list[CopiedFile]) -> Iterator[int]:
+def _copy_all(
+    source: BackupSource, building: Path, newest: int, files: list[CopiedFile], on_bytes: Callable[[int], None]
+) -> None:
+    def copy(path: Path, name: str) -> None:
+        files.append(copy_file(path, building, name, on_bytes))
+
     for path in sorted((source.database / DATABASE_NAME).iterdir()):
         if path.is_file() and not path.name.startswith(_NOT_COPIED):
-            copied_file = yield from copy_file(path, building, f"{DATABASE_NAME}/{path.name}")
-            files.append(copied_file)
+            copy(path, f"{DATABASE_NAME}/{path.name}")
     for number in [number for number in cut_numbers(source.directory) if number <= newest]:
-        copied = yield from _copy_cut(source.directory, building, number)
+        copied = _copy_cut(source.directory, building, number, on_bytes)
         if copied is None:
             files[:] = [file for file in files if file.path.startswith(f"{DATABASE_NAME}/")]
             _drop_cuts(building)
         else:
             files += copied
     for path in sorted((source.database / LEASES).glob("*.json")):
-        lease = yield from copy_file(path, building, f"{LEASES}/{path.name}")
-        files.append(lease)
+        copy(path, f"{LEASES}/{path.name}")
 
 
-def _copy_cut(directory: Path, building: Path, number: int) -> Generator[int, None, list[CopiedFile] | None]:
+def _copy_cut(directory: Path, building: Path, number: int, on_bytes: Callable[[int], None]) -> list[CopiedFile] | None:
     """Copy one cut with its files; None when retention takes it meanwhile."""
     place = f"{CUTS}/{manifest_name(number)}"
-    copied: list[CopiedFile] = []
     try:
         manifest: CutManifest = decode_manifest((directory / place).read_bytes(), name=place)
-        for path in (place, *(each.path for each in (*manifest.segments, *manifest.deletes))):
-            file = yield from copy_file(directory / path, building, path)
-            copied.append(file)
+        paths = (place, *(each.path for each in (*manifest.segments, *manifest.deletes)))
+        copied = [copy_file(directory / path, building, path, on_bytes) for path in paths]
     except FileNotFoundError as error:
         if (directory / place).exists():
             raise Corrupt(

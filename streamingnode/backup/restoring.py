@@ -5,13 +5,14 @@ the original did after the backup, no owner of one history can be taken for an o
 the original after the backup is refused by the ingest and named by `verify --tables`.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from streamingnode.backup.copied_bytes import copy_file
-from streamingnode.backup.making import verified
+from streamingnode.backup.making import OnStep, check_copy
 from streamingnode.backup.target import Target, disk_errors_typed
 from streamingnode.inspection.backup_record import BackupRecord, CopiedFile, decode_record
 from wal.errors import Corrupt, InvalidArgument
@@ -45,8 +46,8 @@ def read_record(backup: Path) -> BackupRecord:
         raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made") from None
 
 
-def make_restore(backup: Path, record: BackupRecord, target: Target) -> Generator[tuple[str, int], None, RestoreResult]:
-    """Copy, verify and publish; yield (what is done, bytes) step by step and return what was made.
+def make_restore(backup: Path, record: BackupRecord, target: Target, on_step: OnStep) -> RestoreResult:
+    """Copy, verify and publish, and return what was made. Blocks.
 
     Raises `Corrupt` naming the file that is not what the backup says, `StorageFailed` when the disk fails. The caller
     discards the target then.
@@ -54,14 +55,13 @@ def make_restore(backup: Path, record: BackupRecord, target: Target) -> Generato
     building = target.building
     with disk_errors_typed(building):
         for file in record.files:
-            for step in _copy_checked(backup, building, file):
-                yield "copy", step
+            _copy_checked(backup, building, file, partial(on_step, "copy"))
         floor = read_floor(building)
         if floor is None or floor.node_id != record.node_id:
             raise Corrupt(f"{backup} has no floor file of node {record.node_id} — restore from another backup")
         term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
         write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))
-        yield from verified(building)
+        check_copy(building, on_step)
         target.publish()
     return RestoreResult(
         path=str(target.path),
@@ -74,9 +74,9 @@ def make_restore(backup: Path, record: BackupRecord, target: Target) -> Generato
     )
 
 
-def _copy_checked(backup: Path, building: Path, file: CopiedFile) -> Generator[int, None, None]:
+def _copy_checked(backup: Path, building: Path, file: CopiedFile, on_bytes: Callable[[int], None]) -> None:
     try:
-        copied = yield from copy_file(backup / file.path, building, file.path)
+        copied = copy_file(backup / file.path, building, file.path, on_bytes)
     except FileNotFoundError:
         raise Corrupt(f"{backup} lacks {file.path} — restore from another backup") from None
     if copied.bytes != file.bytes:

@@ -4,19 +4,20 @@ The database is linked beside the node's own, in one step that costs no copying;
 links are gone afterwards, also when the backup fails or is cancelled; what a crash leaves of them the next backup removes.
 """
 
+import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import anyio
-from anyio import to_thread
+from anyio import from_thread, to_thread
 
 from streamingnode.backup.making import LEASES, BackupResult, BackupSource, make_backup
 from streamingnode.backup.target import Target
 from wal.errors import Corrupt, InvalidArgument
+from wal.outlast import outlast
 from wal.rocks.floor import Floor, read_floor
 from wal.rocks.options import DATABASE_NAME
 
@@ -47,19 +48,44 @@ async def backup_running(node: RunningNode, target: Path, limit: anyio.Lock) -> 
     directory, link_copy = node.directory, node.link_copy
     if directory is None or link_copy is None:
         raise InvalidArgument("a node in memory has nothing to back up — open one in a directory")
-    async with limit, node.hold_cuts():
-        place = await to_thread.run_sync(Target, target, directory)
-        try:
-            await node.flush()
-            floor = await to_thread.run_sync(_begin, directory)
-            await link_copy(directory / LINKS / DATABASE_NAME)
-            source = BackupSource(
-                directory=directory, database=directory / LINKS, floor=floor, cuts_ahead=0, now_ms=node.now_ms()
-            )
-            return await _in_threads(make_backup(source, place))
-        finally:
-            with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(partial(_end, directory, place))
+    # In a task of its own that only its scope can cancel, so cleaning up waits for the thread that copies.
+    scope = anyio.CancelScope()
+    made: list[BackupResult] = []
+
+    async def back_up() -> None:
+        with scope:
+            async with limit, node.hold_cuts():
+                made.append(await _back_up(node, directory, link_copy, target))
+
+    try:
+        await outlast(back_up(), on_cancel=scope.cancel)
+    except asyncio.CancelledError:
+        if made:  # too late to be stopped; its caller knows nothing of it, and would meet it in its way
+            await outlast(to_thread.run_sync(shutil.rmtree, made[0].path))
+        raise
+    return made[0]
+
+
+async def _back_up(
+    node: RunningNode, directory: Path, link_copy: Callable[[Path], Awaitable[None]], target: Path
+) -> BackupResult:
+    place = await to_thread.run_sync(Target, target, directory)
+    try:
+        await node.flush()
+        floor = await to_thread.run_sync(_begin, directory)
+        await link_copy(directory / LINKS / DATABASE_NAME)
+        source = BackupSource(
+            directory=directory, database=directory / LINKS, floor=floor, cuts_ahead=0, now_ms=node.now_ms()
+        )
+        return await to_thread.run_sync(make_backup, source, place, _check_cancelled)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(_end, directory, place)
+
+
+def _check_cancelled(_part: str, _done: int) -> None:
+    """End the work in the thread when its task was cancelled; asked after about each MiB."""
+    from_thread.check_cancelled()
 
 
 def _begin(directory: Path) -> Floor:
@@ -81,28 +107,3 @@ def _begin(directory: Path) -> Floor:
 def _end(directory: Path, target: Target) -> None:
     shutil.rmtree(directory / LINKS, ignore_errors=True)
     target.discard()
-
-
-async def _in_threads(steps: Generator[tuple[str, int], None, BackupResult]) -> BackupResult:
-    """Run the steps, each in a thread; cancelling ends it between two of them."""
-    try:
-        while (result := await to_thread.run_sync(_step, steps)) is None:
-            pass
-        return result
-    finally:
-        with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(steps.close)
-
-
-STEPS_PER_HOP = 16
-"""Steps of about 1 MiB between two looks at whether the caller is still there."""
-
-
-def _step(steps: Generator[tuple[str, int], None, BackupResult]) -> BackupResult | None:
-    try:
-        for _ in range(STEPS_PER_HOP):
-            next(steps)
-    except StopIteration as ended:
-        result: BackupResult = ended.value
-        return result
-    return None

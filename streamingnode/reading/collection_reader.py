@@ -7,6 +7,7 @@ missing and nothing twice. A transaction comes whole, with only this collection'
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from numbers import Real
@@ -26,7 +27,14 @@ from streamingnode.reading.reader_lease import ReaderLease
 from streamingnode.rows.schema import decode_schema
 from streamingnode.services import NodeServices
 from streamingnode.writing.write_target import pchannel_of
-from wal.errors import InvalidArgument, OnShutdown, Truncated, UnsupportedFormat
+from wal.errors import (
+    CollectionNotFound,
+    InvalidArgument,
+    OnShutdown,
+    StreamingNodeError,
+    Truncated,
+    UnsupportedFormat,
+)
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
 from wal.message_type import MessageType
@@ -56,21 +64,30 @@ class ReadOptions:
 class CollectionReader:
     """An open reader of one collection; one task uses it at a time. Made by `Node.read`.
 
-    It ends after everything at or below `until`, or never. A reader that falls behind costs nobody else anything. Raises,
-    where it is iterated, `Truncated` when what it would read next is gone, `Corrupt` for damage, `OnShutdown` when the
-    node closes.
+    It ends after everything at or below `until`, or after the message that the collection was dropped. A reader that falls
+    behind costs nobody else anything. Raises, where it is iterated, `Truncated` when what it would read next is gone,
+    `Corrupt` for damage, `OnShutdown` when the node closes.
     """
 
     def __init__(
-        self, services: NodeServices, info: CollectionInfo, options: ReadOptions, *, clock: Clock = time.monotonic
+        self,
+        services: NodeServices,
+        info: CollectionInfo,
+        options: ReadOptions,
+        *,
+        naming_failure: AbstractContextManager[None],
+        clock: Clock = time.monotonic,
     ) -> None:
         self._services = services
         self._info = info
         self._options = options
+        self._naming_failure = naming_failure
         self._clock = clock
         self._pchannel = pchannel_of(info.vchannels[0])
         self._vchannels = frozenset(info.vchannels)
         self._types = options.types or DELIVERED_TYPES
+        self._scanned_types = self._types | {MessageType.DROP_COLLECTION}
+        """What ends the reader comes from the log even if it is not delivered."""
         self._schemas = _payload_schemas(info)
         self._ready: deque[ReadMessage] = deque()
         self._entered, self._ended = False, False
@@ -84,7 +101,8 @@ class CollectionReader:
             raise InvalidArgument("a reader reads once — open another with node.read()")
         self._entered = True
         try:
-            await self._open()
+            with self._naming_failure:
+                await self._open()
         except BaseException:
             await outlast(self.close())
             raise
@@ -141,8 +159,9 @@ class CollectionReader:
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{message!r} is no message — pass one that this reader delivered")
         if self._lease is None:
-            raise _not_open()
-        await self._lease.ack(message)
+            raise self._not_open()
+        with self._naming_failure:
+            await self._lease.ack(message)
 
     async def close(self) -> None:
         """End the reader; idempotent."""
@@ -155,10 +174,18 @@ class CollectionReader:
             await lease.close()
 
     async def _open(self) -> None:
+        self._check_live()
         if self._options.name is None:
             await self._scan(self._options.policy)
         else:
             await self._open_named(self._options.name)
+
+    def _check_live(self) -> None:
+        """Refuse a collection that was dropped before the first look at the log: what would end the reader is past."""
+        if all(live.id != self._info.id for live in self._services.catalog.collections()):
+            raise CollectionNotFound(
+                f"collection {self._info.name!r} was dropped meanwhile — create it again, or read another"
+            )
 
     async def _open_named(self, name: str) -> None:
         readers, policy = self._services.named_readers, self._options.policy
@@ -177,23 +204,25 @@ class CollectionReader:
             await readers.delete_reader(self._info.id, name)
             if not isinstance(policy, DeliverAll):
                 raise
+            self._check_live()
             await self._open_named(name)
 
     async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
         self._scanner = self._services.open_scanner(
-            self._pchannel, policy, vchannels=self._vchannels, types=self._types, after_tick=after_tick
+            self._pchannel, policy, vchannels=self._vchannels, types=self._scanned_types, after_tick=after_tick
         )
         await self._scanner.open()
 
     async def _fill(self) -> None:
         """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
         if self._scanner is None:
-            raise _not_open()
-        batch = await self._scanner.next_batch()
+            raise self._not_open()
+        with self._naming_failure:
+            batch = await self._scanner.next_batch()
         delivered = self._merge(batch)
         self._ready.extend(delivered)
         until = self._options.until
-        self._ended = until is not None and batch.confirmed_tick >= until
+        self._ended = _has_drop(batch) or (until is not None and batch.confirmed_tick >= until)
         if self._lease is not None:
             self._lease.saw(delivered, self._passed(batch))
             if not delivered:
@@ -221,6 +250,11 @@ class CollectionReader:
         held_back = next((message for message in batch.messages if message.time_tick > until), None)
         return tick_message(until, held_back.last_confirmed if held_back else self._message_id(batch.resume_position))
 
+    def _not_open(self) -> StreamingNodeError:
+        if self._entered:
+            return OnShutdown("the reader is closed — open another with node.read()")
+        return InvalidArgument("the reader is not open — use it inside `async with node.read(...) as messages`")
+
     async def _has_next(self, deadline: float) -> bool:
         while not self._ready and not self._ended:
             with anyio.move_on_after(deadline - self._clock()) as scope:
@@ -230,8 +264,8 @@ class CollectionReader:
         return bool(self._ready)
 
 
-def _not_open() -> OnShutdown:
-    return OnShutdown("the reader is not open — use it inside `async with node.read(...)`")
+def _has_drop(batch: ScanBatch) -> bool:
+    return any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
 
 
 def _tick(message: AnyMessage) -> int:

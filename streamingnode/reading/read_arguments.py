@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
+from scanner.deliver_policy import DeliverPolicy, StartAfterTick
 from wal.errors import InvalidArgument
 from wal.message_type import SYSTEM, MessageType
+from wal.remedy import Remedy
 from wal.timetick import TICK_MAX
 
 
@@ -14,6 +16,17 @@ def check_tick(what: str, tick: int | None) -> int | None:
     raise InvalidArgument(
         f"{what}={tick!r} is no time tick — pass one that a message, a result or consistent_tick() gave"
     )
+
+
+def check_passed(policy: DeliverPolicy, until: int | None, newest: int) -> None:
+    """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
+    if until is not None and until > newest:
+        raise InvalidArgument(
+            f"until={until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() gave, "
+            "or leave it out to read on"
+        )
+    if isinstance(policy, StartAfterTick) and policy.tick > newest:
+        raise InvalidArgument(f"tick {policy.tick} is yet to come, it is {newest} now", Remedy.START_AT_END)
 
 
 def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] | None:

@@ -1,5 +1,6 @@
 """A node's block ends in order, and every error comes out of it as it is."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -25,7 +26,9 @@ class Parts:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.closed = anyio.Event()
         self.open_error: Exception | None = None
+        self.fail_first: Exception | None = None
         self.supervisor: Supervisor | None = None
 
     @asynccontextmanager
@@ -37,10 +40,15 @@ class Parts:
         if self.open_error is not None:
             raise self.open_error
         try:
+            if self.fail_first is not None:
+                self.work(self.fail_first)
+                await anyio.lowlevel.checkpoint()
+                await anyio.lowlevel.checkpoint()
             yield cast("NodeServices", _NoServices())
         finally:
             await anyio.lowlevel.checkpoint()
             self.events.append("closed")
+            self.closed.set()
 
     def node(self) -> OpenNode:
         return OpenNode(None, NodeConfig, self.compose)
@@ -56,6 +64,7 @@ class Parts:
 class _NoServices:
     def __init__(self) -> None:
         self.appends: dict[str, object] = {}
+        self.path = None
         self.stop_waiting = lambda: None
 
 
@@ -77,12 +86,15 @@ async def test_failure_while_opening_comes_out_unchanged() -> None:
     assert caught.value is parts.open_error
 
 
-async def test_failed_background_work_ends_the_block_with_its_error() -> None:
-    parts, error = Parts(), Corrupt("segment")
+async def test_failed_background_work_closes_the_node_and_leaves_the_block_alone() -> None:
+    parts, error, reached = Parts(), Corrupt("segment"), False
     with pytest.raises(Corrupt) as caught:
         async with parts.node():
             parts.work(error)
-            await anyio.sleep_forever()
+            await parts.closed.wait()
+            await anyio.lowlevel.checkpoint()
+            reached = True
+    assert reached, "the block was cancelled"
     assert caught.value is error
     assert parts.events == ["open", "closed"]
 
@@ -92,9 +104,8 @@ async def test_failed_background_work_is_raised_even_when_the_block_did_not_wait
     with pytest.raises(Corrupt):
         async with parts.node():
             parts.work(Corrupt("segment"))
-            with anyio.CancelScope(shield=True):
-                for _ in range(3):
-                    await anyio.lowlevel.checkpoint()
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
 
 
 async def test_error_of_the_block_wins_over_failed_background_work() -> None:
@@ -102,10 +113,18 @@ async def test_error_of_the_block_wins_over_failed_background_work() -> None:
     with pytest.raises(KeyError):
         async with parts.node():
             parts.work(Corrupt("segment"))
-            try:
-                await anyio.sleep_forever()
-            finally:
-                raise KeyError
+            await parts.closed.wait()
+            raise KeyError
+
+
+async def test_background_work_that_fails_while_the_rest_opens_is_raised_by_the_opening() -> None:
+    parts = Parts()
+    parts.fail_first = Corrupt("segment")
+    with pytest.raises(Corrupt) as caught:
+        async with parts.node():
+            pytest.fail("not reached")
+    assert caught.value is parts.fail_first
+    assert parts.events == ["open", "closed"]
 
 
 async def test_calls_after_failed_background_work_name_it() -> None:
@@ -113,11 +132,55 @@ async def test_calls_after_failed_background_work_name_it() -> None:
     with pytest.raises(Corrupt):
         async with parts.node() as node:
             parts.work(Corrupt("segment 7"))
-            try:
-                await anyio.sleep_forever()
-            finally:
-                with pytest.raises(OnShutdown, match="segment 7"):
-                    node.collections()
+            await parts.closed.wait()
+            with pytest.raises(OnShutdown, match="segment 7") as refused:
+                node.collections()
+            assert isinstance(refused.value.__cause__, Corrupt)
+
+
+async def test_awaited_node_is_closed_once_by_whichever_task_comes_first() -> None:
+    parts = Parts()
+    node = await parts.node()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(node.aclose)
+    await node.aclose()
+    assert parts.events == ["open", "closed"]
+    with pytest.raises(OnShutdown, match="is closed"):
+        node.collections()
+
+
+async def test_closing_raises_what_failed_to_everybody_who_closes() -> None:
+    parts = Parts()
+    node = await parts.node()
+    parts.work(Corrupt("segment"))
+    await parts.closed.wait()
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="segment"):
+            await node.aclose()
+    assert parts.events == ["open", "closed"]
+
+
+async def test_awaiting_an_opening_a_second_time_is_refused() -> None:
+    opening = Parts().node()
+    async with opening:
+        with pytest.raises(InvalidArgument, match="used already"):
+            await opening
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_cancelled_closing_goes_on_to_its_end_before_it_says_so(turns: int) -> None:
+    parts = Parts()
+    node = await parts.node()
+    closing = asyncio.ensure_future(node.aclose())
+    for _ in range(turns):
+        await anyio.lowlevel.checkpoint()
+    closing.cancel()
+    await asyncio.wait((closing,))
+    if not closing.cancelled():
+        closing.result()
+    await node.aclose()
+    assert parts.events == ["open", "closed"]
 
 
 async def test_cancelled_block_still_closes_everything() -> None:

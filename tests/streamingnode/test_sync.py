@@ -22,7 +22,7 @@ from tests.streamingnode.append_double import schema_of
 from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument, OnShutdown, SchemaMismatch
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
-ONLY_ASYNC = {"fail", "aclose", "state", "buffered_bytes", "next_messages", "close"}
+ONLY_ASYNC = {"begin_closing", "aclose", "state", "buffered_bytes", "next_messages", "close"}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,14 @@ def test_errors_come_out_unchanged() -> None:
     assert caught.value is error
     with pytest.raises(OnShutdown, match="open it again"):
         node.flush()
+
+
+@pytest.mark.parametrize("use", [list, lambda reader: list(reader.batches()), lambda reader: reader.ack(reader)])
+def test_reader_outside_of_its_block_says_how_to_use_it(use: Callable[[SyncReader], object]) -> None:
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        with pytest.raises(InvalidArgument, match="inside `with node"):
+            use(node.read("orders"))
 
 
 MISTAKES: dict[str, Callable[[SyncNode], object]] = {

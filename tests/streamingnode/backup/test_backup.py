@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -288,11 +287,11 @@ def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_
 ) -> None:
     path, copy_all = copy_of(sample.closed, tmp_path / "node"), making._copy_all
 
-    def copy_while_a_table_takes_a_newer_cut(source: making.BackupSource, *rest: Any) -> Iterator[int]:
+    def copy_while_a_table_takes_a_newer_cut(source: making.BackupSource, *rest: Any) -> None:
         (path / "leases").mkdir(exist_ok=True)
         lease = Lease(table=str(tmp_path / "t"), node_id=source.floor.node_id, collection_id=1, cut=99, tick=1)
         write_lease(path, lease)
-        yield from copy_all(source, *rest)
+        copy_all(source, *rest)
 
     async def run() -> None:
         async with sn.open_node(path, **SETTINGS) as node:

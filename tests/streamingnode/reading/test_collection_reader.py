@@ -1,6 +1,7 @@
 """Reading a collection of a whole node in memory: complete, in order, once."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -11,7 +12,7 @@ import streamingnode as sn
 from streamingnode.node import Node
 from streamingnode.reading.read_message import ReadMessage
 from tests.streamingnode.append_double import schema_of
-from wal.errors import InvalidArgument, InvalidName, OnShutdown, ReaderBusy
+from wal.errors import CollectionNotFound, InvalidArgument, InvalidName, OnShutdown, ReaderBusy
 from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
@@ -247,7 +248,7 @@ async def test_exception_in_the_block_comes_out_unchanged(node: Node) -> None:
 async def test_closed_reader_says_so(node: Node) -> None:
     async with node.read("orders") as messages:
         await anext(messages)
-    with pytest.raises(OnShutdown, match="not open"):
+    with pytest.raises(OnShutdown, match="is closed"):
         await anext(messages)
     with pytest.raises(InvalidArgument, match="once"):
         await messages.__aenter__()
@@ -256,3 +257,47 @@ async def test_closed_reader_says_so(node: Node) -> None:
 async def test_message_without_rows_has_no_arrow(node: Node) -> None:
     (message,) = await read_all(node, types=[MessageType.CREATE_COLLECTION])
     assert (message.to_arrow(), message.num_rows, len(message.vchannels)) == (None, 0, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"name": "billing"}, {"types": ROWS}, {"include_ticks": True}], ids=str)
+@pytest.mark.parametrize("policy", [sn.DeliverPolicy.all(), sn.DeliverPolicy.latest()], ids=str)
+async def test_reader_ends_with_the_drop_of_its_collection(
+    node: Node, policy: sn.DeliverPolicy, options: dict[str, Any]
+) -> None:
+    await node.insert("orders", [{"id": 1, "item": "a"}])
+    async with node.read("orders", policy, **options) as messages:
+        await node.insert("orders", [{"id": 2, "item": "a"}])
+        await node.drop_collection("orders")
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        await node.insert("orders", [{"id": 3, "item": "a"}])
+        with anyio.fail_after(ENDS_S):
+            delivered = [message async for message in messages if message.type is not MessageType.TIME_TICK]
+            assert await messages.next_messages() == []
+    read = [ids(message) for message in delivered if message.type is MessageType.INSERT]
+    assert read == ([[1], [2]] if str(policy) == "all" else [[2]])
+    assert (delivered[-1].type is MessageType.DROP_COLLECTION) == ("types" not in options)
+
+
+@pytest.mark.parametrize("name", [None, "billing"])
+@pytest.mark.parametrize("policy", [sn.DeliverPolicy.all(), sn.DeliverPolicy.latest()], ids=str)
+async def test_reader_entered_after_its_collection_was_dropped_is_refused(
+    node: Node, policy: sn.DeliverPolicy, name: str | None
+) -> None:
+    reader = node.read("orders", policy, name=name)
+    await node.drop_collection("orders")
+    with anyio.fail_after(ENDS_S), pytest.raises(CollectionNotFound, match="dropped meanwhile"):
+        async with reader:
+            pass
+
+
+async def test_every_tick_that_a_node_gave_out_ends_and_starts_a_reader(node: Node) -> None:
+    for _ in range(3):
+        result = await node.insert("orders", [{"id": 1, "item": "a"}])
+        flushed, consistent = await node.flush(), await node.consistent_tick()
+        for tick in (0, result.time_tick, flushed.tick, consistent, sn.time_to_tick(datetime.now(UTC))):
+            with anyio.fail_after(ENDS_S):
+                async with node.read("orders", sn.DeliverPolicy.start_after(tick), until=tick) as messages:
+                    assert [message async for message in messages] == []
+
+
+ENDS_S = 10
