@@ -18,7 +18,7 @@ import msgspec
 
 from flusher.checkpoint import Checkpoint
 from flusher.manifest import CutManifest, decode_manifest, manifest_name
-from streamingnode.backup.copied_bytes import copy_file, write_file
+from streamingnode.backup.copied_bytes import copy_file
 from streamingnode.backup.target import Target, disk_errors_typed
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
 from streamingnode.inspection.node_records import read_node_records
@@ -26,6 +26,7 @@ from streamingnode.verification.cut_walk import CUTS, cut_numbers
 from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
 from wal.errors import Corrupt
+from wal.files import write_file
 from wal.remedy import Remedy
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
@@ -88,7 +89,7 @@ def make_backup(source: BackupSource, target: Target) -> Generator[tuple[str, in
         files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c.crc32c(content)))
         yield from verified(building)
         record = _record(source, records.survey.node_id, floor, checkpoints, files, building)
-        write_file(building, BACKUP_RECORD_NAME, encode_record(record))
+        write_file(building / BACKUP_RECORD_NAME, encode_record(record), exclusive=True)
         target.publish()
     return BackupResult(
         path=str(target.path),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rocksdict import DBRecoveryMode, Rdict, WriteBatch
 
+from wal.files import sync_directory
 from wal.rocks.failures import classify_failure
 from wal.rocks.options import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
-from wal.synced_names import sync_directory
 
 BATCH_BYTES = 1 << 20
 

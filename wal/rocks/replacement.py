@@ -8,8 +8,8 @@ whoever comes next, the node or another repair, puts it in place: one rename. Bl
 
 from pathlib import Path
 
+from wal.files import sync_directory
 from wal.rocks.options import DATABASE_NAME
-from wal.synced_names import sync_directory
 
 REPLACEMENT_NAME = f"{DATABASE_NAME}.repaired"
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from wal.files import DIRECTORY_MODE, sync_directory
 from wal.rocks.framing import torn_end
-from wal.synced_names import sync_directory
 
 LOOK_ALIKE_SUFFIX = ".look.tmp"
 _COPIED = ("CURRENT", "rocksdict-config.json")
@@ -42,7 +42,7 @@ def without_torn_end(database: Path) -> Iterator[Path]:
     """
     look_alike, manifest = database.with_name(database.name + LOOK_ALIKE_SUFFIX), manifest_of(database)
     shutil.rmtree(look_alike, ignore_errors=True)
-    look_alike.mkdir()
+    look_alike.mkdir(DIRECTORY_MODE)
     try:
         for file in database.iterdir():
             if file.name in _COPIED:
