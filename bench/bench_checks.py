@@ -13,7 +13,7 @@ from unittest import mock
 import crc32c
 
 from bench.report import Settings, main, note
-from streamingnode.benchmark.baseline import Load, measure_appends, scratch
+from streamingnode.benchmark.baseline import Load, measure_warm, scratch
 from streamingnode.benchmark.measurement import Measurement, median
 from streamingnode.benchmark.rows import create, inserts_of
 from streamingnode.event_loop import run_async
@@ -23,7 +23,6 @@ from wal.rocks.floor import FloorFile
 CASES = ((1, 100), (16, 100))
 """Outstanding inserts, rows of 1 KiB in each."""
 AIM = 0.85
-WARM_UP_S = 0.2
 
 
 def run(settings: Settings) -> list[Measurement]:
@@ -49,8 +48,7 @@ async def _rows_per_s(settings: Settings, load: Load, mode: AbstractContextManag
         async with open_node(path) as node:
             insert = inserts_of(node, await create(node, "rows"), load.batch)
             timed = Load(outstanding=load.outstanding, batch=load.batch, seconds=settings.seconds)
-            await measure_appends(Load(outstanding=load.outstanding, batch=load.batch, seconds=WARM_UP_S), insert)
-            return (await measure_appends(timed, insert)).rows_per_s
+            return (await measure_warm(timed, insert)).rows_per_s
 
 
 @contextmanager
