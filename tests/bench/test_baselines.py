@@ -7,12 +7,14 @@ import anyio
 import pytest
 from rocksdict import Rdict
 
+from bench.bench_checks import without_checks
 from bench.redis_streams import connected, entry_command, lacking, serving
 from bench.registry import BENCHMARKS
 from bench.report import Settings
 from streamingnode.benchmark import baseline
 from streamingnode.benchmark.baseline import Load, measure_plain_scan, measure_warm, open_database
-from streamingnode.benchmark.rows import record_batch
+from streamingnode.benchmark.rows import create, record_batch
+from streamingnode.opening import open_node
 
 
 def test_the_database_of_the_limit_compresses_nothing_as_that_of_a_node(tmp_path: Path) -> None:
@@ -80,3 +82,13 @@ def test_the_scan_of_a_log_is_measured_beside_its_baseline(tmp_path: Path) -> No
     for measured in BENCHMARKS["scan"](settings):
         assert measured.value > 0
         assert measured.baseline > 0
+
+
+def test_a_node_without_its_checks_opens_and_takes_rows(tmp_path: Path) -> None:
+    async def insert() -> int:
+        async with open_node(tmp_path / "node") as node:
+            await node.insert(await create(node, "rows"), record_batch(0, 10))
+            return (await node.snapshot("rows")).num_rows
+
+    with without_checks():
+        assert anyio.run(insert) == 10
