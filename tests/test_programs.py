@@ -41,7 +41,7 @@ def test_the_first_program_runs_as_written_twice_in_a_row(tmp_path: Path) -> Non
     seen_again = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
     assert seen_again == [*seen, ["TXN", "2"], ["TXN", "2"]]
     with sn.sync.open_node(tmp_path / "data") as node:
-        assert sorted(node.snapshot("orders")["id"].to_pylist()) == [1, 2]
+        assert node.snapshot("orders").num_rows == 2
 
 
 @pytest.mark.timeout(180)

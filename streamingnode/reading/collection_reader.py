@@ -26,7 +26,7 @@ from streamingnode.reading.reader_lease import ReaderLease
 from streamingnode.rows.schema import decode_schema
 from streamingnode.services import NodeServices
 from streamingnode.writing.write_target import pchannel_of
-from wal.errors import InvalidArgument, OnShutdown, Truncated, UnsupportedFormat
+from wal.errors import InvalidArgument, OnShutdown, Truncated, UnsupportedFormat, shown
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
 from wal.message_type import MessageType
@@ -139,7 +139,7 @@ class CollectionReader:
         if self._options.name is None:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
-            raise InvalidArgument(f"{message!r} is no message — pass one that this reader delivered")
+            raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
         if self._lease is None:
             raise _not_open()
         await self._lease.ack(message)
