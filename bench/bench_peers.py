@@ -16,7 +16,7 @@ import pyarrow as pa
 from bench.redis_streams import Connection, connected, entry_command, lacking, serving
 from bench.report import Settings, main, note
 from streamingnode.benchmark.appends import GRID, measure_node_appends
-from streamingnode.benchmark.baseline import Load, Measured, measure_appends
+from streamingnode.benchmark.baseline import Load, Measured, measure_warm
 from streamingnode.benchmark.measurement import Measurement, median
 from streamingnode.benchmark.rows import record_batch
 from streamingnode.event_loop import run_async
@@ -52,7 +52,7 @@ async def measure_redis(load: Load, directory: Path) -> Measured:
     """Return what the peer does under `load`, on the disk of `directory`."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as scratch, serving(Path(scratch)) as socket:
         async with connected(socket) as connection:
-            return await measure_appends(load, _appends(connection, load.batch))
+            return await measure_warm(load, _appends(connection, load.batch))
 
 
 def _appends(connection: Connection, batch: int) -> Callable[[], Awaitable[object]]:

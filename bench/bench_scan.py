@@ -4,18 +4,22 @@ Prints one line for each batch size and the cost of one publish to the live tail
 """
 
 import asyncio
+import itertools
 import json
+import os
 import platform
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.baseline import measure_plain_scan, scratch
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
+from streamingnode.benchmark.baseline import measure_plain_scan, scratch
 from wal.append import AppendGroup
 from wal.headers import InsertHeader
 from wal.live_tail import LiveTail
@@ -28,6 +32,8 @@ from wal.rocks.store import open_rocks_store
 ROW_BYTES = 1024
 ROUNDS = 3
 TAIL_ENTRIES = 20_000
+PAYLOADS = 64
+"""Payloads used in turn, of bytes that do not compress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +50,18 @@ class ScanMeasured:
 
 async def measure_scan(directory: Path, *, batch_rows: int, rows: int) -> ScanMeasured:
     """Return how fast `rows` rows of 1 KiB, `batch_rows` in an entry, are scanned on the disk of `directory`."""
-    entries = rows // batch_rows
+    plain, logged, tailed = [], [], []
     with scratch(directory) as path:
-        store = await open_rocks_store(path, options=RocksOptions(durability="os"))
-        try:
-            log = await store.open_log("p0")
-            await _fill(log, entries, bytes(ROW_BYTES * batch_rows))
+        async with _log_at(path) as log:
+            await _fill(log, rows // batch_rows, [os.urandom(ROW_BYTES * batch_rows) for _ in range(PAYLOADS)])
             tail = await _tail_of(log)
-            plain, logged, tailed = [], [], []
-            for _ in range(ROUNDS):
-                plain.append(
-                    await asyncio.to_thread(
-                        measure_plain_scan, directory, rows=rows, row_bytes=ROW_BYTES, batch=batch_rows
-                    )
-                )
+        for _ in range(ROUNDS):
+            plain.append(
+                await asyncio.to_thread(measure_plain_scan, directory, rows=rows, row_bytes=ROW_BYTES, batch=batch_rows)
+            )
+            async with _log_at(path) as log:  # opened anew, as the database it is compared with
                 logged.append(rows / await _seconds(Scanner(log, None, DeliverPolicy.all()), log.last_tick))
                 tailed.append(rows / await _seconds(Scanner(log, tail, DeliverPolicy.all()), log.last_tick))
-        finally:
-            await store.close()
     log_rows_per_s = statistics.median(logged)
     return ScanMeasured(
         batch_rows=batch_rows,
@@ -76,13 +76,9 @@ async def measure_scan(directory: Path, *, batch_rows: int, rows: int) -> ScanMe
 async def measure_publish(directory: Path) -> float:
     """Return what publishing one entry to the live tail takes without a reader that waits, in microseconds."""
     with scratch(directory) as path:
-        store = await open_rocks_store(path, options=RocksOptions(durability="os"))
-        try:
-            log = await store.open_log("p0")
-            await _fill(log, TAIL_ENTRIES, b"row")
+        async with _log_at(path) as log:
+            await _fill(log, TAIL_ENTRIES, [b"row"])
             entries = await _entries_of(log)
-        finally:
-            await store.close()
     rounds = []
     for _ in range(ROUNDS):
         tail = LiveTail()
@@ -93,10 +89,19 @@ async def measure_publish(directory: Path) -> float:
     return 1e6 * statistics.median(rounds) / len(entries)
 
 
-async def _fill(log: Log, count: int, payload: bytes) -> None:
+@asynccontextmanager
+async def _log_at(path: Path) -> AsyncIterator[Log]:
+    store = await open_rocks_store(path, options=RocksOptions(durability="os"))
+    try:
+        yield await store.open_log("p0")
+    finally:
+        await store.close()
+
+
+async def _fill(log: Log, count: int, payloads: Sequence[bytes]) -> None:
     header = InsertHeader(1, 1, 1, 1, 1, 0)
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    for tick in range(1, count + 1):
+    for tick, payload in zip(range(1, count + 1), itertools.cycle(payloads), strict=False):
         await log.admit(len(payload))
         group = AppendGroup([MutableMessage(MessageType.INSERT, header, "p0_1v0", payload)])
         group.stamp_time_tick(tick, None)

@@ -8,6 +8,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -84,19 +85,21 @@ class Connection:
 @contextmanager
 def serving(directory: Path) -> Iterator[Path]:
     """Yield the socket of a new server whose data is in `directory`, synced before each answer; ended afterwards."""
-    socket = directory / "redis.sock"
-    settings = ("--port", "0", "--unixsocket", str(socket), "--appendonly", "yes", "--appendfsync", "always")
-    server = subprocess.Popen(
-        [PROGRAM, *settings, "--save", "", "--dir", str(directory)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={"PATH": os.environ["PATH"]},
-    )
-    try:
-        yield socket
-    finally:
-        server.terminate()
-        server.wait()
+    # The server changes into its directory before it makes the socket, whose path may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="redis-") as place:
+        socket = Path(place) / "socket"
+        settings = ("--port", "0", "--unixsocket", str(socket), "--appendonly", "yes", "--appendfsync", "always")
+        server = subprocess.Popen(
+            [PROGRAM, *settings, "--save", "", "--dir", str(directory.absolute())],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ["PATH"]},
+        )
+        try:
+            yield socket
+        finally:
+            server.terminate()
+            server.wait()
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ class FlushOptions:
     much processor time again, in page faults); when all rows in memory reach `buffered_bytes_max`, the largest are written
     first and reading waits. `threads` files are written at a time. After a few messages it waits `gather_s` for more, unless
     somebody waits for a cut: appends that come one by one would otherwise each wake it on the event loop they share.
+    `group_may_read` opens segments, deletes and cuts to the group of the node's process, for a Spark of another user.
     """
 
     row_group_bytes: int = 32 << 20
@@ -22,5 +23,6 @@ class FlushOptions:
     gather_s: float = 0.02
     retry_first_s: float = 0.5
     retry_max_s: float = 30.0
+    group_may_read: bool = False
     retention: RetentionOptions = field(default_factory=RetentionOptions)
     schedule: CutScheduleOptions = field(default_factory=CutScheduleOptions)

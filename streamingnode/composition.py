@@ -14,7 +14,10 @@ from pathlib import Path
 
 import anyio
 
+from flusher.buffers.delete_buffer import DELETES
+from flusher.buffers.segment_buffer import SEGMENTS
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
+from flusher.cuts.cut_directory import CUTS
 from flusher.cuts.cut_schedule import CutSchedule
 from flusher.cuts.cut_writer import CutResult
 from flusher.files.node_directory import NodeDirectory
@@ -41,7 +44,7 @@ from streamingnode.writing.own_producer import OwnProducer
 from streamingnode.writing.retry import Retry
 from streamingnode.writing.retry_room import RetryRoom
 from wal.append import AppendObserver
-from wal.errors import StorageFull
+from wal.errors import StorageFailed, StorageFull
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.log import LogStore
@@ -92,7 +95,7 @@ async def compose(
             await anyio.to_thread.run_sync(assert_sole_owner)
         store = await _open_store(path, config)
         closing.push_async_callback(store.close)
-        directory = await closing.enter_async_context(_files_directory(path, store))
+        directory = await closing.enter_async_context(_files_directory(path, store, config))
         closing.push_async_callback(supervisor.stop)
         appends = AppendMeter(observer)
         ticks = await _tick_allocator(store, now_ms, elapsed_ms)
@@ -143,10 +146,18 @@ async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
 
 
 @asynccontextmanager
-async def _files_directory(path: Path | None, store: LogStore) -> AsyncIterator[NodeDirectory]:
+async def _files_directory(path: Path | None, store: LogStore, config: NodeConfig) -> AsyncIterator[NodeDirectory]:
     """The directory of segments and cuts: the node's own, or a throw-away one for a node in memory."""
     if path is not None:
-        yield NodeDirectory(path, check_owned=store.check_owned if isinstance(store, RocksStore) else None)
+        check_owned = store.check_owned if isinstance(store, RocksStore) else None
+        directory = NodeDirectory(path, check_owned=check_owned, for_group=config.flush.group_may_read)
+        try:
+            await anyio.to_thread.run_sync(directory.set_access, (SEGMENTS, DELETES, CUTS))
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot set who may read {error.filename}: {error.strerror} — open the node as the owner of its files"
+            ) from error
+        yield directory
         return
     root = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="streamingnode-")))
     try:

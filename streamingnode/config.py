@@ -31,7 +31,7 @@ from streamingnode.writing.retry import RetryLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
 from wal.codec import MESSAGES_PER_ENTRY_MAX
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, shown
 from wal.live_tail import AGE_S, CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
 from wal.rocks.options import RocksOptions
@@ -279,7 +279,7 @@ def _convert(key: str, value: object, kind: object, origin: str, *, is_text: boo
     try:
         converted: object = msgspec.convert(value, kind, strict=not is_text)
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{origin}: {key} = {value!r} does not fit — give {_expected(kind)}") from error
+        raise InvalidArgument(f"{origin}: {key} = {shown(value)} does not fit — give {_expected(kind)}") from error
     if isinstance(converted, (int, float)) and not isinstance(converted, bool):
         _check_range(key, converted, origin)
     return converted

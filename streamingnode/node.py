@@ -44,7 +44,7 @@ from streamingnode.writing.txn_messages import begin_group, commit_group, rollba
 from streamingnode.writing.write_target import WriteTarget, WriteTargets, pchannel_of
 from wal.adaptor import GRACE_S
 from wal.append import Append, AppendGroup, AppendResult
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, shown
 from wal.message_type import MessageType
 from wal.outlast import outlast
 
@@ -268,7 +268,7 @@ class Node(NodeFacts):
         """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes."""
         self._check_open()
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
-            raise InvalidArgument(f"collections={collections!r} — pass a list of names")
+            raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
         pchannels = list(self._services.appends)
         if collections is not None:
             pchannels = sorted({pchannel_of(self._info(name).vchannels[0]) for name in collections})

@@ -15,7 +15,7 @@ from anyio import to_thread
 from streamingnode.statistics import NodeStatistics
 from wal.errors import Corrupt
 from wal.event_log import event_log
-from wal.files import read_regular
+from wal.files import create_file, read_regular
 
 STATISTICS_NAME = "node.statistics"
 STATISTICS_BYTES_MAX = 1 << 20
@@ -74,5 +74,6 @@ def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | Non
 
 def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
+    with create_file(temporary) as file:
+        file.write(content)
     temporary.replace(path)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import streamingnode as sn
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 
@@ -35,14 +37,17 @@ def run(program: str, directory: Path) -> str:
 def test_the_first_program_runs_as_written_twice_in_a_row(tmp_path: Path) -> None:
     first, *_ = python_blocks(README)
     seen = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
-    assert seen == [["CREATE_COLLECTION", "0"], ["INSERT", "1"], ["TXN", "1"]]
+    assert seen == [["CREATE_COLLECTION", "0"], ["TXN", "2"], ["TXN", "2"]]
     seen_again = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
-    assert seen_again == [*seen, ["INSERT", "1"], ["TXN", "1"]]
+    assert seen_again == [*seen, ["TXN", "2"], ["TXN", "2"]]
+    with sn.sync.open_node(tmp_path / "data") as node:
+        assert node.snapshot("orders").num_rows == 2
 
 
 @pytest.mark.timeout(180)
 def test_the_ingest_program_runs_as_written_on_what_the_first_one_left(tmp_path: Path) -> None:
     first, second, *_ = python_blocks(README)
+    run(first, tmp_path)
     run(first, tmp_path)
     printed = run(second, tmp_path)
     assert printed.count("tea") == 4

@@ -3,6 +3,8 @@
 Each class has a stable `code` for machines, says whether the same call may be tried again (`retryable`), and carries
 typed fields rather than facts buried in its text. The text says what happened and, after a dash, what to do next; where that
 is done differently from a program and from a command line, the error carries a `Remedy` and the text is that of a program.
+Every text is one line without control characters, whatever names and paths are in it; of a value, `shown` lets in the first
+characters only.
 Contract violations inside the system are `AssertionError`s and are never caught.
 """
 
@@ -13,6 +15,32 @@ from wal.remedy import Remedy
 Retryable = Literal["yes", "no", "indeterminate"]
 
 _DASH = " — "
+SHOWN_MAX = 80
+"""Characters of a value in an error text: enough to find it by, and no place to leak rows into a log."""
+
+
+def escaped(text: str) -> str:
+    """Return a text as one printable line: what would begin a line, move a cursor or change direction is spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def shown(value: object) -> str:
+    """Return the first `SHOWN_MAX` characters of a value's representation, escaped."""
+    if isinstance(value, (str, bytes)):
+        value = value[: SHOWN_MAX + 1]  # representing megabytes takes time
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python converts
+        text = f"<{type(value).__name__}>"
+    return brief(text)
+
+
+def brief(text: str) -> str:
+    """Return the first `SHOWN_MAX` characters of a text that may quote a value, escaped."""
+    short = escaped(text[:SHOWN_MAX])
+    return f"{short}..." if len(text) > SHOWN_MAX else short
 
 
 class StreamingNodeError(Exception):
@@ -35,12 +63,12 @@ class StreamingNodeError(Exception):
     def text(self, next_step: str | None) -> str:
         """Return what happened, and after a dash `next_step`, which says what `remedy` stands for."""
         said = super().__str__()
-        return said if next_step is None else f"{said}{_DASH}{next_step}"
+        return escaped(said if next_step is None else f"{said}{_DASH}{next_step}")
 
     @property
     def happened(self) -> str:
         """What happened, without what to do next: for who knows a better next step."""
-        return super().__str__().partition(_DASH)[0]
+        return escaped(super().__str__().partition(_DASH)[0])
 
     def fields(self) -> dict[str, object]:
         """Return the typed fields of this error, for logs, `--json` output and the wire."""

@@ -1,7 +1,7 @@
 """`python -m bench.chaos GATE [--minutes M | --count N] [--seed S]`: run a gate, print what was tried and found, keep it.
 
-A run of some minutes adds a line to docs/reliability.jsonl and renders docs/reliability.md again; `--count` alone does not,
-and is how a failing seed is started again.
+A run of some minutes on a clean checkout adds a line to docs/reliability.jsonl and renders docs/reliability.md again;
+`--count` alone does not, and is how a failing seed is started again.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.chaos.documents import write_documents
 from bench.chaos.gate import Settings
 from bench.chaos.registry import GATES
-from bench.chaos.report import append_report, print_report
+from bench.chaos.report import append_report, clean_commit, print_report
 
 
 def main() -> int:
@@ -35,11 +35,15 @@ def main() -> int:
         return 2
     seed = gate.first_seed() if arguments.seed is None else arguments.seed
     print(f"{gate.name}: seed {seed}", flush=True)
+    commit = clean_commit()
+    keep = arguments.minutes is not None and not arguments.no_report
+    if keep and commit is None:
+        print(f"{gate.name}: this run will not be kept: commit the changes first", file=sys.stderr)
     settings = Settings(seed=seed, count=arguments.count, minutes=arguments.minutes, scratch=arguments.scratch)
     report = gate.run(gate, settings)
     print_report(report)
-    if arguments.minutes is not None and not arguments.no_report:
-        append_report(report)
+    if keep and commit is not None and commit == clean_commit():  # nobody has changed it meanwhile
+        append_report(report, commit)
         write_documents()
     return 0 if report.passed else 1
 

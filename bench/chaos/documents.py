@@ -25,7 +25,7 @@ def write_documents() -> None:
 
 def rendered_page(reports: Sequence[GateReport]) -> str:
     """Return the page with every gate there is."""
-    kept = {each.gate for each in reports}
+    kept = {each.gate for each in reports if each.clean}
     untried = [
         GateReport(gate=gate.name, tried=0, failed=0, seed=0, target=gate.target, unit=gate.unit)
         for gate in GATES.values()
@@ -52,7 +52,9 @@ def render(reports: Sequence[GateReport], untried: Sequence[GateReport] = ()) ->
 _HEAD = """# Reliability: what was tried, and what was found
 
 Rendered by `python -m bench.chaos.documents` from `docs/reliability.jsonl`, to which every `make test-long GATE=...
-MINUTES=...` adds a line. Counts are what really ran, added up over all kept runs, failures of earlier commits included.
+MINUTES=...` of a clean checkout adds a line. Counts are what really ran, added up over all kept runs, failures of earlier
+commits included; tries that could show nothing, and the second try of what has to be tried once, are left out. Of runs of
+an unclean checkout, of which nobody can say what they tried, only the failures were kept, and are not in the table.
 "Failed" counts lives that broke a promise of [guarantees.md](guarantees.md); a target that is not reached yet says how far
 it is.
 
@@ -61,10 +63,9 @@ it is.
 
 
 def _reached(total: GateTotal) -> str:
-    """Return the share of the target, rounded down."""
-    if total.tried >= total.target:
-        return "yes"
-    return f"{1000 * total.tried // total.target / 10:.1f} %"
+    """Return the share of the target, rounded down, and what no run was long enough to answer."""
+    share = "yes" if total.tried >= total.target else f"{1000 * total.tried // total.target / 10:.1f} %"
+    return ", ".join([share, *(f"no verdict on {what}" for what in total.undecided)])
 
 
 def _failures(reports: Sequence[GateReport]) -> Iterator[str]:

@@ -57,14 +57,16 @@ class LifeResult:
     """What one life tried and found; `counts` are added up into the notes.
 
     `covered` says how often each of several named things was tried, where a target is one for each of them; `also` counts
-    what `report.ALSO_TARGETS` names.
+    what `report.ALSO_TARGETS` names. `padding` and `undecided` are those of the report.
     """
 
     tried: int = 0
+    padding: int = 0
     findings: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     covered: Counter[str] = field(default_factory=Counter)
     also: Counter[str] = field(default_factory=Counter)
+    undecided: tuple[str, ...] = ()
 
 
 Live = Callable[[Nursery, Path, int, int], LifeResult]
@@ -99,6 +101,7 @@ class _Tally:
         """Add the result of a life; `kept` says how to look at it again if it failed."""
         with self._lock:
             self.result.tried += result.tried
+            self.result.padding += result.padding
             self.result.counts += result.counts
             self.result.covered += result.covered
             self.result.also += result.also
@@ -148,4 +151,6 @@ def make_report(gate: Gate, settings: Settings, result: LifeResult, *, failed: i
         notes=tuple(notes[:NOTES_MAX]),
         covered=dict(sorted(result.covered.items())),
         also=dict(sorted(result.also.items())),
+        padding=result.padding,
+        undecided=result.undecided,
     )

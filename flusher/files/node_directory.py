@@ -5,35 +5,50 @@ that holds it is. Nothing here runs on the event loop. Paths are relative to the
 """
 
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from wal.files import READ_BYTES_MAX, open_binary, read_regular, sync_directory
+from wal.files import (
+    READ_BYTES_MAX,
+    create_file,
+    make_directory,
+    read_regular,
+    set_group_access,
+    sync_directory,
+)
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is still being written; whatever carries it at start is rubbish."""
-
-WRITE_BUFFER_BYTES = 1 << 20
-"""Gathers the many small writes of a Parquet file's headers between its pages."""
 
 
 class NodeDirectory:
     """Files of one node, under `root`. All methods block; all raise `OSError`, and `Corrupt` for what is no regular file.
 
     `check_owned` raises when the directory has another owner now, and comes before each change: whoever owns it makes files
-    of the same names.
+    of the same names. `for_group` lets the group read what is made here.
     """
 
-    def __init__(self, root: Path, *, check_owned: Callable[[], None] | None = None) -> None:
+    def __init__(self, root: Path, *, check_owned: Callable[[], None] | None = None, for_group: bool = False) -> None:
         self.root = root
+        self._for_group = for_group
         self._check_owned = check_owned or _nobody_asks
 
     def create(self, path: str) -> BinaryIO:
         """Open a new file for writing, replacing one of that name; directories on the way are made durable."""
         self._check_owned()
         self._make_parents((self.root / path).parent)
-        return open_binary(self.root / path, "wb", buffering=WRITE_BUFFER_BYTES)
+        return create_file(self.root / path, for_group=self._for_group)
+
+    def set_access(self, tops: Iterable[str]) -> None:
+        """Let the group read the directories `tops`, or nobody but the owner, whatever an earlier opening was told."""
+        self._check_owned()
+        mode = self.root.stat().st_mode
+        if self._for_group and not mode & 0o010:
+            self.root.chmod(stat.S_IMODE(mode) | 0o010)
+        for top in tops:
+            set_group_access(self.root / top, for_group=self._for_group)
 
     def sync(self, file: BinaryIO) -> None:
         """Return when the file's bytes are on disk; its name is not, until `sync_parents`."""
@@ -79,8 +94,7 @@ class NodeDirectory:
         if directory.is_dir():
             return
         self._make_parents(directory.parent)
-        directory.mkdir(exist_ok=True)
-        sync_directory(directory.parent)
+        make_directory(directory, for_group=self._for_group)
 
 
 def _nobody_asks() -> None:

@@ -23,13 +23,12 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-from spark_sink.ingestion.durable import sync_file
 from spark_sink.table.columns import PARTITION
 from spark_sink.table.file_stats import stats_json
 from spark_sink.table.open_table import OpenTable
 from spark_sink.table.table_model import NewFile
 from wal.failpoint import failpoint
-from wal.files import sync_directory
+from wal.files import sync_directory, sync_file
 
 INTENTS = "_attempts"
 

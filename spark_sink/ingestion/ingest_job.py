@@ -27,7 +27,7 @@ from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
 from spark_sink.ingestion.commit_writer import CommitWriter, Written
 from spark_sink.ingestion.cut_request import AnsweredCut
 from spark_sink.ingestion.cut_request import request_cut as ask_for_cut
-from spark_sink.ingestion.lease import Lease, release, write_lease
+from spark_sink.ingestion.lease import Lease, check_writable, release, write_lease
 from spark_sink.ingestion.place import check_place
 from spark_sink.ingestion.report import IngestReport, Progress, TableReport
 from spark_sink.ingestion.step import OnStep, Step
@@ -74,9 +74,10 @@ def ingest(
     Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. Can be
     killed at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
-    Raises `InvalidArgument` for tables inside the node's directory, `CutFailed`, `Corrupt` naming the file, `Truncated` when
-    cuts it needs are no longer kept, `AlreadyExists` when a table's directory belongs to another node or to nobody,
-    `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
+    Raises `InvalidArgument` for tables inside the node's directory, `CutFailed`, `StorageFailed` for a user who cannot write
+    a lease, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's
+    directory belongs to another node or to nobody, `TableAhead` when the node is older than its table, `SparkLost` when
+    Spark's Java process is killed meanwhile.
     """
     started = time.monotonic()
     progress = progress or _silent
@@ -127,6 +128,7 @@ class IngestJob:
     def _run(self) -> IngestReport:
         if not self._cuts.numbers:
             return IngestReport(node_id="", cut=0, tick=0, node_was_running=False, seconds=0.0)
+        check_writable(self._node)
         newest = self._cuts.read(self._cuts.newest)
         held = self._held_tables(newest.manifest.node_id)
         first = self._first_needed(newest, held)

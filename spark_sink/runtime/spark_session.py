@@ -7,11 +7,12 @@ after `register(spark)`.
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -19,6 +20,8 @@ from pyspark.sql import SparkSession
 
 from spark_sink.reading.data_source import StreamingNodeSource
 from spark_sink.runtime.java import Java, candidates, choose, launcher_script, parse_major
+from wal.errors import StorageFailed
+from wal.files import make_directory
 
 JAVA_PROBE_TIMEOUT_S = 30.0
 """A `java -version` slower than this counts as one that does not start."""
@@ -58,7 +61,7 @@ def session(**conf: str) -> SparkSession:
     and win over ours. `spark.master` is `local[*]` unless given. Those that belong to the JVM (memory) count only when
     this call starts it. Nothing is printed unless Spark has an error to report.
 
-    Raises `JavaNotFound` when no Java 17 or newer is on this machine.
+    Raises `JavaNotFound` when no Java 17 or newer is on this machine, `StorageFailed` when others can write to its cache.
     """
     settings = {**SETTINGS, **{_setting(name): str(value) for name, value in conf.items()}}
     builder = SparkSession.builder.master(settings.pop("spark.master", "local[*]")).appName("streamingnode")
@@ -142,10 +145,17 @@ def _publish(building: Path, home: Path) -> None:
 def _cache() -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamingnode"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_directory(root)
     except OSError:  # a home that cannot be written, as in many containers
         root = Path(tempfile.gettempdir()) / f"streamingnode-{os.getuid()}"
-        root.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):  # a file, which is told of below
+            make_directory(root)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise StorageFailed(
+            f"{root} is no directory that only this user can write, and Spark would be started by a script in it — "
+            "remove it, or set XDG_CACHE_HOME to a directory of your own"
+        )
     return root
 
 

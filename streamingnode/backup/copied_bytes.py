@@ -7,7 +7,7 @@ from pathlib import Path
 import crc32c
 
 from streamingnode.inspection.backup_record import CopiedFile
-from wal.files import open_binary
+from wal.files import create_file, make_directory, open_binary, sync_directory
 
 CHUNK_BYTES = 1 << 20
 
@@ -18,9 +18,10 @@ def copy_file(source: Path, directory: Path, path: str, on_bytes: Callable[[int]
     Durable when it ends, but for the names: `sync_directories` makes those so. Raises `OSError`.
     """
     target = directory / path
-    target.parent.mkdir(parents=True, exist_ok=True)
+    for parent in reversed(target.relative_to(directory).parents):
+        make_directory(directory / parent)
     length = checksum = 0
-    with open_binary(source) as reading, target.open("xb") as writing:
+    with open_binary(source) as reading, create_file(target, exclusive=True) as writing:
         while chunk := reading.read(CHUNK_BYTES):
             writing.write(chunk)
             length += len(chunk)
@@ -32,27 +33,11 @@ def copy_file(source: Path, directory: Path, path: str, on_bytes: Callable[[int]
     return CopiedFile(path=path, bytes=length, crc32c=checksum)
 
 
-def write_file(directory: Path, path: str, content: bytes) -> None:
-    """Write a new file and sync it."""
-    with (directory / path).open("xb") as writing:
-        writing.write(content)
-        writing.flush()
-        os.fsync(writing.fileno())
-
-
 def sync_directories(top: Path) -> None:
     """Return when the names of everything below `top` are on disk, and its own."""
     for parent, _, _ in os.walk(top):
-        _sync(Path(parent))
-    _sync(top.parent)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_directory(Path(parent))
+    sync_directory(top.parent)
 
 
 def _forget(descriptor: int) -> None:

@@ -20,14 +20,14 @@ import msgspec
 from flusher.checkpoint import Checkpoint
 from flusher.cuts.cut_log import CUTS, cut_numbers
 from flusher.manifest import CutManifest, decode_manifest, manifest_name
-from streamingnode.backup.copied_bytes import copy_file, write_file
+from streamingnode.backup.copied_bytes import copy_file
 from streamingnode.backup.target import Target, disk_errors_typed
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
 from streamingnode.inspection.node_records import read_node_records
 from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
 from wal.errors import Corrupt
-from wal.files import read_regular
+from wal.files import read_regular, write_file
 from wal.remedy import Remedy
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
@@ -93,7 +93,7 @@ def make_backup(source: BackupSource, target: Target, on_step: OnStep) -> Backup
         files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c.crc32c(content)))
         check_copy(building, on_step)
         record = _record(source, records.survey.node_id, floor, checkpoints, files, building)
-        write_file(building, BACKUP_RECORD_NAME, encode_record(record))
+        write_file(building / BACKUP_RECORD_NAME, encode_record(record), exclusive=True)
         target.publish()
     return BackupResult(
         path=str(target.path),

@@ -17,6 +17,7 @@ from anyio import from_thread, to_thread
 from streamingnode.backup.making import LEASES, BackupResult, BackupSource, make_backup
 from streamingnode.backup.target import Target
 from wal.errors import Corrupt, InvalidArgument
+from wal.files import make_directory
 from wal.outlast import outlast
 from wal.rocks.floor import Floor, read_floor
 from wal.rocks.options import DATABASE_NAME
@@ -94,7 +95,8 @@ def _begin(directory: Path) -> Floor:
     The leases are copied now for the same reason: a later one may speak of a cut that the copy does not know.
     """
     shutil.rmtree(directory / LINKS, ignore_errors=True)
-    (directory / LINKS / LEASES).mkdir(parents=True)
+    make_directory(directory / LINKS)
+    make_directory(directory / LINKS / LEASES)
     for lease in sorted((directory / LEASES).glob("*.json")):
         with suppress(FileNotFoundError):  # its table was given up meanwhile
             shutil.copyfile(lease, directory / LINKS / LEASES / lease.name)

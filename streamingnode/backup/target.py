@@ -10,6 +10,7 @@ from pathlib import Path
 
 from streamingnode.backup.copied_bytes import sync_directories
 from wal.errors import AlreadyExists, InvalidArgument, StorageFailed
+from wal.files import DIRECTORY_MODE
 
 UNFINISHED = ".unfinished"
 
@@ -28,7 +29,7 @@ class Target:
         if self.path.resolve().is_relative_to(source.resolve()):
             raise InvalidArgument(f"{path} is inside {source} — name a directory outside it")
         try:
-            self.building.mkdir(parents=True)
+            self.building.mkdir(DIRECTORY_MODE, parents=True)
         except FileExistsError:
             raise AlreadyExists(
                 f"{self.building} is left of a run that did not end — remove it, then try again"

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from streamingnode.benchmark.baseline import Load, Measured, measure_appends, measure_bare_appends, scratch
+from streamingnode.benchmark.baseline import Load, Measured, measure_bare_appends, measure_warm, scratch
 from streamingnode.benchmark.measurement import Measurement, median
 from streamingnode.benchmark.rows import create, inserts_of
-from streamingnode.node import Node
 from streamingnode.opening import open_node
 
 GRID: tuple[tuple[int, int, float], ...] = (
@@ -17,8 +16,6 @@ GRID: tuple[tuple[int, int, float], ...] = (
     (16, 100, 0.7),
 )
 """Outstanding inserts, rows in each, and the part of the limit to reach."""
-
-WARM_UP_S = 0.2
 
 
 async def measure_append_grid(
@@ -44,12 +41,7 @@ async def measure_node_appends(load: Load, directory: Path) -> Measured:
     with scratch(directory) as path:
         async with open_node(path) as node:
             collection = await create(node, "rows")
-            await _measure(node, collection, Load(outstanding=load.outstanding, batch=load.batch, seconds=WARM_UP_S))
-            return await _measure(node, collection, load)
-
-
-async def _measure(node: Node, collection: str, load: Load) -> Measured:
-    return await measure_appends(load, inserts_of(node, collection, load.batch))
+            return await measure_warm(load, inserts_of(node, collection, load.batch))
 
 
 def _summary(case: str, bare: list[Measured], ours: list[Measured], aim: float) -> Measurement:

@@ -1,11 +1,13 @@
 """Baselines measured beside the product: bare group commit and plain iteration on rocksdict, without anything of ours.
 
 The limit for appends: an asyncio queue, one writer thread, `write` of what is queued, `flush_wal`, one wake-up of the
-event loop for the batch. No checksum, no order, no bound, no check: what is left when all of that is free. Measured in the
-same run as the thing compared with it, since the same machine differs four-fold between quiet and busy.
+event loop for the batch. No checksum, no order, no bound, no check: what is left when all of that is free. Both sides get
+values that do not compress, RocksDB with the same settings and the same warm-up, and are measured in the same run, since the
+same machine differs four-fold between quiet and busy.
 """
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import shutil
@@ -19,13 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from rocksdict import Options, Rdict, WriteBatch
+from rocksdict import DBRecoveryMode, Rdict, WriteBatch
+
+from wal.rocks.options import RocksOptions, database_options
 
 WRITE_BYTES_MAX = 1 << 20
 _KEY_BYTES = 8
 _VALUES = 64
-"""Values made before the clock starts and used in turn. RocksDB compresses tables by default: of equal bytes it would write
-next to nothing."""
+"""Values made before the clock starts and used in turn."""
+WARM_UP_S = 0.2
+"""How long a load runs before it is measured."""
 
 _Queued = tuple[int, bytes, asyncio.Future[None]]
 
@@ -47,6 +52,12 @@ class Measured:
     rows_per_s: float
     p50_s: float
     p99_s: float
+
+
+async def measure_warm(load: Load, append: Callable[[], Awaitable[object]]) -> Measured:
+    """Return what `measure_appends` measures once caches and threads have seen the load."""
+    await measure_appends(dataclasses.replace(load, seconds=WARM_UP_S), append)
+    return await measure_appends(load, append)
 
 
 async def measure_appends(load: Load, append: Callable[[], Awaitable[object]]) -> Measured:
@@ -133,19 +144,24 @@ async def measure_bare_appends(load: Load, directory: Path, *, sync: bool = True
         commit = BareGroupCommit(path, sync=sync)
         values = itertools.cycle([os.urandom(load.row_bytes * load.batch) for _ in range(_VALUES)])
         try:
-            return await measure_appends(load, lambda: commit.append(next(values)))
+            return await measure_warm(load, lambda: commit.append(next(values)))
         finally:
             await commit.close()
 
 
 def measure_plain_scan(directory: Path, *, rows: int, row_bytes: int = 1024, batch: int = 1) -> float:
-    """Return how many rows per second plain `iter()` yields, `batch` of them packed in one value."""
+    """Return how many rows per second plain `iter()` yields, `batch` of them packed in one value that does not compress.
+
+    The database is opened anew before, as a node's log is: nothing is left in memory but what the system keeps of files.
+    """
     with scratch(directory) as path:
         database = open_database(path)
-        value = bytes(row_bytes * batch)
+        values = itertools.cycle([os.urandom(row_bytes * batch) for _ in range(_VALUES)])
         for position in range(rows // batch):
-            database.put(position.to_bytes(_KEY_BYTES, "big"), value)
+            database.put(position.to_bytes(_KEY_BYTES, "big"), next(values))
         database.flush()
+        database.close()
+        database = open_database(path)
         started = time.perf_counter()
         count = sum(1 for _ in plain_scan(database))
         elapsed = time.perf_counter() - started
@@ -164,9 +180,8 @@ def plain_scan(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
 
 
 def open_database(path: Path) -> Rdict:
-    """Return a new database with RocksDB's defaults."""
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
+    """Return a database with the settings that a node's log has, in one column family."""
+    options = database_options(RocksOptions(), recovery=DBRecoveryMode.point_in_time(), create=True)
     return Rdict(str(path), options)
 
 

@@ -14,12 +14,11 @@ import pyarrow.json as pj
 
 from streamingnode.cli.row_batch import BYTES_MAX, ROWS_MAX, RowBatch, said
 from streamingnode.cli.row_types import from_json, json_schema, kept_schema
-from wal.errors import InvalidArgument, SchemaMismatch, TooLarge
+from wal.errors import SHOWN_MAX, InvalidArgument, SchemaMismatch, TooLarge, brief
 
 LINE_BYTES_MAX = 4 << 20
 """No row over the size of an append group can be inserted, so no longer line is read."""
 
-_SHOWN_MAX = 80
 _COLUMN = re.compile(r"Column\(/(.+?)\) ")
 """How Arrow begins what it says about a value of another kind than its column."""
 _READ_ERRORS = (pa.ArrowException, UnicodeDecodeError)
@@ -44,7 +43,7 @@ class JsonLines:
         try:
             return kept_schema(_parse(lines, None).schema)
         except _READ_ERRORS as error:
-            raise _blame(lines, numbers, None, error) from error
+            raise _blame(lines, numbers, None, error) from None
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows. Raises `InvalidArgument` or `SchemaMismatch` naming the line; nothing of its batch came out."""
@@ -53,7 +52,7 @@ class JsonLines:
             try:
                 rows = _parse(lines, schema)
             except _READ_ERRORS as error:
-                raise _blame(lines, numbers, schema, error) from error
+                raise _blame(lines, numbers, schema, error) from None
             yield RowBatch(rows, unit="line", numbers=numbers)
 
     def _take_chunk(self) -> _Chunk:
@@ -116,7 +115,7 @@ def _fails(lines: Sequence[bytes], schema: pa.Schema | None) -> Exception | None
 
 
 def _describe(line: bytes, number: int, schema: pa.Schema | None, error: Exception) -> InvalidArgument:
-    shown = line.decode("utf-8", "replace").strip()[:_SHOWN_MAX]
+    shown = line.decode("utf-8", "replace").strip()[:SHOWN_MAX]
     try:
         value = json.loads(line)
     except ValueError as problem:
@@ -126,7 +125,7 @@ def _describe(line: bytes, number: int, schema: pa.Schema | None, error: Excepti
     extra = sorted(value.keys() - set(schema.names)) if schema is not None else []
     if extra:
         return SchemaMismatch(
-            f"line {number}: column {extra[0]!r} is not in the collection — remove it: {shown}",
+            f"line {number}: column {brief(extra[0])!r} is not in the collection — remove it: {shown}",
             column=extra[0],
             row=number,
         )

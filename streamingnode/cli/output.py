@@ -6,6 +6,7 @@ In: tables, lines, documents. Out: stdout and stderr, and an exit code for each 
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-from wal.errors import StorageFailed, StreamingNodeError
+from wal.errors import StorageFailed, StreamingNodeError, escaped
 from wal.timetick import physical_ms
 
 EXIT_OK = 0
@@ -25,6 +26,8 @@ EXIT_BROKEN_PIPE = 141
 """128 + SIGPIPE, as shells report it for `cat`."""
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")
+"""What JSON lets through and a terminal, or whoever splits lines, may take for a command."""
 _NUMERIC = frozenset("0123456789., BKMGT")
 
 
@@ -38,9 +41,9 @@ class Output:
         self.stderr = stderr or sys.stderr or _nowhere()
 
     def line(self, text: str = "") -> None:
-        """Print a line for people; nothing with `--json`."""
+        """Print a line for people; nothing with `--json`. What is no text in a name or path is escaped."""
         if not self.as_json:
-            self.write(f"{text}\n")
+            self.write(f"{escaped(text)}\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print aligned columns for people; numbers to the right."""
@@ -59,14 +62,15 @@ class Output:
 
     def note(self, text: str) -> None:
         """Tell a person something that is no result, on stderr."""
-        self.stderr.write(f"{text}\n")
+        self.stderr.write(f"{escaped(text)}\n")
         self.stderr.flush()
 
     def error(self, error: StreamingNodeError, text: str, *, debug: bool) -> None:
         """Print `code: message — next step` on stderr, and the same as a document with `--json`; `text` is without code."""
         self.flush()
         if debug:
-            traceback.print_exception(error, file=self.stderr)
+            for each in "".join(traceback.format_exception(error)).splitlines():
+                self.note(each)
         self.note(f"{error.code}: {text}")
         self.document({"error": describe_error(error, text)})
         self.flush()
@@ -107,14 +111,15 @@ def to_json(value: object) -> str:
     import msgspec
 
     try:
-        return msgspec.json.encode(value, enc_hook=str).decode()
+        text = msgspec.json.encode(value, enc_hook=str).decode()
     except msgspec.MsgspecError:
         return json.dumps(value, default=str)
+    return _TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Return the lines of a table; a column in which every cell is a number is aligned to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[escaped(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     right = [bool(cells) and all(_is_numeric(row[i]) for row in cells) for i in range(len(columns))]
     return [_format_row(row, widths, right) for row in (columns, *cells)]

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
 
 from streamingnode.cli import (
     backup,
@@ -24,7 +25,7 @@ from streamingnode.cli import (
 from streamingnode.cli.command import Command
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
 from streamingnode.cli.remedies import told
-from wal.errors import StorageFailed, StreamingNodeError
+from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
@@ -64,9 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with an argument in one line, whatever is in it; parsers of commands are of this kind, too."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(escaped(message))
+
+
 def build_parser(commands: Iterable[Command] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of the whole program."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="streamingnode",
         description=DESCRIPTION,
         epilog=f"{EXIT_CODES}\n\n`streamingnode <command> --help` shows examples.",
@@ -79,7 +87,7 @@ def build_parser(commands: Iterable[Command] = COMMANDS) -> argparse.ArgumentPar
     return parser
 
 
-def _add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", command: Command) -> None:
+def _add_command(subparsers: "argparse._SubParsersAction[_Parser]", command: Command) -> None:
     examples = "\n".join(f"  {example}" for example in command.examples)
     parser = subparsers.add_parser(
         command.name,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from wal.errors import SchemaMismatch
+from wal.errors import SchemaMismatch, brief
 
 ROWS_MAX = 10_000
 """Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up little."""
@@ -14,14 +14,9 @@ BYTES_MAX = 1 << 20
 """Bytes of input in a batch, so that it stays well below one append group of 4 MiB."""
 
 
-SHOWN_MAX = 200
-"""Characters of what Arrow says about a value that are shown: it quotes the value, which may be megabytes."""
-
-
 def said(error: Exception) -> str:
-    """Return the text of Arrow's error, cut to a length that people read."""
-    text = str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
-    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+    """Return the text of Arrow's error, cut short: it quotes the value, which may be megabytes."""
+    return brief(str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0"))
 
 
 @dataclass(frozen=True, slots=True)

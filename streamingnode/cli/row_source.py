@@ -123,5 +123,5 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordB
             raise SchemaMismatch(
                 f"column {field.name!r}, {rows}: {said(error)} — change the column's type in the file",
                 column=field.name,
-            ) from error
+            ) from None  # Arrow quotes the value, whole
     return pa.RecordBatch.from_arrays(columns, names=schema.names)

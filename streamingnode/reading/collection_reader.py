@@ -34,6 +34,7 @@ from wal.errors import (
     StreamingNodeError,
     Truncated,
     UnsupportedFormat,
+    shown,
 )
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
@@ -157,7 +158,7 @@ class CollectionReader:
         if self._options.name is None:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
-            raise InvalidArgument(f"{message!r} is no message — pass one that this reader delivered")
+            raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
         if self._lease is None:
             raise self._not_open()
         with self._naming_failure:

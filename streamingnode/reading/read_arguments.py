@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from scanner.deliver_policy import DeliverPolicy, StartAfterTick
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, shown
 from wal.message_type import SYSTEM, MessageType
 from wal.remedy import Remedy
 from wal.timetick import TICK_MAX
@@ -36,7 +36,7 @@ def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] |
     chosen = list(types) if isinstance(types, Iterable) else []
     if not chosen or any(not isinstance(each, MessageType) or each in SYSTEM for each in chosen):
         raise InvalidArgument(
-            f"types={types!r} — list what to deliver of inserts, deletes and DDL, as [sn.MessageType.INSERT]; ticks come "
-            "with include_ticks=True, transactions with the types of their bodies"
+            f"types={shown(types)} — list what to deliver of inserts, deletes and DDL, as [sn.MessageType.INSERT]; "
+            "ticks come with include_ticks=True, transactions with the types of their bodies"
         )
     return frozenset(chosen)

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 from rocksdict import DBRecoveryMode, Rdict
 
-from spark_sink.ingestion.durable import sync_file, write_durably
 from streamingnode.backup.restoring import RESTORE_TERM_STEP
 from streamingnode.inspection.node_files import check_node
 from streamingnode.inspection.read_only import open_past_damage, open_read_only
@@ -27,7 +26,7 @@ from streamingnode.verification.finding import Report
 from streamingnode.verification.stray_check import QUARANTINE
 from streamingnode.verification.walk import OnStep, verify_unlocked
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
-from wal.files import sync_directory
+from wal.files import sync_directory, sync_file, write_durably
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor, write_floor
 from wal.rocks.keys import META_VERSION_KEY, TERM_KEY, encode_number, first_position_key

@@ -13,7 +13,7 @@ import pyarrow.types as pt
 from streamingnode.rows.arrow_types import AnyArray, AnyField, child_fields
 from streamingnode.rows.python_values import null_mismatch
 from streamingnode.rows.schema import is_bytes, is_list, is_text
-from wal.errors import SchemaMismatch
+from wal.errors import SchemaMismatch, brief, shown
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:
@@ -48,7 +48,9 @@ def _check_sound(batch: pa.RecordBatch) -> None:
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise SchemaMismatch(f"the record batch is not valid Arrow data: {error} — build it again") from error
+        raise SchemaMismatch(
+            f"the record batch is not valid Arrow data: {brief(str(error))} — build it again"
+        ) from None
 
 
 def _rearrange(batch: pa.RecordBatch, schema: pa.Schema, first_row: int) -> pa.RecordBatch:
@@ -72,7 +74,7 @@ def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | No
         if name not in schema.names or name in names[:index]:
             reason = "is not in the schema" if name not in schema.names else "appears twice"
             raise SchemaMismatch(
-                f"column {str(name)!r}{place} {reason} — the columns are {expected}", column=str(name), row=row
+                f"column {shown(str(name))}{place} {reason} — the columns are {expected}", column=str(name), row=row
             )
 
 
@@ -89,10 +91,10 @@ def _convert(array: AnyArray, field: AnyField, first_row: int) -> AnyArray:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         row = first_row + _first_failing(array, field.type)
         raise SchemaMismatch(
-            f"column {field.name!r}, row {row}: {error} — give a value that {field.type} holds",
+            f"column {field.name!r}, row {row}: {brief(str(error))} — give a value that {field.type} holds",
             column=field.name,
             row=row,
-        ) from error
+        ) from None  # Arrow quotes the value, whole
 
 
 def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:

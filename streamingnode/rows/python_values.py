@@ -19,10 +19,10 @@ import pyarrow.types as pt
 
 from streamingnode.rows.arrow_types import AnyField, child_fields
 from streamingnode.rows.schema import is_bytes, is_list, is_text
+from wal import errors
 from wal.errors import SchemaMismatch
 
 Values = Sequence[object]
-_TEXT_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,7 @@ def null_mismatch(column: str, row: int) -> SchemaMismatch:
 
 def shown(value: object) -> str:
     """Return a value for an error text: its representation and type, cut short."""
-    text = repr(value)
-    return f"{text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + '...'} ({type(value).__name__})"
+    return f"{errors.shown(value)} ({type(value).__name__})"
 
 
 def _is_lossy_inside(kind: pa.DataType) -> bool:

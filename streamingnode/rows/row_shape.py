@@ -13,7 +13,7 @@ import pyarrow as pa
 from streamingnode.rows.arrow_columns import check_column_names, check_nulls, conform, has_required_inside
 from streamingnode.rows.arrow_types import AnyArray, AnyChunkedArray
 from streamingnode.rows.python_values import ColumnValues, column_values, shown
-from wal.errors import InvalidArgument, SchemaMismatch
+from wal.errors import InvalidArgument, SchemaMismatch, brief
 
 DictRows = Sequence[Mapping[str, object]]
 Rows = DictRows | pa.RecordBatch | pa.Table
@@ -148,8 +148,8 @@ def _array(column: ColumnValues, values: Sequence[object], first_row: int) -> An
         array = pa.array(values, type=column.arrow_type)
     except SchemaMismatch as error:
         raise _moved(error, first_row) if first_row else error from None
-    except _CONVERSION_ERRORS as error:
-        raise _value_mismatch(column, values, first_row) from error
+    except _CONVERSION_ERRORS:
+        raise _value_mismatch(column, values, first_row) from None  # Arrow quotes the value, whole
     if isinstance(array, pa.ChunkedArray):
         raise SchemaMismatch(
             f"column {column.column!r} holds over 2 GiB in {len(values)} rows — insert fewer rows at a time",
@@ -170,8 +170,8 @@ def _value_mismatch(column: ColumnValues, values: Sequence[object], first_row: i
             pa.array([value], type=column.arrow_type)
         except _CONVERSION_ERRORS as error:
             return SchemaMismatch(
-                f"column {column.column!r}, row {row}: {shown(value)} does not fit {column.arrow_type}: {error} — "
-                "give one that does",
+                f"column {column.column!r}, row {row}: {shown(value)} does not fit {column.arrow_type}: "
+                f"{brief(str(error))} — give one that does",
                 column=column.column,
                 row=row,
             )

@@ -13,11 +13,10 @@ import msgspec
 from anyio import sleep as anyio_sleep
 from anyio import to_thread
 
-from spark_sink.ingestion.durable import write_durably
 from streamingnode.verification.finding import Report, Severity
 from wal.errors import Corrupt, OnShutdown, StreamingNodeError
 from wal.event_log import event_log
-from wal.files import read_regular
+from wal.files import read_regular, write_durably
 
 SCRUB_FILE = "scrub.json"
 SETTLE_S = 60.0

@@ -5,6 +5,7 @@ import pytest
 from bench.chaos.gates.soak import (
     DESCRIPTORS_S_MIN,
     DRIFT_S_MIN,
+    IN_USE_S_MIN,
     SLOPE_S_MIN,
     WARM_UP_S,
     after_warm_up,
@@ -45,8 +46,8 @@ LONG_S = WARM_UP_S + max(SLOPE_S_MIN, DESCRIPTORS_S_MIN, DRIFT_S_MIN) + STEP_S
 
 
 def test_a_steady_run_that_is_long_enough_breaks_nothing_and_says_so() -> None:
-    figures, broken = judge(samples(LONG_S))
-    assert broken == []
+    figures, broken, undecided = judge(samples(LONG_S))
+    assert (broken, undecided) == ([], ())
     assert not [figure for figure in figures if "no verdict" in figure]
 
 
@@ -54,18 +55,26 @@ def test_a_steady_run_that_is_long_enough_breaks_nothing_and_says_so() -> None:
     "change, said",
     [
         ({"mib_per_h": 2.0}, "memory"),
+        ({"mib_per_h": 30.0}, "memory resident"),
         ({"in_use_mib_per_h": 2.0}, "memory"),
         ({"descriptors_per_h": 2.0}, "descriptors"),
         ({"slower": 0.5}, "p99"),
     ],
-    ids=["memory", "memory in use", "descriptors", "time"],
+    ids=["memory", "resident memory", "memory in use", "descriptors", "time"],
 )
 def test_what_grows_in_a_long_run_is_found_and_in_a_short_one_only_told(change: dict[str, float], said: str) -> None:
-    _, broken = judge(samples(LONG_S, **change))
-    assert [text.split()[0] for text in broken] == [said]
-    figures, broken = judge(samples(WARM_UP_S + DESCRIPTORS_S_MIN / 2, **change))
+    _, broken, _ = judge(samples(LONG_S, **change))
+    assert " ".join(text.split()[0] for text in broken) == said
+    figures, broken, undecided = judge(samples(WARM_UP_S + DESCRIPTORS_S_MIN / 2, **change))
     assert broken == []
-    assert sum("no verdict" in figure for figure in figures) == 4
+    assert sum("no verdict" in figure for figure in figures) == len(undecided) == 5
+
+
+def test_an_hour_judges_how_far_resident_memory_grows_and_leaves_its_slope_open() -> None:
+    an_hour_s = WARM_UP_S + IN_USE_S_MIN + STEP_S
+    _, broken, undecided = judge(samples(an_hour_s, mib_per_h=200.0))
+    assert [text.split(" goes")[0] for text in broken] == ["resident memory"]
+    assert undecided == ("the slope of resident memory",)
 
 
 def test_the_slope_is_that_of_the_line_through_the_samples() -> None:
@@ -84,4 +93,5 @@ def test_what_is_in_use_follows_what_is_taken_and_given_back() -> None:
 def test_warm_up_is_left_out_and_at_most_a_third_of_a_short_run() -> None:
     assert after_warm_up(samples(36_000))[0].at_s == 1_000 + WARM_UP_S
     assert after_warm_up(samples(360))[0].at_s == 1_000 + 120
-    assert judge([]) == (["too short for any figure"], [])
+    figures, broken, undecided = judge([])
+    assert (figures, broken, len(undecided)) == (["too short for any figure"], [], 5)

@@ -19,7 +19,7 @@ from rocksdict import AccessType, DBRecoveryMode, Rdict, WriteBatch
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
 from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.files import read_regular, sync_directory
+from wal.files import DIRECTORY_MODE, read_regular, sync_directory
 from wal.rocks.failures import classify_failure
 from wal.rocks.file_numbers import keep_numbers_apart
 from wal.rocks.floor import (
@@ -65,7 +65,7 @@ def make_directory(directory: Path) -> None:
         if directory.exists() and not directory.is_dir():
             raise InvalidArgument(f"{directory} is a file — name a directory")
         if not directory.is_dir():
-            directory.mkdir(parents=True, exist_ok=True)  # another opener may make it in between
+            directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)  # another opener may make it in between
             sync_directory(directory.parent)
     except OSError as error:
         raise StorageFailed(f"cannot make {directory}: {error.strerror} — choose a writable place") from error
@@ -237,6 +237,7 @@ def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
     path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
     shutil.rmtree(path, ignore_errors=True)  # made behind a floor of ours: nobody else's
     with classified(directory):
+        path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
         database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), create=True)
         facts = WriteBatch(raw_mode=True)
         facts.put(FORMAT_KEY, encode_number(STORE_FORMAT))

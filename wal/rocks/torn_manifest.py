@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wal.errors import Corrupt
-from wal.files import read_regular, sync_directory
+from wal.files import DIRECTORY_MODE, read_regular, sync_directory
 from wal.rocks.framing import torn_end
 
 LOOK_ALIKE_SUFFIX = ".look.tmp"
@@ -44,7 +44,7 @@ def without_torn_end(database: Path) -> Iterator[Path]:
     """
     look_alike, manifest = database.with_name(database.name + LOOK_ALIKE_SUFFIX), manifest_of(database)
     shutil.rmtree(look_alike, ignore_errors=True)
-    look_alike.mkdir()
+    look_alike.mkdir(DIRECTORY_MODE)
     try:
         for file in database.iterdir():
             if file.name in _COPIED:

@@ -3,7 +3,8 @@
 A life walks over one stretch of bytes; its seed is the number of the stretch, and a run without a seed goes on with the
 stretches that the kept runs have walked least often. Checkpoint, producers' window and reader positions are records of the
 state map: they lie in the log and tables that are walked. Kept: as for `rot`, and `verify` is asked about every byte whose
-change changes nothing; those it does not miss either are reported as meaningless, by range.
+change changes nothing; those it does not miss either are reported as meaningless, by range. They are padding, and not added
+up; nor is another bit of a byte whose number is beyond the end of its file.
 """
 
 import dataclasses
@@ -74,6 +75,7 @@ def live(nursery: Nursery, root: Path, seed: int, flips: int) -> LifeResult:
 
         place, verdict = judge(nursery, root / f"byte-{number}", intact, flip)
         result.tried += 1
+        result.padding += verdict == MEANINGLESS or lap > 0
         result.counts[f"{pattern}: {verdict.partition(':')[0]}"] += 1
         if verdict == MEANINGLESS:
             meaningless.append(at)

@@ -2,7 +2,8 @@
 
 Nothing is cut and the log is kept whole, so everything has to be recovered: 64 MiB of log within 2 s, 1 GiB within 10 s, on
 two cores. A try is one open of a directory whose process was killed right after an acknowledgement; before each, another
-process adds to the log. How long the loop is held is noted and not judged: on a busy machine other programs hold it too.
+process adds to the log. A run that is kept also judges how long the loop is held, in one piece, so it wants a quiet machine:
+on a busy one other programs hold it too, which is why the few opens with each commit note it only.
 """
 
 import shutil
@@ -46,12 +47,22 @@ class _Opened:
         return sum(each > self.allowed_s for each in self.took_s)
 
     @property
+    def long_held(self) -> int:
+        return sum(each > HOLD_AIM_MS / 1000 for each in self.held_s)
+
+    @property
+    def broken(self) -> int:
+        """Opens that took too long, or held the loop for too long."""
+        slow = [took > self.allowed_s for took in self.took_s]
+        held = [each > HOLD_AIM_MS / 1000 for each in self.held_s]
+        return sum(map(any, zip(slow, held, strict=True)))
+
+    @property
     def notes(self) -> Iterator[str]:
         size = f"{self.size_bytes >> 20} MiB of log"
         took, held = (f"{median(each):.3f} s, at most {max(each):.3f} s" for each in (self.took_s, self.held_s))
-        long = sum(each > HOLD_AIM_MS / 1000 for each in self.held_s)
         yield f"{size}: opened {len(self.took_s)} times, in {took}; allowed {self.allowed_s:g} s"
-        yield f"{size}: the event loop held for {held}; {long} times more than {HOLD_AIM_MS:g} ms"
+        yield f"{size}: the event loop held for {held}; {self.long_held} times more than {HOLD_AIM_MS:g} ms"
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:
@@ -74,7 +85,7 @@ def run(gate: Gate, settings: Settings) -> GateReport:
                 break
     result.tried = sum(len(each.took_s) for each in sizes)
     result.findings += [note for each in sizes for note in each.notes]
-    failed = sum(each.slow for each in sizes)
+    failed = sum(each.slow if end_s is None else each.broken for each in sizes)
     return make_report(gate, settings, result, failed=failed, seconds=time.monotonic() - begun_s)
 
 
