@@ -35,6 +35,11 @@ class NodeDirectory:
         self._make_parents((self.root / path).parent)
         return (self.root / path).open("wb", buffering=WRITE_BUFFER_BYTES)
 
+    def append(self, path: str) -> BinaryIO:
+        """Open a file that `create` made, to go on at its end; one that is gone is not made anew."""
+        self._check_owned()
+        return open(self.root / path, "ab", buffering=WRITE_BUFFER_BYTES, opener=_open_existing)
+
     def sync(self, file: BinaryIO) -> None:
         """Return when the file's bytes are on disk; its name is not, until `sync_parents`."""
         file.flush()
@@ -68,6 +73,19 @@ class NodeDirectory:
         disk = os.statvfs(self.root)
         return disk.f_bavail * disk.f_frsize
 
+    def can_open(self, count: int) -> bool:
+        """Whether this process may open that many files more, at a time."""
+        opened: list[int] = []
+        try:
+            for _ in range(count):
+                opened.append(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY))  # noqa: PERF401 - those opened are closed
+        except OSError:
+            return False
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        return True
+
     def files(self, under: str) -> list[str]:
         """Return all files below the directory `under`, sorted; none when it does not exist."""
         top = self.root / under
@@ -81,6 +99,10 @@ class NodeDirectory:
         self._make_parents(directory.parent)
         directory.mkdir(exist_ok=True)
         sync_directory(directory.parent)
+
+
+def _open_existing(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT)
 
 
 def _nobody_asks() -> None:

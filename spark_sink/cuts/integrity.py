@@ -18,6 +18,9 @@ from wal.errors import Corrupt, Truncated
 CHUNK_BYTES = 1 << 20
 """Read at a time by each thread; large enough to cost nothing per call, small enough to forget."""
 
+THREADS_MAX = 16
+"""Each has a file open, and a machine may have more processors than a process may open files beside its others."""
+
 
 def verify_files(node: Path, files: Sequence[DataFile]) -> None:
     """Return when every file is whole.
@@ -25,7 +28,7 @@ def verify_files(node: Path, files: Sequence[DataFile]) -> None:
     Raises `Corrupt` naming the first one that is not, or that is missing though a cut names it; `Truncated` naming one that
     retention took with its cut.
     """
-    with ThreadPoolExecutor(max_workers=cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(max_workers=min(cpu_count() or 1, THREADS_MAX)) as threads:
         for _ in threads.map(lambda file: verify_file(node, file), files):
             pass
 
