@@ -26,6 +26,7 @@ from flusher.flusher_state import ALIVE, TRANSITIONS, FlusherEvent, FlusherState
 from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
 from flusher.removal.orphans import cut_ahead, remove_orphans
 from flusher.removal.retention import Retention
+from interceptors.txn.manager import steady_ms
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFull, StreamingNodeError
@@ -80,12 +81,14 @@ class FlushHooks:
     `on_progress` is told the number of the cut in the making and how many bytes wait for it; `on_kept_tick` a tick at or
     below which cuts are published and no reader starts any more, after each round of retention. `save_producers` returns
     what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have everything up to that tick.
+    `elapsed_ms` is a clock that nobody sets, in milliseconds from an arbitrary start.
     """
 
     reader_floor: Callable[[], int | None] = lambda: None
     on_progress: Callable[[int, int], None] = lambda _number, _bytes: None
     on_kept_tick: Callable[[int], None] = lambda _tick: None
     save_producers: Callable[[int], Awaitable[bytes | None]] = no_producers
+    elapsed_ms: Callable[[], int] = steady_ms
 
 
 NO_HOOKS = FlushHooks()
@@ -95,6 +98,7 @@ class Flusher:
     """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work is in threads.
 
     `checkpoint` is the stored one, for those who ask before the first run has read it: the log before it may be gone.
+    `now_ms` is the clock that ticks follow.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Flusher:
             log,
             options=options.retention,
             now_ms=now_ms,
+            elapsed_ms=hooks.elapsed_ms,
             reader_floor=hooks.reader_floor,
         )
         self._context = FlushContext(
