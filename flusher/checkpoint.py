@@ -2,7 +2,8 @@
 
 One checkpoint per pchannel, under a key of the log store's own map, replaced after each cut. It is never ahead of what it
 covers: the cut's manifest and every file it names are on disk before. `history` says at which position the log stood at
-earlier cuts, so that retention by time knows what it may give up; it is thinned to a bounded number of steps.
+earlier cuts, and when that was, so that retention by time knows what it may give up; it is thinned to a bounded number of
+steps.
 """
 
 import msgspec
@@ -11,17 +12,27 @@ from wal.errors import Corrupt, UnsupportedFormat
 from wal.message_id import FIRST_POSITION
 from wal.timetick import physical_ms
 
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
 
 HISTORY_STEPS = 256
 """The history's grain is the minimum retention divided by this: 5.6 minutes for a day."""
 
 
 class CutPosition(msgspec.Struct, frozen=True, array_like=True):
-    """A cut and where a reader of what follows it resumes."""
+    """A cut, where a reader of what follows it resumes, and when it was made: by the clock, in Unix ms, at the latest."""
 
     tick: int
     position: int
+    made_ms: int
+
+    def age_ms(self, now_ms: int) -> int:
+        """Return how long ago the cut was made, at least.
+
+        Its tick tells that, unless it is ahead of the clock: because a clock was ahead once, or because this one is behind.
+        Then `made_ms` does; when that is ahead as well, nothing is known but that the cut is there.
+        """
+        told_ms = physical_ms(self.tick)
+        return max(0, now_ms - (told_ms if told_ms <= now_ms else self.made_ms))
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,11 +98,14 @@ def extend_history(
     grain apart, so at most twice `HISTORY_STEPS` and a few are kept, however often cuts are made.
     """
     grain_ms = retention_ms // HISTORY_STEPS
-    kept = history
-    if len(kept) > 1 and physical_ms(step.tick) - physical_ms(kept[-2].tick) < grain_ms:
+    # No cut was made after a later one, whatever the clock said then.
+    kept = tuple(
+        cut if cut.made_ms <= step.made_ms else CutPosition(cut.tick, cut.position, step.made_ms) for cut in history
+    )
+    if len(kept) > 1 and kept[-2].age_ms(now_ms) - step.age_ms(now_ms) < grain_ms:
         kept = kept[:-1]
     kept = (*kept, step)
-    expired = [index for index, cut in enumerate(kept) if physical_ms(cut.tick) <= now_ms - retention_ms]
+    expired = [index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms]
     return kept[expired[-1] :] if expired else kept
 
 

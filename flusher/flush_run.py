@@ -203,7 +203,7 @@ class FlushRun:
     async def _advance(self, message: Message, published: Cut) -> None:
         context, manifest = self._context, published.manifest
         self.state.forget_below(context.kept_tick())
-        step = CutPosition(manifest.tick, message.last_confirmed_position)
+        step = CutPosition(manifest.tick, message.last_confirmed_position, manifest.created_ms)
         checkpoint = Checkpoint(
             cut_number=manifest.number,
             tick=manifest.tick,

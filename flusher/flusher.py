@@ -2,7 +2,8 @@
 
 A fault of the disk (or of the log store) throws the run away and starts another from the checkpoint after a pause: the same
 path as after a crash, so there is only one. Nothing is lost by that, because the log is truncated only behind checkpoints.
-A full disk is such a fault, and whoever waits for a cut hears of it; the next run begins as soon as there is more room.
+A full disk is such a fault, and so are file descriptors that run out: whoever waits for a cut hears of it, and the next run
+begins as soon as there is more of what it lacked.
 Damage, where stored bytes are not what was written, is not retried: the flusher stops, the log grows, and whoever waits
 for a cut gets the error; appends and readers go on. A write of the log store whose outcome is open is a fault like others:
 the store is reopened meanwhile, and the stored checkpoint then says what became of it.
@@ -22,16 +23,18 @@ from flusher.cuts.cut_writer import NO_CUT, CutResult, cut_result
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flush_run import FlushContext, FlushRun
-from flusher.flusher_state import ALIVE, TRANSITIONS, FlusherEvent, FlusherState, classify, is_disk_full
+from flusher.flusher_state import ALIVE, TRANSITIONS, FlusherEvent, FlusherState, Shortage, classify, shortage_of
 from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
 from flusher.removal.orphans import cut_ahead, remove_orphans
 from flusher.removal.retention import Retention, finish_removal
 from interceptors.shard.state import ShardState
+from interceptors.txn.manager import steady_ms
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from wal.errors import ChannelFenced, Corrupt, OnShutdown, StorageFull, StreamingNodeError
+from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
+from wal.files import no_descriptor_left
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message_id import message_id_kind
@@ -40,16 +43,22 @@ _log = event_log(__name__)
 
 _ENDS = (OnShutdown, ChannelFenced)
 ROOM_LOOK_S = 0.25
-"""How often a flusher on a full disk looks whether there is room again."""
+"""How often a flusher that lacks something looks whether there is more of it."""
 ROOM_BYTES = 1 << 20
 """How much more has to be free to try again before the pause is over; less is noise of other programs."""
+DESCRIPTORS = 8
+"""What has to be free of them to try again before that: for files being written, a directory to sync, tables of RocksDB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlusherStatistics:
-    """Where the flusher is: what the last cut covered, what waits for the next, how often the disk failed."""
+    """Where the flusher is: what the last cut covered, what waits for the next, how often the disk failed.
+
+    `short_of` names what it waits for to have more of before it tries again; nothing is "".
+    """
 
     state: FlusherState
+    short_of: str
     cut_number: int
     cut_tick: int
     checkpoint_position: int
@@ -75,6 +84,7 @@ class FlushHooks:
     below which cuts are published and no reader starts any more, after each round of retention. `save_producers` returns
     what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have everything up to that tick.
     `next_id` returns an id above those of all segments that the log has so far.
+    `elapsed_ms` is a clock that nobody sets, in milliseconds from an arbitrary start.
     """
 
     reader_floor: Callable[[], int | None] = lambda: None
@@ -82,6 +92,7 @@ class FlushHooks:
     on_kept_tick: Callable[[int], None] = lambda _tick: None
     save_producers: Callable[[int], Awaitable[bytes | None]] = no_producers
     next_id: Callable[[], int] = lambda: sys.maxsize
+    elapsed_ms: Callable[[], int] = steady_ms
 
 
 NO_HOOKS = FlushHooks()
@@ -91,6 +102,7 @@ class Flusher:
     """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work is in threads.
 
     `checkpoint` is the stored one, for those who ask before the first run has read it: the log before it may be gone.
+    `now_ms` is the clock that ticks follow.
     """
 
     def __init__(
@@ -125,6 +137,7 @@ class Flusher:
             log,
             options=options.retention,
             now_ms=now_ms,
+            elapsed_ms=hooks.elapsed_ms,
             reader_floor=hooks.reader_floor,
         )
         self._context = FlushContext(
@@ -144,7 +157,8 @@ class Flusher:
         self._last_cut = NO_CUT
         self._changed = anyio.Event()
         self._failure: StreamingNodeError = OnShutdown("the flusher is closed")
-        self._full: StorageFull | None = None
+        self._short: StorageFull | Overloaded | None = None
+        """What keeps the flusher from its work, and would keep whoever waits for a cut waiting."""
         self._faults = 0
         self._last_error = ""
 
@@ -167,16 +181,17 @@ class Flusher:
     async def wait_for_cut(self, number: int) -> CutResult:
         """Return cut `number` once its checkpoint is durable, at once if it is already; cut 0 stands for "none yet".
 
-        Raises `StorageFull` when the disk has no room for its files, which are written once it has, `Corrupt` and the like
-        when the flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a cut that is no longer kept.
+        Raises `StorageFull` when the disk has no room for its files, `Overloaded` when this process may open no more: they
+        are written once that has changed. Raises `Corrupt` and the like when the flusher has found damage, `OnShutdown` when
+        it is closed, `Truncated` for a cut that is no longer kept.
         """
-        if self._full is not None and self._checkpoint.cut_number < number:
-            await self._look_for_room()
+        if self._short is not None and self._checkpoint.cut_number < number:
+            await self._look_for_relief()
         while self._checkpoint.cut_number < number:
             if self.state not in ALIVE:
                 raise self._failure
-            if self._full is not None:
-                raise self._full
+            if self._short is not None:
+                raise self._short
             if self._run is not None:
                 self._run.hurry()
             await self._changed.wait()
@@ -208,6 +223,7 @@ class Flusher:
         cut = self._run.open_cut if self._run else None
         return FlusherStatistics(
             state=self.state,
+            short_of=self._short_of,
             cut_number=self._checkpoint.cut_number,
             cut_tick=self._checkpoint.tick,
             checkpoint_position=self._checkpoint.position,
@@ -229,14 +245,13 @@ class Flusher:
                 event = classify(error)
                 if event is None:
                     raise
-                if is_disk_full(error):
-                    self._full = await self._storage_full()
-                self._note(error, event)
+                self._short = await self._shortage(error)
+                self._note(self._short or error, event)
             if self.state is FlusherState.BACKING_OFF:
                 pause_s = self._options.retry_first_s if self._checkpoint.cut_number > cut_before else pause_s
                 await self._back_off(pause_s)
                 pause_s = min(2 * pause_s, self._options.retry_max_s)
-                self._full = None
+                self._short = None
                 self._apply(FlusherEvent.RETRY)
 
     async def _run_once(self) -> None:
@@ -253,28 +268,47 @@ class Flusher:
         finally:
             await scanner.close()
 
-    # --- a full disk ------------------------------------------------------------------------------------------------------
+    # --- a full disk, and descriptors that run out ------------------------------------------------------------------------
 
     async def _back_off(self, pause_s: float) -> None:
-        """Wait that long; on a full disk only until there is more room than when it was met."""
-        if self._full is None:
+        """Wait that long; for want of something only until there is more of it."""
+        if self._short is None:
             await self._sleep(pause_s)
             return
-        while pause_s > 0 and self._full is not None:
+        while pause_s > 0 and self._short is not None:
             await self._sleep(min(pause_s, ROOM_LOOK_S))
             pause_s -= ROOM_LOOK_S
-            await self._look_for_room()
+            await self._look_for_relief()
 
-    async def _look_for_room(self) -> None:
-        """Forget that the disk is full if it has more room by now."""
-        free_bytes = await to_thread.run_sync(self._directory.free_bytes)
-        if self._full is not None and free_bytes >= self._full.free_bytes + ROOM_BYTES:
-            self._full = None
+    async def _look_for_relief(self) -> None:
+        """Forget what the flusher was short of if there is more of it by now."""
+        if isinstance(self._short, StorageFull):
+            before = self._short.free_bytes
+            relieved = await to_thread.run_sync(self._directory.free_bytes) >= before + ROOM_BYTES
+        else:
+            relieved = await to_thread.run_sync(self._directory.can_open, DESCRIPTORS)
+        if relieved:
+            self._short = None
 
-    async def _storage_full(self) -> StorageFull:
+    async def _shortage(self, error: BaseException) -> StorageFull | Overloaded | None:
+        shortage = shortage_of(error)
+        if shortage is None:
+            return None
+        if shortage is Shortage.DESCRIPTORS:
+            return no_descriptor_left(self._directory.root, _first(error))
         free_bytes = await to_thread.run_sync(self._directory.free_bytes)
         unwritten = self._run.open_cut.taken_bytes if self._run else 0
         return StorageFull(str(self._directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
+
+    @property
+    def _short_of(self) -> str:
+        match self._short:
+            case None:
+                return ""
+            case StorageFull():
+                return Shortage.DISK_SPACE.value
+            case Overloaded():
+                return Shortage.DESCRIPTORS.value
 
     # --- a run and its end ------------------------------------------------------------------------------------------------
 
@@ -314,8 +348,7 @@ class Flusher:
         self._wake()
 
     def _note(self, error: BaseException, event: FlusherEvent) -> None:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+        error = _first(error)
         self._last_error = f"{type(error).__name__}: {error}"
         if event is FlusherEvent.FAULT:
             self._faults += 1
@@ -333,3 +366,9 @@ class Flusher:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -43,6 +43,14 @@ class FlusherEvent(Enum):
     CLOSE = "close"
 
 
+@unique
+class Shortage(Enum):
+    """What a run may lack that the flusher cannot make room for: whoever waits for a cut hears of it."""
+
+    DISK_SPACE = "disk space"
+    DESCRIPTORS = "file descriptors"
+
+
 ALIVE = (FlusherState.RECOVERING, FlusherState.RUNNING, FlusherState.BACKING_OFF)
 
 TRANSITIONS: dict[tuple[FlusherState, FlusherEvent], FlusherState] = {
@@ -72,12 +80,14 @@ def classify(error: BaseException) -> FlusherEvent | None:
             return None
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Whether a run ended because the disk, or this user's share of it, is full."""
+def shortage_of(error: BaseException) -> Shortage | None:
+    """Return what a run ended for want of, None when it was something else."""
     match error:
         case BaseExceptionGroup(exceptions=errors):
-            return any(is_disk_full(each) for each in errors)
-        case OSError(errno=number):
-            return number in {errno.ENOSPC, errno.EDQUOT}
+            return next((found for each in errors if (found := shortage_of(each)) is not None), None)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT) | StorageFull():
+            return Shortage.DISK_SPACE
+        case OSError(errno=errno.EMFILE | errno.ENFILE) | Overloaded():
+            return Shortage.DESCRIPTORS  # nothing but the log store raises `Overloaded` in a run
         case _:
-            return isinstance(error, StorageFull)
+            return None

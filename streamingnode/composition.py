@@ -14,14 +14,13 @@ from pathlib import Path
 
 import anyio
 
-from flusher.buffers.delete_buffer import DELETES
-from flusher.buffers.segment_buffer import SEGMENTS
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
-from flusher.cuts.cut_directory import CUTS
+from flusher.cuts.cut_log import CUTS
 from flusher.cuts.cut_schedule import CutSchedule
 from flusher.cuts.cut_writer import CutResult
 from flusher.files.node_directory import NodeDirectory
 from flusher.flusher import Flusher, FlushHooks
+from flusher.manifest import DELETES, SEGMENTS
 from flusher.relief import SpaceRelief
 from interceptors.idempotency.snapshot import encode_window
 from interceptors.shard.catalog import CollectionInfo
@@ -52,7 +51,7 @@ from wal.memory_store import MemoryLogStore
 from wal.message_type import MessageType
 from wal.producer_stamp import NODE_PRODUCER_ID
 from wal.rocks.store import RocksStore, open_rocks_store
-from wal.timetick import TickAllocator
+from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
 _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """On Linux the monotonic clock stands still while the machine sleeps; a laptop that wakes up has not seen a leap."""
@@ -111,7 +110,7 @@ async def compose(
         with suppress(StorageFull):  # left for the next open: those of dropped collections hold nothing
             await readers.keep_only(_live_ids(channel))
         closing.push_async_callback(readers.close)
-        flusher = _start_flusher(directory, store, channel, readers, config, supervisor, now_ms)
+        flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
         supervisor.spawn(channel.keep())
         closing.callback(channel.stop_waiting)
         meter = NodeMeter(channel=channel, flusher=flusher, appends=appends, ticks=ticks, store=store, now_ms=now_ms)
@@ -179,9 +178,13 @@ async def _tick_allocator(
 ) -> TickAllocator:
     """Return an allocator above everything an earlier term wrote or gave to a reader."""
     log = await store.open_log(PCHANNEL)
-    return TickAllocator(
+    ticks = TickAllocator(
         now_ms, above=max(store.promised_tick, log.last_tick), elapsed_ms=elapsed_ms, on_leap=_tell_leap
     )
+    if ticks.ahead_ms > AHEAD_MS_MAX:
+        until = tick_to_time(ticks.last).isoformat(timespec="seconds")
+        _log.warning("ticks_ahead_of_clock", ahead_s=ticks.ahead_ms // 1000, until=until)
+    return ticks
 
 
 def _tell_leap(ahead_ms: int) -> None:
@@ -195,22 +198,24 @@ def _start_flusher(
     readers: NamedReaders,
     config: NodeConfig,
     supervisor: Supervisor,
-    now_ms: Callable[[], int],
+    ticks: TickAllocator,
+    elapsed_ms: Callable[[], int],
 ) -> Flusher:
-    schedule = CutSchedule(config.flush.schedule, now_ms=now_ms)
+    schedule = CutSchedule(config.flush.schedule, now_ms=ticks.now_ms)
     flusher = Flusher(
         directory,
         store,
         channel.log,
         channel.tail,
         options=config.flush,
-        now_ms=now_ms,
+        now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
         hooks=FlushHooks(
             reader_floor=partial(_reader_floor, channel, readers),
             on_progress=schedule.report,
             on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
             save_producers=partial(_save_producers, channel),
             next_id=lambda: channel.shards.next_id,
+            elapsed_ms=elapsed_ms,
         ),
         checkpoint=channel.checkpoint,
     )

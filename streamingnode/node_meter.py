@@ -77,6 +77,7 @@ class NodeMeter:
             last=self.ticks.last,
             confirmed=confirmed_tick,
             lag_s=max(0, self.now_ms() - physical_ms(confirmed_tick)) / 1000,
+            ahead_s=self.ticks.ahead_ms / 1000,
             unconfirmed=acks.pending,
             oldest_unconfirmed=acks.oldest_pending_tick or 0,
             mvcc_updates=self.channel.term.mvcc.updates,

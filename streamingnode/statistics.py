@@ -50,6 +50,7 @@ class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """How far readers may know the log.
 
     `lag_s` is how far the confirmed tick lies behind the machine's clock: under the tick interval when all is well.
+    `ahead_s` is how far the last tick is ahead of it: 0, unless a clock was ahead once.
     `unconfirmed` are ticks of appends on their way; `mvcc_updates` counts how often a vchannel's newest tick moved in this
     term.
     """
@@ -57,6 +58,7 @@ class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     confirmed: int
     lag_s: float
+    ahead_s: float
     unconfirmed: int
     oldest_unconfirmed: int
     mvcc_updates: int

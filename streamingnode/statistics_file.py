@@ -6,6 +6,7 @@ reads it believes it only while the process it names owns the node.
 
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -45,20 +46,41 @@ class StatisticsFile:
         self._statistics = statistics
         self._interval_s = interval_s
         self._sleep = sleep
+        self._spare = -1
 
     async def run(self) -> None:
         """Write until cancelled; a disk that refuses is told of once, and tried again."""
         refused = False
-        while True:
-            record = StatisticsRecord(pid=os.getpid(), statistics=self._statistics())
-            try:
-                await to_thread.run_sync(_write, self._path, msgspec.json.encode(record))
-                refused = False
-            except OSError as error:
-                if not refused:
-                    _log.warning("statistics_not_written", error=str(error))
-                refused = True
-            await self._sleep(self._interval_s)
+        try:
+            while True:
+                record = StatisticsRecord(pid=os.getpid(), statistics=self._statistics())
+                try:
+                    await to_thread.run_sync(self._write, msgspec.json.encode(record))
+                    refused = False
+                except OSError as error:
+                    if not refused:
+                        _log.warning("statistics_not_written", error=str(error))
+                    refused = True
+                await self._sleep(self._interval_s)
+        finally:
+            self._give_back()
+
+    def _write(self, content: bytes) -> None:
+        # A process without descriptors has something to say: the one kept for it is free for as long as it says so.
+        self._give_back()
+        temporary = self._path.with_name(f"{self._path.name}.tmp")
+        try:
+            with create_file(temporary) as file:
+                file.write(content)
+            temporary.replace(self._path)
+        finally:
+            with suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _give_back(self) -> None:
+        spare, self._spare = self._spare, -1
+        if spare >= 0:
+            os.close(spare)
 
 
 def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | None:
@@ -70,10 +92,3 @@ def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | Non
     except (OSError, Corrupt, msgspec.DecodeError, UnicodeDecodeError):  # another release's perhaps
         return None
     return record.statistics if record.pid == pid else None
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    with create_file(temporary) as file:
-        file.write(content)
-    temporary.replace(path)

@@ -1,5 +1,6 @@
 """Clocks that run backwards, stand still or leap between two opens: ticks go on ascending, and nothing is lost by it."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import anyio.lowlevel
 import pyarrow as pa
 import pytest
 
+from flusher.removal.retention import Retention
 from streamingnode.composition import compose
 from streamingnode.config import load_config
+from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from wal.errors import TransactionExpired
 
@@ -17,12 +20,22 @@ pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64())])
 NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+TEN_YEARS_MS = 3650 * 24 * HOUR_MS
+OFTEN = {"flush.retention.interval_s": 0.01}
 
 
-def opened_at(path: Path, now_ms: int) -> OpenNode:
-    """Open a node whose clock stands still."""
-    settings = {"cut_interval_s": None, "retention_s": 0}
-    return OpenNode(path, lambda: load_config(arguments=settings), partial(compose, now_ms=lambda: now_ms))
+def opened_at(path: Path, now_ms: int | Callable[[], int], **settings: float) -> OpenNode:
+    """Open a node whose clock stands still, or is what a test says."""
+    arguments: dict[str, object] = {"cut_interval_s": None, "retention_s": 0, **settings}
+    clock = now_ms if callable(now_ms) else lambda: now_ms
+    return OpenNode(path, lambda: load_config(arguments=arguments), partial(compose, now_ms=clock))
+
+
+def first_position(node: Node) -> int:
+    parts = node._services.upkeep.parts
+    assert parts is not None
+    return parts.log().first_position
 
 
 async def test_ticks_ascend_over_every_open_whatever_the_clock_says(tmp_path: Path) -> None:
@@ -48,3 +61,46 @@ async def test_idle_transaction_ends_although_the_clock_stands_still(tmp_path: P
                 await anyio.lowlevel.checkpoint()
         with pytest.raises(TransactionExpired):
             await node.commit_transaction(txn_id)
+
+
+async def test_log_written_under_a_clock_that_was_ahead_is_given_up_after_its_retention(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened_at(tmp_path, NOW_MS + TEN_YEARS_MS) as node:
+        await node.create_collection("c", SCHEMA, primary_key="key")
+        await node.insert("c", [{"key": 1, "value": 1}])
+        await node.flush()
+    assert "ticks_ahead_of_clock" not in caplog.text
+    now_ms = NOW_MS
+    async with opened_at(tmp_path, lambda: now_ms, retention_s=24 * 3600, **OFTEN) as node:
+        assert node.statistics().ticks.ahead_s == pytest.approx(TEN_YEARS_MS / 1000, abs=60)
+        await node.insert("c", [{"key": 2, "value": 2}])
+        await node.flush()
+        kept = first_position(node)
+        for _ in range(25):
+            now_ms += HOUR_MS
+            await node.insert("c", [{"key": now_ms, "value": 3}])
+            await node.flush()
+        with anyio.fail_after(30):
+            while first_position(node) == kept:
+                await anyio.lowlevel.checkpoint()
+        assert (await node.snapshot("c")).num_rows == 27
+    assert caplog.text.count("ticks_ahead_of_clock") == 1
+    assert "until=2033-" in caplog.text
+
+
+async def test_a_clock_that_leaps_ahead_while_the_node_is_open_makes_no_log_old(tmp_path: Path) -> None:
+    leap_ms = 0
+    async with opened_at(tmp_path, lambda: NOW_MS + leap_ms, retention_s=24 * 3600) as node:
+        await node.create_collection("c", SCHEMA, primary_key="key")
+        for key in (1, 2):
+            await node.insert("c", [{"key": key, "value": key}])
+            await node.flush()
+            leap_ms = TEN_YEARS_MS
+        await node.insert("c", [{"key": 3, "value": 3}])
+        await node.flush()
+        upkeep = node._services.upkeep
+        retention: Retention = upkeep.hold_cuts.__self__  # type: ignore[attr-defined]
+        assert upkeep.parts is not None
+        await retention.enforce(upkeep.parts.checkpoint(), frozenset())
+        assert first_position(node) == 1

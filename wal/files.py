@@ -3,16 +3,18 @@
 Assumes what POSIX file systems give: rename is atomic, fsync of a file keeps its bytes, and fsync of its directory its name.
 A directory is 0700 and a file 0600; with `for_group` the group may read both. Whoever opens a file of a node does it through
 here: a pipe in its place would make an opener wait for ever, a device may do anything, a link leads somewhere else, and a
-file of a terabyte without blocks costs nothing to make. Each is a typed error, at once. All of it blocks, and raises `OSError`.
+file of a terabyte without blocks costs nothing to make. Each is a typed error, at once. All of it blocks and
+raises `OSError`.
 """
 
 import errno
 import os
+import resource
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from wal.errors import Corrupt
+from wal.errors import Corrupt, Overloaded
 from wal.failpoint import failpoint
 
 DIRECTORY_MODE, GROUP_DIRECTORY_MODE = 0o700, 0o750
@@ -156,3 +158,17 @@ def set_group_access(top: Path, *, for_group: bool) -> bool:
 def not_regular(path: Path) -> Corrupt:
     """Return the error for something else in the place of a file."""
     return Corrupt(f"{path} is no regular file — remove what is there, and restore the file from a backup")
+
+
+def open_files_max() -> int | None:
+    """Return how many descriptors this process may have, sockets included; None without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def no_descriptor_left(path: Path, error: object) -> Overloaded:
+    """Return the error for work on `path` that found no descriptor; `error` is what the system said."""
+    return Overloaded(
+        f"no file descriptor is left for {path}, this process may have {open_files_max() or 'any number of'}: {error} — "
+        "raise the limit (ulimit -n) or close files; an open node goes on by itself"
+    )

@@ -17,6 +17,9 @@ TICK_MAX = (1 << 63) - 1
 CLOCK_LEAP_MS_MAX = 3_600_000
 """A clock that runs this far ahead of the time that passed is not believed."""
 
+AHEAD_MS_MAX = 60_000
+"""Ticks that are further ahead of the clock are told of; less is what clocks are corrected by."""
+
 
 def compose_tick(physical_ms: int, logical: int = 0) -> int:
     """Return the tick of a Unix time in milliseconds and a logical counter."""
@@ -103,9 +106,17 @@ class TickAllocator:
 
     def allocate(self) -> int:
         """Return a tick above all earlier ones."""
-        now = self._now_ms() if self._elapsed_ms is None else self._believed_ms(self._elapsed_ms())
-        self._last = max(self._last + 1, compose_tick(now))
+        self._last = max(self._last + 1, compose_tick(self.now_ms()))
         return self._last
+
+    def now_ms(self) -> int:
+        """Return the clock that ticks follow, in Unix ms: a leap that they do not follow is not in it."""
+        return self._now_ms() if self._elapsed_ms is None else self._believed_ms(self._elapsed_ms())
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the highest tick is ahead of the clock; 0 for most, who never had a clock that was."""
+        return max(0, physical_ms(self._last) - self.now_ms())
 
     def observe(self, tick: int) -> None:
         """Never hand out `tick` or anything below it: how cause stays before effect across nodes."""

@@ -68,34 +68,16 @@ class FileInProgress:
 
         Without any, returns when those under way are written.
         """
-        async with self._decoding:
-            self._check_whole()
-            rows = self.buffer.take(self._row_group_bytes)
-            size_bytes = sum(len(message.payload) for message in rows)
-            self.writing_bytes += size_bytes
-            try:
-                table = await to_thread.run_sync(self._decode, rows, limiter=self._limiter) if rows else None
-                await self._writing.acquire()  # before the next rows may be decoded: that keeps the order
-            except BaseException:
-                self._lose(size_bytes)
-                raise
-        await self._write(table, size_bytes)
+        await self._pass_on(last=False)
 
     async def finish(self) -> None:
         """Write what is pending and the footer, and sync; the file has at least one row. Raises as `spill` does.
 
         Nothing happens to a file that is finished or discarded: a drop may overtake the seal of a segment.
         """
-        while self.buffer.pending_bytes:
+        while self.buffer.pending_bytes > self._row_group_bytes:
             await self.spill()
-        async with self._decoding, self._writing:
-            if self.described is not None or self._discarded:
-                return
-            self._check_whole()
-            self._broken = True
-            written = await to_thread.run_sync(self._file.finish, limiter=self._limiter)
-            self._broken = False
-            self.described = self.buffer.describe(written)
+        await self._pass_on(last=True)
 
     async def discard(self) -> None:
         """Close and remove the file, and forget its rows; a clean-up, so it is not cancelled half way."""
@@ -105,11 +87,28 @@ class FileInProgress:
             async with self._decoding, self._writing:
                 await to_thread.run_sync(self._file.discard, limiter=self._limiter)
 
-    async def _write(self, table: pa.Table | None, size_bytes: int) -> None:
-        """Write decoded rows; the turn to write has been taken."""
+    async def _pass_on(self, *, last: bool) -> None:
+        """Take rows through both steps: a row group's, or all and the footer behind them."""
+        async with self._decoding:
+            self._check_whole()
+            rows = self.buffer.take(None if last else self._row_group_bytes)
+            size_bytes = sum(len(message.payload) for message in rows)
+            self.writing_bytes += size_bytes
+            try:
+                table = await to_thread.run_sync(self._decode, rows, limiter=self._limiter) if rows else None
+                await self._writing.acquire()  # before the next rows may be decoded: that keeps the order
+            except BaseException:
+                self._lose(size_bytes)
+                raise
         try:
-            if table is not None and not self._discarded:
-                self._check_whole()
+            self._check_whole()
+            if self._discarded or self.described is not None:
+                pass
+            elif last:
+                # In one call, so that the file is open for no longer than one of the threads works on it.
+                written = await to_thread.run_sync(self._file.finish, table, limiter=self._limiter)
+                self.described = self.buffer.describe(written)
+            elif table is not None:
                 await to_thread.run_sync(self._file.write, table, limiter=self._limiter)
         except BaseException:
             self._lose(size_bytes)
@@ -125,7 +124,7 @@ class FileInProgress:
 
     def _check_whole(self) -> None:
         # Two tasks may finish one file, for its seal and for its cut: the second must not take over what the first lost.
-        if self._broken:
+        if self._broken and not self._discarded:
             raise OSError(errno.EIO, "an earlier write of the file failed", self.temporary_path)
 
     def _decode(self, rows: Sequence[Rows]) -> pa.Table:

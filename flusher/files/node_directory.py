@@ -12,8 +12,10 @@ from typing import BinaryIO
 
 from wal.files import (
     READ_BYTES_MAX,
+    WRITE_BUFFER_BYTES,
     create_file,
     make_directory,
+    open_regular,
     read_regular,
     set_group_access,
     sync_directory,
@@ -50,6 +52,11 @@ class NodeDirectory:
         for top in tops:
             set_group_access(self.root / top, for_group=self._for_group)
 
+    def append(self, path: str) -> BinaryIO:
+        """Open a file that `create` made, to go on at its end; one that is gone is not made anew."""
+        self._check_owned()
+        return open(self.root / path, "ab", buffering=WRITE_BUFFER_BYTES, opener=_open_existing)
+
     def sync(self, file: BinaryIO) -> None:
         """Return when the file's bytes are on disk; its name is not, until `sync_parents`."""
         file.flush()
@@ -83,6 +90,19 @@ class NodeDirectory:
         disk = os.statvfs(self.root)
         return disk.f_bavail * disk.f_frsize
 
+    def can_open(self, count: int) -> bool:
+        """Whether this process may open that many files more, at a time."""
+        opened: list[int] = []
+        try:
+            for _ in range(count):
+                opened.append(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY))  # noqa: PERF401 - those opened are closed
+        except OSError:
+            return False
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        return True
+
     def files(self, under: str) -> list[str]:
         """Return all names below the directory `under` but directories, sorted; none when it does not exist."""
         top = self.root / under
@@ -95,6 +115,10 @@ class NodeDirectory:
             return
         self._make_parents(directory.parent)
         make_directory(directory, for_group=self._for_group)
+
+
+def _open_existing(path: str, flags: int) -> int:
+    return open_regular(Path(path), flags & ~os.O_CREAT)
 
 
 def _nobody_asks() -> None:

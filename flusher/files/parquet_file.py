@@ -60,9 +60,10 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParquetFile:
-    """A file that will be `path`, written by one thread at a time; nothing is on disk before the first `write`.
+    """A file that will be `path`, written by one thread at a time; nothing is on disk before the first rows.
 
-    `schema` is that of the messages, `key` its key column, `metadata` goes into the footer.
+    It has a descriptor only while a call runs, so no more files are open than threads write. `schema` is that of the
+    messages, `key` its key column, `metadata` goes into the footer.
     """
 
     def __init__(
@@ -83,20 +84,21 @@ class ParquetFile:
         return self.path + TEMPORARY_SUFFIX
 
     def write(self, table: pa.Table) -> None:
-        """Append the rows of `table`. Blocks. Raises `OSError`; the file is then of no use but to be discarded."""
-        if self._writer is None:
-            self._writer = self._open(table)
-        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
-        failpoint("flush.rows_written")
+        """Append and sync the rows of `table`. Blocks. Raises `OSError`; the file is then of no use but to be discarded."""
+        self._add(table)
+        assert self._sink is not None
+        self._sink.rest()
 
-    def finish(self) -> WrittenFile:
-        """Write the footer and sync; at least one row was written. Blocks. Raises `OSError` as `write` does."""
+    def finish(self, last: pa.Table | None = None) -> WrittenFile:
+        """Append the `last` rows and the footer, and sync; at least one row was written. Blocks. Raises as `write` does."""
+        if last is not None:
+            self._add(last)
         assert self._writer is not None
         assert self._sink is not None
         self._writer.add_key_value_metadata(self._footer())
         self._close_writer()
         failpoint("flush.footer_written")
-        self._directory.sync(self._file)
+        self._sink.rest()
         failpoint("flush.file_synced")
         self._sink.close()
         return _describe(self._written[0], self._sink, key=self._key)
@@ -113,6 +115,12 @@ class ParquetFile:
             with suppress(OSError, RuntimeError):  # RuntimeError: closing a writer after a failed write has no footer
                 step()
 
+    def _add(self, table: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = self._open(table)
+        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
+        failpoint("flush.rows_written")
+
     def _close_writer(self) -> None:
         if self._writer is not None:
             self._writer.close()
@@ -121,9 +129,8 @@ class ParquetFile:
         self._directory.remove(self.temporary_path)
 
     def _open(self, first: pa.Table) -> pq.ParquetWriter:
-        self._file = self._directory.create(self.temporary_path)
+        self._sink = ChecksummedFile(self._directory, self.temporary_path)
         failpoint("flush.file_created")
-        self._sink = ChecksummedFile(self._file)
         return pq.ParquetWriter(
             self._sink,  # type: ignore[arg-type]  # it needs no more of a file than this has
             written_schema(self._schema),

@@ -3,20 +3,23 @@
 Bounds are pure and pessimistic: whoever might still read something holds it. The log is kept down to the least of: the
 checkpoint (flusher and recovery both start there), every named reader, and the minimum age (another one on a disk short of
 space). A cut is kept until every table fed from this node has taken it, its age is past the minimum, and no live collection
-in it is without a table; the newest cut is always kept. `Retention` applies the bounds and is safe to interrupt anywhere:
-that cuts may be gone is recorded before they go, and a manifest is set aside under another name before its files go. So a
-crash never leaves a manifest without its files, and the one that was set aside tells which files are left over.
+in it is without a table; the newest cut is always kept. Ages are those of the checkpoint's history, for both. `Retention`
+applies the bounds and is safe to interrupt anywhere: that cuts may be gone is recorded before they go, and a manifest is set
+aside under another name before its files go. So a crash never leaves a manifest without its files, and the one that was set
+aside tells which files are left over.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import anyio
 import msgspec
 from anyio import to_thread
 
-from flusher.checkpoint import Checkpoint
+from flusher.checkpoint import Checkpoint, CutPosition
 from flusher.cuts.cut_log import CUTS, CutLog, cut_numbers, file_paths, manifest_path
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest, decode_manifest, manifest_crc32c
@@ -24,7 +27,6 @@ from flusher.removal.kept_cuts import encode_first_kept, kept_cuts_key
 from wal.errors import Corrupt, Truncated, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.log import Log, LogStore
-from wal.timetick import physical_ms
 
 SET_ASIDE_SUFFIX = ".removed"
 """Ends the name of a manifest whose files are going."""
@@ -67,20 +69,35 @@ class RetentionOptions:
         return min(int(self.min_age_short_s * 1000), self.min_age_ms)
 
 
-def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, now_ms: int, min_age_ms: int) -> int:
-    """Return the position before which nobody needs the log any more; 0 when nothing may go."""
-    old_enough = [cut.position for cut in checkpoint.history if physical_ms(cut.tick) <= now_ms - min_age_ms]
-    if not old_enough:
+class Found(NamedTuple):
+    """Cuts up to `tick` were there when the node was opened, `open_ms` ago: whatever clocks say, they are no younger."""
+
+    tick: int
+    open_ms: int
+
+
+def newest_old_cut(history: Sequence[CutPosition], *, now_ms: int, min_age_ms: int, found: Found) -> CutPosition | None:
+    """Return the newest cut of an age; those before it are older, whatever their ticks say. None without one."""
+    for cut in reversed(history):
+        if cut.age_ms(now_ms) >= min_age_ms or (cut.tick <= found.tick and found.open_ms >= min_age_ms):
+            return cut
+    return None
+
+
+def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, old: CutPosition | None) -> int:
+    """Return the position before which nobody needs the log any more; 0 when nothing may go. `old` is old enough."""
+    if old is None:
         return 0
-    bound = min(checkpoint.position, old_enough[-1])
+    bound = min(checkpoint.position, old.position)
     return bound if reader_floor is None else min(bound, reader_floor)
 
 
-def may_remove_cut(
-    manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], now_ms: int, min_age_ms: int
-) -> bool:
-    """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped."""
-    if not leases or physical_ms(manifest.tick) > now_ms - min_age_ms:
+def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], old_tick: int) -> bool:
+    """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped.
+
+    Cuts up to `old_tick` are old enough.
+    """
+    if not leases or manifest.tick > old_tick:
         return False
     without_table = live - {lease.collection_id for lease in leases}
     return manifest.number <= min(lease.cut for lease in leases) and not any(
@@ -150,6 +167,7 @@ class Retention:
         *,
         options: RetentionOptions,
         now_ms: Callable[[], int],
+        elapsed_ms: Callable[[], int],
         reader_floor: Callable[[], int | None],
     ) -> None:
         self.options = options
@@ -158,6 +176,8 @@ class Retention:
         self._store = store
         self._log = log
         self._now_ms = now_ms
+        self._elapsed_ms = elapsed_ms
+        self._found_tick, self._opened_ms = log.last_tick, elapsed_ms()
         self._reader_floor = reader_floor
         self._enforcing = anyio.Lock()
         self._holds = 0
@@ -181,22 +201,25 @@ class Retention:
             return await self._enforce(checkpoint, live, short_of_space=short_of_space)
 
     async def _enforce(self, checkpoint: Checkpoint, live: frozenset[int], *, short_of_space: bool) -> int:
-        bound = truncation_bound(
-            checkpoint,
-            reader_floor=self._reader_floor(),
+        options, history = self.options, checkpoint.history
+        find = partial(
+            newest_old_cut,
             now_ms=self._now_ms(),
-            min_age_ms=self.options.min_age_short_ms if short_of_space else self.options.min_age_ms,
+            found=Found(self._found_tick, self._elapsed_ms() - self._opened_ms),
         )
+        old = find(history, min_age_ms=options.min_age_ms)
+        log_old = find(history, min_age_ms=options.min_age_short_ms) if short_of_space else old
+        bound = truncation_bound(checkpoint, reader_floor=self._reader_floor(), old=log_old)
         if bound > self._log.first_position:
             failpoint("flush.truncating")
             await self._log.truncate(bound)
-        await self._give_up_cuts(checkpoint, live)
+        await self._give_up_cuts(checkpoint, live, old_tick=0 if old is None else old.tick)
         return max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
 
-    async def _give_up_cuts(self, checkpoint: Checkpoint, live: frozenset[int]) -> None:
+    async def _give_up_cuts(self, checkpoint: Checkpoint, live: frozenset[int], *, old_tick: int) -> None:
         if self._holds:
             return
-        removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live)
+        removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live, old_tick)
         if removable:
             first_kept = encode_first_kept(removable[-1].number + 1)
             await self._store.put_meta({kept_cuts_key(self._log.name): first_kept})
@@ -204,18 +227,14 @@ class Retention:
             await to_thread.run_sync(self._remove_cuts, removable)
             self._cuts.forget_below(removable[-1].number + 1)
 
-    def _removable_cuts(self, checkpoint: Checkpoint, live: frozenset[int]) -> list[CutManifest]:
+    def _removable_cuts(self, checkpoint: Checkpoint, live: frozenset[int], old_tick: int) -> list[CutManifest]:
         """Return the earliest cuts that may go, as many as one round takes."""
         removable: list[CutManifest] = []
         leases = read_leases(self._directory, node_id=self._store.node_id)
         for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX] if leases else ():
             manifest = self._cuts.read(number).manifest
             if number >= checkpoint.cut_number or not may_remove_cut(
-                manifest,
-                leases=leases,
-                live=live,
-                now_ms=self._now_ms(),
-                min_age_ms=self.options.min_age_ms,
+                manifest, leases=leases, live=live, old_tick=old_tick
             ):
                 break
             removable.append(manifest)

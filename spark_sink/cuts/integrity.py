@@ -19,6 +19,9 @@ from wal.files import open_binary
 CHUNK_BYTES = 1 << 20
 """Read at a time by each thread; large enough to cost nothing per call, small enough to forget."""
 
+THREADS_MAX = 16
+"""Each has a file open, and a machine may have more processors than a process may open files beside its others."""
+
 
 def verify_files(node: Path, files: Sequence[DataFile]) -> None:
     """Return when every file is whole.
@@ -26,7 +29,7 @@ def verify_files(node: Path, files: Sequence[DataFile]) -> None:
     Raises `Corrupt` naming the first one that is not, or that is missing though a cut names it; `Truncated` naming one that
     retention took with its cut.
     """
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, THREADS_MAX)) as threads:
         for _ in threads.map(lambda file: verify_file(node, file), files):
             pass
 

@@ -1,8 +1,9 @@
 """`streamingnode info`: what a node directory holds and who has it open. Changes nothing, also beside a running node."""
 
 import argparse
+import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count, format_fields, format_tick
 from streamingnode.cli.statistics_lines import statistics_fields
 from wal.errors import StorageFailed, StreamingNodeError
+from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 if TYPE_CHECKING:
     from streamingnode.inspection.node_files import NodeFiles
@@ -66,6 +68,7 @@ def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, obj
         "term": files.term,
         "tick": files.tick,
         "time": format_tick(files.tick),
+        "ahead_s": _ahead_s(files.tick),
         "positions": {names.get(log_id, str(log_id)): position for log_id, position in files.positions.items()},
         "cuts": {
             "first": files.cuts.first,
@@ -102,6 +105,7 @@ def _print(
         "open in": holder,
         "term": files.term,
         "last tick": f"{files.tick} ({format_tick(files.tick)})",
+        **_clock(files.tick),
         "last positions": ", ".join(f"{name} {position}" for name, position in positions.items()) or "none",
         "cuts": _cuts(files),
         "scrubbed": _scrubbed(files.directory),
@@ -113,6 +117,20 @@ def _print(
         output.note(f"checkpoints and readers cannot be read: {unread}")
         return
     _print_marks(files, records, output)
+
+
+def _ahead_s(tick: int) -> int:
+    """Return how far a tick is ahead of this machine's clock, 0 for as little as clocks are corrected by."""
+    ahead_ms = physical_ms(tick) - time.time_ns() // 1_000_000
+    return ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0
+
+
+def _clock(tick: int) -> dict[str, object]:
+    ahead_s = _ahead_s(tick)
+    if not ahead_s:
+        return {}
+    ahead = timedelta(seconds=ahead_s)
+    return {"clock": f"ticks are {ahead} ahead of it until {format_tick(tick)}; ages of cuts do not go by them"}
 
 
 def _cuts(files: "NodeFiles") -> str:

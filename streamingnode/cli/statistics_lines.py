@@ -25,7 +25,9 @@ def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
         "ticks": f"{ticks.lag_s:.3f} s behind, {ticks.unconfirmed} unconfirmed, {ticks.mvcc_updates} MVCC updates",
         "waiting": f"{format_count(writes.waiting_rows, 'row')}, "
         f"{format_count(writes.open_transactions, 'open transaction')}",
-        "flusher": f"{flusher.state.value}, {format_count(flusher.unflushed_rows, 'row')} "
+        "flusher": flusher.state.value
+        + (f" for want of {flusher.short_of}" * bool(flusher.short_of))
+        + f", {format_count(flusher.unflushed_rows, 'row')} "
         f"({format_bytes(flusher.unflushed_bytes)}) in no cut yet"
         + (f"; {flusher.last_error}" * bool(flusher.last_error)),
     }

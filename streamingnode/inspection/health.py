@@ -22,7 +22,7 @@ from streamingnode.ownership import assert_sole_owner
 from wal.errors import JavaNotFound, StreamingNodeError
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.options import DATABASE_NAME, RocksOptions
-from wal.timetick import compose_tick, physical_ms
+from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 PYTHON_MIN, PYTHON_MAX = (3, 11), (3, 14)
 
@@ -38,8 +38,6 @@ FILES_MIN = 1_024
 
 FREE_BYTES_COMFORT = 4 << 30
 """Less leaves little between the first warning and the point at which appends are refused."""
-
-CLOCK_BEHIND_MS = 1_000
 
 _PARTS_WITHOUT_LOG = frozenset({"cuts", "segments", "deletes"})
 """What only a node makes; beside no log, the log is lost."""
@@ -209,8 +207,8 @@ def _no_node(directory: Path) -> Finding:
 
 
 def _clock(last_tick: int) -> Finding:
-    ahead_ms = physical_ms(last_tick) - physical_ms(compose_tick(int(time.time() * 1000)))
-    if ahead_ms > CLOCK_BEHIND_MS:
+    ahead_ms = physical_ms(last_tick) - int(time.time() * 1000)
+    if ahead_ms > AHEAD_MS_MAX:
         text = f"the node's last tick is {ahead_ms / 1000:.1f} s ahead of this machine's clock"
         return Finding(Status.WARN, "clock", text, "ticks still ascend, but their times mislead: set the clock")
     return Finding(Status.OK, "clock", "not behind the node's last tick")

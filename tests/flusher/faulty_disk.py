@@ -79,6 +79,11 @@ class FaultyDirectory(NodeDirectory):
         self.unsynced.add(path)
         return FaultyFile(super().create(path), self.fuse)  # type: ignore[return-value]
 
+    def append(self, path: str) -> BinaryIO:
+        self.fuse.burn()
+        self.unsynced.add(path)
+        return FaultyFile(super().append(path), self.fuse)  # type: ignore[return-value]
+
     def sync(self, file: BinaryIO) -> None:
         self.fuse.burn()
         real: BinaryIO = file.file if isinstance(file, FaultyFile) else file

@@ -73,7 +73,7 @@ def test_the_documented_checkpoint_is_byte_for_byte_what_is_written() -> None:
         tick=tick,
         position=5,
         manifest_crc32c=manifest_crc32c(example("manifest").encode()),
-        history=(CutPosition(tick, 5),),
+        history=(CutPosition(tick, 5, 1792000000123),),
     )
     assert encode_checkpoint(decode_checkpoint(content)) == content
 

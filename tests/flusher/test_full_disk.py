@@ -1,4 +1,4 @@
-"""A flusher whose disk is full: who waits hears of it, nothing is given up, and it goes on as soon as there is room."""
+"""A flusher without room on its disk, or without descriptors: who waits hears of it, nothing is given up, and it goes on."""
 
 import os
 from pathlib import Path
@@ -10,11 +10,11 @@ import pytest
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher
-from flusher.flusher_state import FlusherState, is_disk_full
+from flusher.flusher_state import FlusherState, Shortage, shortage_of
 from flusher.removal.retention import RetentionOptions
 from tests.flusher.cut_reading import manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog
-from wal.errors import StorageFailed, StorageFull
+from wal.errors import Overloaded, StorageFailed, StorageFull
 from wal.memory_store import MemoryLogStore
 
 pytestmark = pytest.mark.anyio
@@ -26,11 +26,17 @@ class FullDirectory(NodeDirectory):
     """A node directory on a disk whose free space a test decides, and on which no file can be made while it is none."""
 
     free = 0
+    descriptors = 1024
 
     def create(self, path: str) -> BinaryIO:
         if not self.free:
             raise OSError(28, "No space left on device")
+        if not self.descriptors:
+            raise OSError(24, "Too many open files", path)
         return super().create(path)
+
+    def can_open(self, count: int) -> bool:
+        return count <= self.descriptors
 
     def free_bytes(self) -> int:
         return self.free
@@ -53,7 +59,7 @@ class Setup:
             await anyio.sleep_forever()
         self.pauses.append(seconds)
         if len(self.pauses) >= self.room_after_pauses:
-            self.directory.free = 100 * MIB
+            self.directory.free, self.directory.descriptors = 100 * MIB, 1024
         await anyio.lowlevel.checkpoint()
 
 
@@ -113,17 +119,41 @@ async def test_a_disk_that_stays_full_is_not_tried_more_often_than_any_other_fau
     assert setup.flusher.statistics().faults <= 1 + sum(setup.pauses) / 8
 
 
+async def test_who_waits_for_a_cut_without_descriptors_hears_that_until_there_are_some(setup: Setup) -> None:
+    setup.directory.free, setup.directory.descriptors = 100 * MIB, 0
+    setup.room_after_pauses = 3
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(setup.flusher.run)
+        with anyio.fail_after(30), pytest.raises(Overloaded, match=r"no file descriptor is left .*ulimit -n"):
+            await setup.flusher.wait_for_cut(1)
+        told = setup.flusher.statistics()
+        assert (told.state, told.short_of) == (FlusherState.BACKING_OFF, "file descriptors")
+        assert "Too many open files" in told.last_error
+        while not setup.flusher.checkpoint.cut_number:
+            await anyio.lowlevel.checkpoint()
+        assert (await setup.flusher.wait_for_cut(1)).number == 1
+        assert setup.flusher.statistics().short_of == ""
+        tasks.cancel_scope.cancel()
+    assert sum(setup.pauses) < 1.0, setup.pauses
+
+
+SPACE, DESCRIPTORS = Shortage.DISK_SPACE, Shortage.DESCRIPTORS
+
+
 @pytest.mark.parametrize(
-    "error, is_full",
+    "error, lacking",
     [
-        (OSError(28, os.strerror(28)), True),
-        (OSError(122, os.strerror(122)), True),
-        (OSError(5, os.strerror(5)), False),
-        (StorageFull("data", 0, 1), True),
-        (StorageFailed("read-only"), False),
-        (BaseExceptionGroup("", [OSError(5, "io"), BaseExceptionGroup("", [OSError(28, "full")])]), True),
+        (OSError(28, os.strerror(28)), SPACE),
+        (OSError(122, os.strerror(122)), SPACE),
+        (OSError(5, os.strerror(5)), None),
+        (OSError(24, os.strerror(24)), DESCRIPTORS),
+        (OSError(23, os.strerror(23)), DESCRIPTORS),
+        (StorageFull("data", 0, 1), SPACE),
+        (StorageFailed("read-only"), None),
+        (Overloaded("no file descriptor is left"), DESCRIPTORS),
+        (BaseExceptionGroup("", [OSError(5, "io"), BaseExceptionGroup("", [OSError(28, "full")])]), SPACE),
     ],
-    ids=["ENOSPC", "EDQUOT", "EIO", "StorageFull", "StorageFailed", "nested"],
+    ids=["ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "StorageFull", "StorageFailed", "Overloaded", "nested"],
 )
-def test_only_a_disk_without_room_counts_as_full(error: BaseException, *, is_full: bool) -> None:
-    assert is_disk_full(error) is is_full
+def test_only_what_is_lacking_counts_as_a_shortage(error: BaseException, lacking: Shortage | None) -> None:
+    assert shortage_of(error) is lacking

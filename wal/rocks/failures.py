@@ -6,6 +6,7 @@ Tests hold the exact texts, so that a release which words them differently is no
 from pathlib import Path
 
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
+from wal.files import no_descriptor_left
 from wal.rocks.space import REPLAY_BYTES
 from wal.rocks.space_watch import log_bytes
 from wal.rocks.surroundings import free_bytes_of
@@ -14,6 +15,7 @@ _LOCK_HELD = ("While lock file", "lock hold by current process")
 _CORRUPT = ("Corruption:", "No such file or directory", "create_if_missing is false")
 _READ_ONLY = ("Read-only file system", "Permission denied")
 _FULL = ("No space left on device",)
+_NO_DESCRIPTOR = ("Too many open files",)
 _CLOSED = ("DB instance already closed", "DB already closed")
 
 
@@ -26,6 +28,8 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
         return OnShutdown(f"the database at {path} is closed")
     if _has(text, _FULL):
         return disk_full(path)
+    if _has(text, _NO_DESCRIPTOR):
+        return no_descriptor_left(path, error)
     if _has(text, _READ_ONLY):
         return StorageFailed(f"{path} cannot be written — make it writable for this user: {text}")
     if _has(text, _CORRUPT):

@@ -9,6 +9,8 @@ from typing import Literal
 
 from rocksdict import DBCompressionType, DBRecoveryMode, Options
 
+from wal.files import open_files_max
+
 Durability = Literal["fsync", "os"]
 
 DATABASE_NAME = "log"
@@ -27,6 +29,8 @@ MEMTABLE_BYTES = 8 << 20
 interpreter lock held."""
 OPEN_TABLES_MAX = 256
 """RocksDB would keep every table open, and a log of days has thousands: more than a process may open by default."""
+OPEN_TABLES_SHARE = 4
+"""One part in so many of what the process may open: a backup is verified beside the open log, and programs have sockets."""
 WAITING_MEMTABLES_MAX = 2
 """This many full memtables may wait to be written; with one more to spare, no single write has to wait for them."""
 INFO_LOG_BYTES = 1 << 20
@@ -63,6 +67,11 @@ class RocksOptions:
         return SyncOptions(interval_s=interval_s)
 
 
+def open_tables_max(open_files: int | None) -> int:
+    """Return how many tables RocksDB may keep open in a process that may have `open_files`; it takes 20 at least."""
+    return OPEN_TABLES_MAX if open_files is None else min(OPEN_TABLES_MAX, open_files // OPEN_TABLES_SHARE)
+
+
 def replay_memtable_bytes(options: RocksOptions) -> int:
     """Return how much room replaying needs: RocksDB writes what is full to a table there and then, and nobody else runs."""
     return (WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes
@@ -84,7 +93,7 @@ def database_options(
     database.set_wal_recovery_mode(recovery)
     database.set_paranoid_checks(True)
     database.set_max_background_jobs(2)
-    database.set_max_open_files(OPEN_TABLES_MAX)
+    database.set_max_open_files(open_tables_max(open_files_max()))
     database.set_max_total_wal_size(2 * options.memtable_bytes)
     database.set_stats_dump_period_sec(0)
     database.set_stats_persist_period_sec(0)

@@ -34,12 +34,14 @@ class SimulatedFiles(NodeDirectory):
         self._open.clear()
 
     def create(self, path: str) -> BinaryIO:
-        """Open a file; its bytes are not durable."""
+        """Open a new file; its bytes are not durable."""
         self._turn()
-        self._unsynced.add(path)
-        file = super().create(path)
-        self._open.append(file)
-        return file
+        return self._opened(path, super().create(path))
+
+    def append(self, path: str) -> BinaryIO:
+        """Open a file again; the bytes that follow are not durable."""
+        self._turn()
+        return self._opened(path, super().append(path))
 
     def sync(self, file: BinaryIO) -> None:
         """Make a file's bytes durable; nothing is really synced, which is what takes the time."""
@@ -97,6 +99,12 @@ class SimulatedFiles(NodeDirectory):
     def not_durable(self) -> set[str]:
         """Return the paths whose bytes or names a power cut may take back."""
         return {*self._unsynced, *self._named}
+
+    def _opened(self, path: str, file: BinaryIO) -> BinaryIO:
+        self._unsynced.add(path)
+        self._open = [each for each in self._open if not each.closed]
+        self._open.append(file)
+        return file
 
     def _make_parents(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

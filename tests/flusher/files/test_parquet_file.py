@@ -1,5 +1,6 @@
 """A finished file: its bytes are what its description says, and it is what its columns call for."""
 
+import os
 from pathlib import Path
 
 import crc32c
@@ -11,6 +12,7 @@ import pytest
 from flusher.files.node_directory import NodeDirectory
 from flusher.files.parquet_file import ParquetFile, WrittenFile, ascending_columns, repetitive_columns
 from flusher.files.rows import OffsetRule, Rows, decode_rows
+from tests.flusher.faulty_disk import FaultyDirectory, Fuse
 
 KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
     "integers": (pa.int64(), [5, -3, 2**62]),
@@ -85,6 +87,32 @@ def test_every_bit_flipped_in_a_page_is_found_by_the_page_checksums(tmp_path: Pa
             continue
         silent += not table.equals(good)
     assert silent == 0
+
+
+def test_between_row_groups_a_file_is_synced_and_has_no_descriptor(tmp_path: Path) -> None:
+    directory, schema = FaultyDirectory(tmp_path, Fuse()), pa.schema([pa.field("id", pa.int64())])
+    file = ParquetFile(directory, "segments/1/2.parquet", schema, key="id", metadata={})
+    for tick in (7, 8, 9):
+        payload = pa.record_batch([pa.array([tick])], schema=schema).serialize().to_pybytes()
+        file.write(decode_rows([Rows(payload, 1, tick, tick)], schema, vchannel="p0_1v0", rule=OffsetRule.FIRST))
+        assert directory.unsynced == set(), "an error of the kernel's own writing could go unnoticed"
+        assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []
+    assert file.finish().rows == 3
+    assert directory.unsynced == set()
+    assert pq.read_table(tmp_path / file.temporary_path)["id"].to_pylist() == [7, 8, 9]
+
+
+def test_a_file_that_vanished_between_row_groups_is_not_begun_anew(tmp_path: Path) -> None:
+    directory = NodeDirectory(tmp_path)
+    directory.create("segments/1/2.parquet.tmp").close()
+    directory.remove("segments/1/2.parquet.tmp")
+    with pytest.raises(FileNotFoundError):
+        directory.append("segments/1/2.parquet.tmp")
+
+
+def open_files() -> list[Path]:
+    """Return what the descriptors of this process stand for; Linux only."""
+    return [Path(os.path.realpath(entry)) for entry in Path("/proc/self/fd").iterdir()]
 
 
 def test_a_discarded_file_leaves_nothing_and_may_be_discarded_twice(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What may be given up, and that giving it up leaves nothing half there."""
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,7 +16,15 @@ from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher, FlushHooks
 from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
-from flusher.removal.retention import RetentionOptions, TableLease, may_remove_cut, read_leases, truncation_bound
+from flusher.removal.retention import (
+    Found,
+    RetentionOptions,
+    TableLease,
+    may_remove_cut,
+    newest_old_cut,
+    read_leases,
+    truncation_bound,
+)
 from tests.flusher.cut_reading import manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog, Table
 from wal.errors import Truncated
@@ -31,9 +40,13 @@ HOUR_MS = 3_600_000
 )
 def test_truncation_passes_neither_checkpoint_nor_reader_nor_age(ages_ms: list[int], reader_floor: int | None) -> None:
     now_ms, retention_ms = START_MS, 24 * HOUR_MS
-    cuts = [CutPosition(compose_tick(now_ms - age), 10 * i) for i, age in enumerate(sorted(ages_ms, reverse=True), 1)]
+    cuts = [
+        CutPosition(compose_tick(now_ms - age), 10 * i, now_ms - age)
+        for i, age in enumerate(sorted(ages_ms, reverse=True), 1)
+    ]
     checkpoint = Checkpoint(position=cuts[-1].position if cuts else 0, history=tuple(cuts))
-    bound = truncation_bound(checkpoint, reader_floor=reader_floor, now_ms=now_ms, min_age_ms=retention_ms)
+    old = newest_old_cut(cuts, now_ms=now_ms, min_age_ms=retention_ms, found=Found(0, 0))
+    bound = truncation_bound(checkpoint, reader_floor=reader_floor, old=old)
     assert bound <= checkpoint.position
     assert reader_floor is None or bound <= reader_floor
     young = [cut.position for cut in cuts if physical_ms(cut.tick) > now_ms - retention_ms]
@@ -50,6 +63,7 @@ class Node:
         self.store = store
         self.log = log
         self.reader_floor: int | None = None
+        self.now_ms: Callable[[], int] = lambda: physical_ms(self.log.tick)
 
     @classmethod
     async def create(cls, root: Path, *, cuts: int) -> "Node":
@@ -72,7 +86,9 @@ class Node:
         (self.root / "leases").mkdir(exist_ok=True)
         (self.root / "leases" / f"{name or table.id}.json").write_text(json.dumps(content))
 
-    async def enforce(self, *, min_age_s: float, held: bool = False) -> None:
+    async def enforce(self, *, min_age_s: float, held: bool = False, open_s: float = 0) -> None:
+        """Open a flusher, let `open_s` pass, and enforce."""
+        elapsed_s = 0.0
         options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s))
         flusher = Flusher(
             self.root,
@@ -80,9 +96,10 @@ class Node:
             self.log.log,
             None,
             options=options,
-            now_ms=lambda: physical_ms(self.log.tick),
-            hooks=FlushHooks(reader_floor=lambda: self.reader_floor),
+            now_ms=self.now_ms,
+            hooks=FlushHooks(reader_floor=lambda: self.reader_floor, elapsed_ms=lambda: int(elapsed_s * 1000)),
         )
+        elapsed_s = open_s
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             await flusher.wait_for_cut(len(self.log.cuts))
@@ -170,6 +187,65 @@ def test_young_cuts_stay_and_so_does_the_log_after_them(tmp_path: Path) -> None:
     anyio.run(main)
 
 
+def test_cuts_of_a_clock_that_was_ahead_go_by_the_clock_of_a_later_cut(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=2)  # and now the clock is set back by ten years
+        ahead_ms = 10 * 365 * 24 * HOUR_MS
+        for table in node.tables:
+            node.lease(table, 99)
+        hours = 0
+        node.now_ms = lambda: START_MS - ahead_ms + hours * HOUR_MS
+        for hours in range(5):
+            node.log.insert(node.tables[0], [hours])
+            node.log.cut()
+            await node.enforce(min_age_s=2.5 * 3600)
+        # Cuts 3 to 7 were made 4 to 0 hours ago; when 1 and 2 were, nobody knows, but before 3.
+        assert node.kept() == [5, 6, 7]
+        entries = await node.log.log.read(node.log.log.first_position, bytes_max=1 << 20)
+        assert entries[0].time_tick == node.log.cuts[3].tick
+
+    anyio.run(main)
+
+
+def test_cuts_ahead_of_the_clock_count_from_the_opening_that_finds_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=3)
+        for table in node.tables:
+            node.lease(table, 3)
+        await node.enforce(min_age_s=3600 * 24)
+        ahead_ms = physical_ms(node.log.tick)
+        node.now_ms = lambda: ahead_ms // 2  # no cut is made under the right clock
+        await node.enforce(min_age_s=3600 * 24, open_s=3600 * 23)
+        assert node.kept() == [1, 2, 3]
+        assert node.log.log.first_position == 1
+        await node.enforce(min_age_s=3600 * 24, open_s=3600 * 25)
+        assert node.kept() == [3]
+        assert node.log.log.first_position > 1
+
+    anyio.run(main)
+
+
+def test_a_clock_that_is_behind_for_one_cut_gives_up_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=3)
+        for table in node.tables:
+            node.lease(table, 99)
+        right_ms = physical_ms(node.log.tick)
+        await node.enforce(min_age_s=24 * 3600)
+        node.now_ms = lambda: 1_000_000  # 1970, as a machine without a battery has it
+        node.log.insert(node.tables[0], [9])
+        node.log.cut()
+        await node.enforce(min_age_s=24 * 3600)
+        node.now_ms = lambda: right_ms + HOUR_MS
+        node.log.insert(node.tables[0], [10])
+        node.log.cut()
+        await node.enforce(min_age_s=24 * 3600)
+        assert node.kept() == [1, 2, 3, 4, 5]
+        assert node.log.log.first_position == 1
+
+    anyio.run(main)
+
+
 def test_a_named_reader_holds_the_log(tmp_path: Path) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=3)
@@ -248,10 +324,10 @@ def test_a_cut_without_any_lease_may_never_be_removed(tmp_path: Path) -> None:
         node = await Node.create(tmp_path, cuts=1)
         await node.enforce(min_age_s=0)
         (manifest,) = manifests(tmp_path)
-        far = START_MS * 2
-        assert not may_remove_cut(manifest, leases=[], live=frozenset(), now_ms=far, min_age_ms=0)
+        assert not may_remove_cut(manifest, leases=[], live=frozenset(), old_tick=manifest.tick)
         lease = TableLease("me", 99, 1)
-        assert may_remove_cut(manifest, leases=[lease], live=frozenset(), now_ms=far, min_age_ms=0)
-        assert not may_remove_cut(manifest, leases=[lease], live=frozenset({1}), now_ms=far, min_age_ms=0)
+        assert may_remove_cut(manifest, leases=[lease], live=frozenset(), old_tick=manifest.tick)
+        assert not may_remove_cut(manifest, leases=[lease], live=frozenset(), old_tick=manifest.tick - 1)
+        assert not may_remove_cut(manifest, leases=[lease], live=frozenset({1}), old_tick=manifest.tick)
 
     anyio.run(main)

@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamingnode.cli.row_batch import ROWS_MAX
-from streamingnode.opening import open_node
+from streamingnode.composition import compose
+from streamingnode.config import load_config
+from streamingnode.opening import OpenNode, open_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,13 +31,13 @@ ROOT = Path(__file__).resolve().parents[3]
 
 _HOLD = """
 import anyio, sys, threading
-from streamingnode import statistics_file
 from streamingnode.opening import open_node
-write, written = statistics_file._write, threading.Event()
+from streamingnode.statistics_file import StatisticsFile
+write, written = StatisticsFile._write, threading.Event()
 def write_and_tell(*arguments):
     write(*arguments)
     written.set()
-statistics_file._write = write_and_tell
+StatisticsFile._write = write_and_tell
 async def hold():
     async with open_node(sys.argv[1]):
         await anyio.to_thread.run_sync(written.wait)
@@ -212,6 +216,17 @@ def test_info_changes_nothing_and_names_the_cut(data: Path, run: "Run") -> None:
     assert before["open"] is False
     assert cast("dict[str, int]", before["cuts"])["newest"] == 1
     assert [mark["cut"] for mark in cast("list[dict[str, int]]", before["checkpoints"])] == [1]
+
+
+def test_info_names_ticks_that_are_ahead_of_the_clock(tmp_path: Path, run: "Run") -> None:
+    async def make() -> None:
+        ahead_ms = time.time_ns() // 1_000_000 + 48 * 3_600_000
+        async with OpenNode(tmp_path / "data", load_config, partial(compose, now_ms=lambda: ahead_ms)):
+            pass
+
+    anyio.run(make)
+    assert "clock           ticks are 1 day, 23:" in run("info", tmp_path / "data").out
+    assert 47 < cast("float", run("info", tmp_path / "data", "--json").document["ahead_s"]) / 3600 < 48.01
 
 
 def test_empty_node_has_nothing_to_list_or_cut(tmp_path: Path, run: "Run") -> None:

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-OPEN_FILES = 400
-"""What the process may open: room for the tables RocksDB keeps open and about a hundred of Python's own."""
+OPEN_FILES = 128
+"""What the process may open: fewer than RocksDB would have tables open of itself."""
 TABLES = 600
 
 PROGRAM = """

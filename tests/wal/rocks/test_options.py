@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
 
-from wal.rocks.options import RocksOptions, database_options, families, replay_memtable_bytes
+from wal.rocks.options import RocksOptions, database_options, families, open_tables_max, replay_memtable_bytes
 from wal.rocks.store import open_rocks_store
 
 
@@ -39,6 +39,11 @@ def test_a_full_memtable_is_written_to_a_table_only_after_the_log_was_replayed(t
     lines = told(tmp_path / "log", options, memtable_bytes=replay_memtable_bytes(options))
     assert "write_buffer_size=4194304" in lines
     assert "max_total_wal_size=2097152" in lines
+
+
+@pytest.mark.parametrize("open_files, tables", [(None, 256), (1 << 20, 256), (1024, 256), (256, 64), (128, 32)])
+def test_tables_take_a_share_of_what_the_process_may_open(open_files: int | None, tables: int) -> None:
+    assert open_tables_max(open_files) == tables
 
 
 @pytest.mark.anyio
