@@ -24,7 +24,7 @@ NAMES = (
 )
 
 
-TOO_MANY_BYTES = MEMORY_BYTES_MAX + (1 << 20)
+TOO_MANY_BYTES = 2 * MEMORY_BYTES_MAX  # threads that end meanwhile give some back
 
 
 class Clock:
