@@ -23,6 +23,14 @@ def write_durably(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
+def make_durable_directory(directory: Path) -> None:
+    """Make a directory and those on the way to it, if they are missing; their names are on disk on return."""
+    if not directory.is_dir():
+        make_durable_directory(directory.parent)
+        directory.mkdir(exist_ok=True)  # another job may make it in between
+        sync_directory(directory.parent)
+
+
 def sync_file(path: Path) -> None:
     """Return when the file's bytes are on disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import msgspec
 
-from spark_sink.ingestion.durable import write_durably
+from spark_sink.ingestion.durable import make_durable_directory, write_durably
 from wal.synced_names import sync_directory
 
 
@@ -31,7 +31,7 @@ def lease_path(node: Path, table: Path) -> Path:
 def write_lease(node: Path, lease: Lease) -> None:
     """Replace the table's lease; durable on return."""
     path = lease_path(node, Path(lease.table))
-    path.parent.mkdir(exist_ok=True)
+    make_durable_directory(path.parent)
     write_durably(path, msgspec.json.encode(lease) + b"\n")
 
 
