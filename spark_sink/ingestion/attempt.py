@@ -101,7 +101,9 @@ def sync_log(table: Path) -> None:
     """
     failpoint("ingest.log_syncing")
     log = table / "_delta_log"
-    newest = [max(log.glob(pattern), default=None) for pattern in ("*.json", "*.checkpoint*.parquet", "_last_checkpoint")]
+    newest = [
+        max(log.glob(pattern), default=None) for pattern in ("*.json", "*.checkpoint*.parquet", "_last_checkpoint")
+    ]
     for path in filter(None, newest):
         sync_file(path)
     sync_directory(log)
