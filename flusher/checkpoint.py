@@ -35,7 +35,7 @@ class CutPosition(msgspec.Struct, frozen=True, array_like=True):
         return max(0, now_ms - (told_ms if told_ms <= now_ms else self.made_ms))
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is read from `position`.
 
     `position` is the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number 0 and

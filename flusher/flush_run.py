@@ -206,8 +206,8 @@ class FlushRun:
         step = CutPosition(manifest.tick, message.last_confirmed_position, manifest.created_ms)
         checkpoint = Checkpoint(
             cut_number=manifest.number,
-            tick=manifest.tick,
-            position=message.last_confirmed_position,
+            tick=step.tick,
+            position=step.position,
             manifest_crc32c=published.crc32c,
             history=extend_history(
                 self._checkpoint.history,

@@ -1,5 +1,8 @@
 """What holds in every test: asyncio through anyio, no blocking on the event loop, and no silent skips in CI."""
 
+import asyncio
+import functools
+import inspect
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -12,6 +15,8 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
 LACKING = "Skipped: needs "  # how a skip for want of something starts: `pytest.skip("needs two disks")`
+
+ENDED_AFTER = 0.8  # of the time after which pytest-timeout ends a test
 
 # Deadlines are off: a shared machine stalls for longer than any property takes.
 settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
@@ -44,6 +49,28 @@ def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         detector.deactivate()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """End an async test that hangs from inside its loop, before pytest-timeout does from outside.
+
+    That would leave the test where it hangs, in the task which also ends the fixtures: they would wait for it for ever.
+    """
+    test = pyfuncitem.obj
+    if pyfuncitem.get_closest_marker("anyio") is None or not inspect.iscoroutinefunction(test):
+        return
+    marker = pyfuncitem.get_closest_marker("timeout")
+    limit_s = float(
+        marker.args[0] if marker else pyfuncitem.config.getoption("timeout") or pyfuncitem.config.getini("timeout")
+    )
+
+    @functools.wraps(test)
+    async def bounded(*args: object, **kwargs: object) -> None:
+        async with asyncio.timeout(ENDED_AFTER * limit_s):
+            await test(*args, **kwargs)
+
+    pyfuncitem.obj = bounded
 
 
 @pytest.hookimpl(wrapper=True)

@@ -47,6 +47,18 @@ async def test_tick_and_cut_asked_for_inside_a_call_that_the_closing_overtakes_a
         assert refused.value.__cause__ is not refused.value
 
 
+async def test_who_waits_for_a_tick_when_the_term_ends_hears_that_it_does_not_come() -> None:
+    async with opened(None) as node:
+        acks = node._services.catalog._channel.term.acks  # type: ignore[attr-defined]
+        waiting = acks.confirmed(acks.confirmed_tick + (1 << 40))
+        await anyio.lowlevel.checkpoint()
+        assert not waiting.done()
+    assert waiting.done()
+    assert type(waiting.exception()) is Indeterminate
+    with pytest.raises(Indeterminate):
+        acks.mark()
+
+
 async def test_write_that_fails_while_the_node_closes_leaves_open_only_what_it_carried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

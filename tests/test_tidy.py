@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -162,3 +163,32 @@ def test_executor_imports_load_neither_log_store_nor_event_loop() -> None:
         [sys.executable, "-c", program], cwd=ROOT, env=os.environ, capture_output=True, text=True, check=True
     )
     assert ran.stdout.split() == []
+
+
+HANGING_TEST = """
+import asyncio
+import pytest
+
+@pytest.fixture
+async def waited_for():
+    yield asyncio.Event()
+    await asyncio.sleep(0)  # in the task in which the test hangs
+
+@pytest.mark.anyio
+@pytest.mark.timeout(5)
+async def test_hangs(waited_for):
+    await waited_for.wait()
+
+def test_comes_after():
+    pass
+"""
+
+
+def test_a_test_that_hangs_fails_and_the_next_one_runs(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "test_hanging.py").write_text(HANGING_TEST)
+    run = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", "test_hanging.py"]
+    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert "1 failed, 1 passed" in ran.stdout, ran.stdout
+    assert "TimeoutError" in ran.stdout

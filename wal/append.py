@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from wal.errors import InvalidArgument
 from wal.message import MutableMessage
 from wal.message_id import MessageId
 from wal.message_type import EXCLUSIVE, MAKES_ROOM
@@ -81,6 +82,17 @@ class AppendGroup:
         self.time_tick = time_tick
         for message in self.messages:
             message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
+
+    def require_tick_above(self, last_tick: int) -> None:
+        """Raise `InvalidArgument` unless the group's tick is above that of the entry before it; every log asks first.
+
+        A log whose order is not that of its ticks cannot be read any more: readers release by tick and resume by position.
+        """
+        tick = self.messages[0].time_tick
+        if tick <= last_tick:
+            raise InvalidArgument(
+                f"tick {tick} is not above {last_tick}, the last one in the log; nothing was written — report it as a bug"
+            )
 
     def stamp_wal_term(self, term: int) -> None:
         """Give every message the term of the WAL that writes it."""

@@ -65,6 +65,14 @@ def read_regular(path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
         return file.read(bytes_max)
 
 
+def make_parents(directory: Path) -> None:
+    """Make a directory of the user's, and those above it, as the umask says; their names are on disk on return."""
+    if not directory.is_dir():
+        make_parents(directory.parent)
+        directory.mkdir(exist_ok=True)  # somebody else may make it in between
+        sync_directory(directory.parent)
+
+
 def make_directory(path: Path, *, for_group: bool = False) -> bool:
     """Make a directory unless it is there, and make its name durable; return whether it was made.
 
@@ -72,7 +80,7 @@ def make_directory(path: Path, *, for_group: bool = False) -> bool:
     """
     if path.is_dir():
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parents(path.parent)
     try:
         path.mkdir(DIRECTORY_MODE)
     except FileExistsError:

@@ -52,7 +52,8 @@ class Log(Protocol):
     def append(self, group: AppendGroup) -> AppendTicket:
         """Give a stamped group its positions and queue it; never suspends, so call order is position order.
 
-        Entries become durable in call order; when one fails, all after it fail too. Raises as `admit` does.
+        Entries become durable in call order; when one fails, all after it fail too. Raises as `admit` does, and
+        `InvalidArgument`, before anything is queued, for a tick that is not above the one before it.
         """
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:

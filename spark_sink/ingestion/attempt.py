@@ -28,7 +28,7 @@ from spark_sink.table.file_stats import stats_json
 from spark_sink.table.open_table import OpenTable
 from spark_sink.table.table_model import NewFile
 from wal.failpoint import failpoint
-from wal.files import sync_directory, sync_file
+from wal.files import make_parents, sync_directory, sync_file
 
 INTENTS = "_attempts"
 
@@ -54,7 +54,7 @@ class Attempt:
     def begin(cls, table: Path, cut: int) -> "Attempt":
         """Return a new attempt to bring the table to `cut`; its intent is on disk."""
         attempt = cls(table, f"cut-{cut:016d}-{secrets.token_hex(4)}")
-        attempt._intent.parent.mkdir(exist_ok=True)
+        make_parents(attempt._intent.parent)
         attempt._intent.touch(exist_ok=False)
         sync_directory(attempt._intent.parent)
         return attempt
@@ -94,12 +94,17 @@ class Attempt:
 
 
 def sync_log(table: Path) -> None:
-    """Return when the newest commit of a table is on disk: the Delta writer renames, but does not sync."""
+    """Return when the newest commit of a table is on disk: the Delta writer renames, but does not sync.
+
+    Every commit is synced before the next one is made, whoever made it: a log with a hole cannot be read.
+    """
     failpoint("ingest.log_syncing")
     log = table / "_delta_log"
-    newest = max(log.glob("*.json"), default=None)
-    if newest is not None:
-        sync_file(newest)
+    newest = [
+        max(log.glob(pattern), default=None) for pattern in ("*.json", "*.checkpoint*.parquet", "_last_checkpoint")
+    ]
+    for path in filter(None, newest):
+        sync_file(path)
     sync_directory(log)
 
 
@@ -108,8 +113,7 @@ def clean_up(table: OpenTable, now_s: Callable[[], float], *, abandoned_age_s: f
     removed = 0
     for intent in sorted((table.path / INTENTS).glob("cut-*")):
         attempt = Attempt(table.path, intent.name)
-        if table.has_attempt(intent.name):
-            sync_log(table.path)
+        if table.has_attempt(intent.name):  # and its commit on disk: the table's log was synced when it was opened
             attempt.finish()
         elif now_s() - intent.stat().st_mtime >= abandoned_age_s:
             attempt.discard()

@@ -38,7 +38,7 @@ from spark_sink.table.open_table import CommitConflict, OpenTable
 from spark_sink.table.table_model import TableIdentity, Watermark
 from wal.errors import AlreadyExists, Overloaded, TableAhead
 from wal.failpoint import failpoint
-from wal.files import sync_directory
+from wal.files import make_parents, sync_directory
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
@@ -206,6 +206,7 @@ class IngestJob:
     def _bring(self, entry: CollectionEntry, run: Sequence[Cut]) -> None:
         """Bring one collection's table to the end of a run."""
         path = self._tables / entry.name
+        make_parents(self._tables)
         with table_lock(self._tables, entry.name):
             for _ in range(CONFLICTS_MAX):
                 try:
@@ -225,6 +226,7 @@ class IngestJob:
         wanted = TableIdentity(node_id, entry.collection_id, entry.name)
         if table is not None and table.owner() == wanted:
             self._check_descent(table)
+            sync_log(path)  # of a job that was killed after its commit, or runs on another machine
             return table
         if not lives(entry, run[-1].tick) or _retired(path, entry).exists():
             return None
@@ -238,6 +240,8 @@ class IngestJob:
         first = self._cuts.read(self._cuts.first_with(entry.created_tick)).manifest
         before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
         table = OpenTable.create(path, wanted, decode_schema(entry.schema), before)
+        sync_log(path)
+        sync_directory(path)
         sync_directory(path.parent)
         self._step(Step.CREATED)
         return table
@@ -249,8 +253,10 @@ class IngestJob:
         if any(_names(cut, entry) for cut in cuts):
             cuts = self._cuts.span(mark.cut + 1, cuts[-1].number)
             changes = changes_of(entry, cuts, after_tick=mark.tick)
-            table = table.adopt_columns(decode_schema(changes.entry.schema))
-            self._commit(table, changes)
+            wider = table.adopt_columns(decode_schema(changes.entry.schema))
+            if wider is not table:
+                sync_log(table.path)
+            self._commit(wider, changes)
         self._report_unless_changed(table.path, table.owner())
         if any(lives(found, run[-1].tick) for found in _names(run[-1], entry)):
             self._lease(table.path)

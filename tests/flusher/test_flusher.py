@@ -1,8 +1,9 @@
 """The flusher against the model: what is in the cuts, whatever the order of messages and wherever it is interrupted."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import duckdb
@@ -12,10 +13,12 @@ import pytest
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher
 from flusher.flusher_state import FlusherState
+from flusher.removal.retention import RetentionOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog
 from wal.errors import Corrupt, OnShutdown
 from wal.memory_store import MemoryLogStore
+from wal.timetick import compose_tick
 
 pytestmark = pytest.mark.anyio
 
@@ -25,11 +28,12 @@ class Node:
         self.root = root
         self.store = store
         self.log = log
+        self.now_ms = START_MS
 
     @asynccontextmanager
     async def flusher(self, options: FlushOptions | None = None) -> AsyncIterator[Flusher]:
         flusher = Flusher(
-            self.root, self.store, self.log.log, None, options=options or FlushOptions(), now_ms=lambda: START_MS
+            self.root, self.store, self.log.log, None, options=options or FlushOptions(), now_ms=lambda: self.now_ms
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
@@ -142,6 +146,59 @@ async def test_a_cut_on_disk_is_adopted_and_not_written_again(node: Node) -> Non
     node.log.cut()
     await node.flush()
     node.check()
+
+
+async def test_the_log_is_kept_from_the_begin_of_a_transaction_that_was_open_at_the_bounding_cut(node: Node) -> None:
+    """Who reads on from that cut's tick is told of the transaction at its commit, and needs all of it."""
+    table = node.log.create()
+    node.log.insert(table, [1])
+    begin = node.log.log.next_position
+    txn_id = node.log.begin()
+    node.log.stream(txn_id, table, [2], item="slow")
+    first = node.log.cut()
+    node.log.commit(txn_id)
+    node.now_ms, node.log.tick = START_MS + 30_000, compose_tick(START_MS + 60_000)
+    second = node.log.cut()
+    async with node.flusher(FlushOptions(retention=RetentionOptions(min_age_s=0))) as flusher:
+        await flusher.wait_for_cut(2)
+        assert [(step.tick, step.position) for step in flusher.checkpoint.history] == [
+            (first.tick, begin),
+            (second.tick, flusher.checkpoint.position),
+        ]
+        await flusher.enforce_retention()  # by age the first cut is the bound
+    assert node.log.log.first_position == begin
+
+
+def write_one_cut(log: StampedLog, rows: Sequence[int], *, deleted: Sequence[int] = (), sealed: bool = False) -> None:
+    table = log.create()
+    log.insert(table, rows)
+    if deleted:
+        log.delete(table, deleted)
+    else:
+        log.insert(table, [9])  # the cut gets the same tick
+    if sealed:
+        log.seal(table)
+    log.cut()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"rows": [1, 2, 3]}, {"rows": [1]}, {"rows": [1, 2], "deleted": [1]}, {"rows": [1, 2], "sealed": True}],
+    ids=["more rows", "fewer rows", "a delete file", "only a later tick"],
+)
+async def test_a_cut_on_disk_that_the_log_does_not_tell_is_not_adopted(node: Node, other: Mapping[str, Any]) -> None:
+    """As where cuts and log come from two backups of one node, and the checkpoint knows neither."""
+    write_one_cut(node.log, [1, 2])
+    await node.flush()
+    before = {path: path.read_bytes() for path in node.root.rglob("*") if path.is_file()}
+    store = MemoryLogStore(make_node_id=lambda: node.store.node_id)
+    mixed = Node(node.root, store, StampedLog(await store.open_log("p0")))
+    write_one_cut(mixed.log, **other)
+    async with mixed.flusher() as flusher:
+        with pytest.raises(Corrupt, match="is not the cut the log tells"):
+            await flusher.wait_for_cut(1)
+    assert await store.get_meta("checkpoint/p0") is None
+    assert {path: path.read_bytes() for path in node.root.rglob("*") if path.is_file()} == before
 
 
 async def test_memory_stays_within_its_bound_and_files_get_several_row_groups(node: Node) -> None:

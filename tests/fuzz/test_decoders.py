@@ -1,6 +1,7 @@
 """Whatever bytes a decoder is given, it answers with what they say or with a typed error."""
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.chaos.gate import Settings
-from bench.chaos.gates.fuzz import MEMORY_BYTES_MAX, Decoder, collect_decoders, fuzz_once
+from bench.chaos.gates.fuzz import INPUT_S_MAX, MEMORY_BYTES_MAX, Decoder, collect_decoders, fuzz_once
 from bench.chaos.registry import GATES
 from wal.errors import StreamingNodeError
 
@@ -21,6 +22,16 @@ NAMES = (
     "reader position",
     "shard snapshot",
 )
+
+
+TOO_MANY_BYTES = 2 * MEMORY_BYTES_MAX  # threads that end meanwhile give some back
+
+
+class Clock:
+    now_s = 0.0
+
+
+clock = Clock()
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +54,31 @@ def test_mutated_bytes_give_typed_errors(decoders: dict[str, Decoder]) -> None:
     assert not findings, seed
 
 
+def take_too_much(_data: bytes) -> object:
+    return bytearray(TOO_MANY_BYTES)
+
+
+def take_too_long(_data: bytes) -> object:
+    clock.now_s += INPUT_S_MAX + 0.1
+    return None
+
+
+def fail_untyped(_data: bytes) -> object:
+    raise IndexError("past the end")
+
+
+@pytest.mark.parametrize(
+    "decode, said", [(take_too_much, "MemoryError"), (take_too_long, "took 1.1 s"), (fail_untyped, "IndexError")]
+)
+def test_a_decoder_that_breaks_its_promise_is_found(
+    decode: Callable[[bytes], object], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.chaos.gates.fuzz.time.perf_counter", lambda: clock.now_s)
+    _, finding = fuzz_once({"broken": Decoder(decode, (b"corpus",))}, seed=1)
+    assert said in finding
+    assert len(bytearray(TOO_MANY_BYTES)) == TOO_MANY_BYTES, "the bound ends with the input"
+
+
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.binary(max_size=300))
 def test_arbitrary_bytes_give_typed_errors(decoders: dict[str, Decoder], name: str, data: bytes) -> None:
@@ -58,4 +94,3 @@ def test_fifty_thousand_mutated_inputs_give_typed_errors_in_bounded_memory() -> 
     report = GATES["fuzz"].run(GATES["fuzz"], Settings(seed=seed))
     assert report.passed, report.notes
     assert report.tried == 50_000
-    assert MEMORY_BYTES_MAX > 0

@@ -97,6 +97,23 @@ async def test_a_position_never_moves_back() -> None:
     assert (reader.position.position, reader.position.tick) == (8, 90)
 
 
+async def test_an_ack_of_an_earlier_message_during_a_write_moves_nothing_back() -> None:
+    store = SlowStore()
+    store.gate.set()
+    readers = NamedReaders(store)
+    reader = await readers.open(1, "billing", start=START)
+    store.gate.clear()
+    acks = [asyncio.create_task(reader.ack(Acked(tick, tick))) for tick in (4, 9, 6)]
+    await turns()
+    assert reader.acknowledged_tick == 9
+    store.gate.set()
+    await asyncio.gather(*acks)
+    await reader.ack(Acked(5, 5))
+    assert reader.acknowledged_tick == 9
+    await reader.advance(9, 10)
+    assert (reader.position.position, reader.position.tick, readers.lease("p0")) == (9, 10, 9)
+
+
 async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> None:
     store = SlowStore()
     store.gate.set()

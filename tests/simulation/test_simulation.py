@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -12,8 +12,11 @@ from bench.chaos.registry import GATES
 from bench.chaos.report import GateReport
 from bench.chaos.seeded.bug import SeededBug
 from bench.chaos.seeded.catalogue import BUGS
+from bench.chaos.simulation.disk import Disk
 from bench.chaos.simulation.scenario import run_seed
+from bench.chaos.simulation.store import SimulatedStore, StoreFaults
 from bench.chaos.simulation.virtual_loop import Stuck, VirtualLoop
+from tests.wal.log_contract import LogContract
 
 FEW = 40
 FAILED_ONCE = (1345798926,)
@@ -25,6 +28,17 @@ def loop() -> Iterator[VirtualLoop]:
     virtual = VirtualLoop(random.Random(1))
     yield virtual
     virtual.bury()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("syncs_late", [False, True], ids=["synced", "synced late"])
+class TestSimulatedLog(LogContract):
+    @pytest.fixture
+    async def store(self, syncs_late: bool) -> AsyncIterator[SimulatedStore]:
+        store = SimulatedStore(Disk(), random.Random(1), faults=StoreFaults(), node_id="n", syncs_late=syncs_late)
+        await store.open()
+        yield store
+        await store.close()
 
 
 def passed(loop: VirtualLoop, seconds: float) -> "asyncio.Future[object]":

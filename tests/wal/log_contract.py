@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from wal.append import AppendGroup
-from wal.errors import OnShutdown, Truncated
+from wal.errors import InvalidArgument, OnShutdown, Truncated
 from wal.headers import InsertHeader
 from wal.log import Log, LogStore
 from wal.message import LogEntry, MutableMessage, into_entry
@@ -121,6 +121,18 @@ class LogContract:
         await tickets[-1].durable
         await asyncio.sleep(0)
         assert done == list(range(1, 301))
+
+    @pytest.mark.parametrize("back", [0, 1, 1 << 18], ids=["the same", "one below", "a millisecond below"])
+    async def test_a_tick_that_does_not_ascend_is_refused_and_leaves_the_log_as_it_was(
+        self, log: Log, back: int
+    ) -> None:
+        await append(log, b"before")
+        last = log.last_tick
+        with pytest.raises(InvalidArgument, match="not above"):
+            log.append(stamped_group(b"late", b"later", tick=last - back))
+        assert (log.last_tick, log.next_position) == (last, 2)
+        await append(log, b"after")
+        assert payloads_of(await read_all(log)) == [[b"before"], [b"after"]]
 
     async def test_a_waiter_wakes_only_beyond_its_position(self, log: Log) -> None:
         async with asyncio.TaskGroup() as tasks:

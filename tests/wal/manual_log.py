@@ -45,7 +45,7 @@ class ManualLog:
     def append(self, group: AppendGroup) -> AppendTicket:
         if self.refusal is not None:
             raise self.refusal
-        assert group.time_tick > self.last_tick, "position order is tick order"
+        group.require_tick_above(self.last_tick)
         self.last_tick = group.time_tick
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -87,9 +87,9 @@ class RocksLog:
 
     def append(self, group: AppendGroup) -> AppendTicket:
         """Queue a stamped group; see `wal.log.Log.append`. A full disk stops nothing that was admitted."""
+        group.require_tick_above(self.last_tick)
         messages, first_position = group.messages, self.next_position
         tick = messages[0].time_tick
-        assert tick > self.last_tick, "ticks ascend in append order"
         data = encode_entry(
             messages, first_position=first_position, previous_crc32c=self._crc32c, producer=group.producer
         )

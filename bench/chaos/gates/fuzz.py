@@ -9,8 +9,10 @@ import random
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import crc32c
 
@@ -37,6 +39,7 @@ INPUTS_PER_LOOK = 2_000
 """Between two looks at the clock and at memory."""
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
 WIDTHS = (1, 2, 4, 8)
+_STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,26 @@ def fuzz_once(decoders: Mapping[str, Decoder], seed: int) -> tuple[str, str]:
     data = mutated(choose, decoder)
     begun_s = time.perf_counter()
     try:
-        decoder.decode(data)
+        with _bounded_memory():
+            decoder.decode(data)
     except StreamingNodeError:
         pass
-    except Exception as error:  # noqa: BLE001 - any other error is the finding
+    except Exception as error:  # noqa: BLE001 - any other error is the finding, a `MemoryError` too
         return name, f"{name} raised {type(error).__name__}: {error}"
     took_s = time.perf_counter() - begun_s
     return name, f"{name} took {took_s:.1f} s" if took_s > INPUT_S_MAX else ""
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Let the block take `MEMORY_BYTES_MAX` more and no byte beyond, touched or not: the kernel refuses that."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    in_use_bytes = int(_STATM.read_text("ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use_bytes + MEMORY_BYTES_MAX, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def mutated(choose: random.Random, decoder: Decoder) -> bytes:

@@ -62,6 +62,7 @@ class SimulatedLog:
         messages, first = group.messages, self.next_position
         tick = messages[0].time_tick
         self._store.on_append(tick, self.last_tick)
+        group.require_tick_above(self.last_tick)
         data = encode_entry(messages, first_position=first, previous_crc32c=self._crc32c, producer=group.producer)
         self._crc32c = entry_crc32c(data)
         self.next_position, self.last_tick = first + len(messages), tick

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from bench.chaos.journal import Died
+from bench.chaos.judge.entries import judge_entries
 from bench.chaos.judge.verdict import judged
 from bench.chaos.simulation.clients import Clients
 from bench.chaos.simulation.notes import Notes
@@ -77,7 +78,8 @@ class Scenario:
             return [*self.world.broken, *(f"{type(each).__name__}: {each}" for each in _leaves(error))]
         verdict = judged(self.notes.events)
         self.operations = verdict.operations
-        return [*self.world.broken, *map(str, verdict.anomalies)]
+        entries = judge_entries(self.world.log_entries())
+        return [*self.world.broken, *map(str, verdict.anomalies), *entries]
 
     def _live_somehow(self) -> None:
         choose = self.world.choose

@@ -154,6 +154,7 @@ class SimulatedStore:
 
     async def close(self) -> None:
         """Write what is queued, and let go."""
+        await self._idle.wait()  # what is queued is written, and then synced
         self._begin_late_sync()
         await self._idle.wait()
         if not self._closed:

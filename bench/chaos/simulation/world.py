@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from anyio._backends import _asyncio as anyio_on_asyncio
 
-from bench.chaos.simulation.disk import Disk
+from bench.chaos.simulation.disk import Disk, EntryWritten
+from bench.chaos.simulation.log import WAL_NAME
 from bench.chaos.simulation.node_files import SimulatedFiles
 from bench.chaos.simulation.store import SimulatedStore, StoreFaults
 from bench.chaos.simulation.virtual_loop import OrderedScope, VirtualLoop, run_inline
@@ -38,6 +39,8 @@ from scanner.named_reader import ReaderPosition
 from streamingnode import composition
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.opening import OpenNode
+from wal.codec import decode_entry
+from wal.message import LogEntry
 
 NODE_ID = "simulated"
 READER_PREFIX = "reader/"
@@ -156,6 +159,12 @@ class World:
         lost = self.disk.lose_power(self.choose, keep_promises=self.clock_leaps)
         self.files.lose_power()
         self.note("power", lost)
+
+    def log_entries(self) -> Iterator[LogEntry]:
+        """Yield all entries of the node's log that are on the disk, truncated ones too."""
+        for written in self.disk.writes:
+            if isinstance(written, EntryWritten):
+                yield decode_entry(written.data, wal_name=WAL_NAME, previous_crc32c=None)
 
     def open_node(self, **settings: object) -> OpenNode:
         """Return a node on this machine; only within `live`."""

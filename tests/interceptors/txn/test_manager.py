@@ -15,7 +15,9 @@ from tests.interceptors.live_channel import (
 from wal.append import AppendGroup
 from wal.errors import (
     AlreadyExists,
+    CollectionNotFound,
     InvalidTransactionState,
+    StorageFull,
     TransactionExpired,
     TransactionTooLarge,
 )
@@ -50,6 +52,35 @@ async def test_expired_transaction_is_refused_and_its_rollback_logged(channel: L
             await channel.append(attempt)
     assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
     assert channel.txn.oldest_open_begin() is None
+
+
+@pytest.mark.parametrize("ends", ["acknowledged", "refused by the log", "refused on the way", "cancelled"])
+async def test_only_a_body_that_was_acknowledged_extends_the_keepalive(channel: LiveChannel, ends: str) -> None:
+    info = await channel.create_collection("a")
+    await channel.append(insert(info))
+    txn_id = await channel.begin(10)
+    channel.pass_ms(9)
+    match ends:
+        case "acknowledged":
+            await channel.append(insert(info, txn_id=txn_id))
+        case "refused by the log":
+            channel.log.refusal = lambda _: StorageFull("disk", 1, 2)
+            with pytest.raises(StorageFull):
+                await channel.append(insert(info, txn_id=txn_id))
+            channel.log.refusal = lambda _: None
+        case "refused on the way":
+            with pytest.raises(CollectionNotFound):
+                await channel.append(insert(info, txn_id=txn_id, collection_id=99))
+        case _:
+            channel.log.hold()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(channel.append, insert(info, txn_id=txn_id))
+                await settle_tasks()
+                tasks.cancel_scope.cancel()
+            channel.log.release()
+    channel.pass_ms(1)
+    expired = await channel.rollbacks.roll_back_due(channel.append_group)
+    assert expired == (0 if ends == "acknowledged" else 1)
 
 
 async def test_timer_expires_what_no_client_asks_for(channel: LiveChannel) -> None:

@@ -15,15 +15,23 @@ ENTRY_PAYLOAD = bytes(range(256)) * 2
 NO_LOW_WATER = RocksOptions(free_bytes_min=0)
 
 
-async def make_node(path: Path, *, entries: int = ENTRIES, floor_after: int | None = None) -> None:
+async def make_node(
+    path: Path, *, entries: int = ENTRIES, floor_after: int | None = None, records_in_tables: bool = False
+) -> None:
     """Leave a node as a kill leaves it: `entries` entries in log `p0`, all still in RocksDB's own log.
 
-    With `floor_after` the floor is the one of so many entries, as after a power cut in between.
+    With `floor_after` the floor is the one of so many entries, as after a power cut in between. With `records_in_tables`
+    nothing else is in RocksDB's log: the entries are written one by one, and no record after them.
     """
     alive = path.with_name(path.name + "-alive")
     store = await open_rocks_store(alive, options=NO_LOW_WATER)
     await store.put_meta({"k": b"v"})
     log = await store.open_log("p0")
+    if records_in_tables:
+        await store.close()
+        store = await open_rocks_store(alive, options=NO_LOW_WATER)
+        log = await store.open_log("p0")
+        floor_after = 0
     await fill(log, entries if floor_after is None else floor_after, payload=ENTRY_PAYLOAD)
     floor = (alive / FLOOR_NAME).read_bytes()
     if floor_after is None:
@@ -32,6 +40,8 @@ async def make_node(path: Path, *, entries: int = ENTRIES, floor_after: int | No
     else:
         for _ in range(entries - floor_after):  # one by one: what is committed together is torn together
             await append(log, ENTRY_PAYLOAD)
+    if records_in_tables:
+        floor = (alive / FLOOR_NAME).read_bytes()
     shutil.copytree(alive, path)
     (path / FLOOR_NAME).write_bytes(floor)
     await store.close()

@@ -78,6 +78,24 @@ async def test_a_database_log_that_is_missing_or_short_is_corrupt(node: Path, da
         await open_rocks_store(node, options=NO_LOW_WATER)
 
 
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "cut short"])
+async def test_entries_that_are_gone_are_missed_by_the_floors_positions_alone(tmp_path: Path, damage: str) -> None:
+    """The state map is whole, and nothing lies behind the damage: no other trace is left of them."""
+    node, entries = tmp_path / "node", 20
+    await make_node(node, entries=entries, records_in_tables=True)
+    log = database_log(node)
+    match damage:
+        case "deleted":
+            log.unlink()
+        case "emptied":
+            log.write_bytes(b"")
+        case _:
+            log.write_bytes(log.read_bytes()[: log.stat().st_size - 10])
+    found = entries - 1 if damage == "cut short" else 0
+    with pytest.raises(Corrupt, match=f"log 'p0' ends at {found} and {entries} was acknowledged"):
+        await open_rocks_store(node, options=NO_LOW_WATER)
+
+
 async def test_a_lost_change_of_the_state_map_is_corrupt(node: Path) -> None:
     log = database_log(node)
     log.write_bytes(log.read_bytes()[: log.stat().st_size - 10])

@@ -1,0 +1,189 @@
+"""An ingest whose machine loses power at each of its steps: every table reads, and no lease is ahead of its table."""
+
+import copy
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from deltalake.exceptions import DeltaError
+
+from spark_sink.ingestion.attempt import INTENTS
+from spark_sink.ingestion.lease import Lease
+from spark_sink.ingestion.step import Step
+from spark_sink.ingestion.table_lock import LOCKS
+from spark_sink.table.open_table import OpenTable
+from tests.spark_sink.conftest import Ingest
+from tests.spark_sink.node_builder import ORDERS, NodeBuilder, ordered, orders
+from tests.spark_sink.table_reading import rows_of
+from tests.synced_disk import SyncedDisk, synced_disk
+
+pytestmark = pytest.mark.spark
+
+_BESIDE_THE_POINT = re.compile(r"\.crc$|\.locks|/cut-[^/]+/.")
+"""Hadoop's side files, locks, and what is inside an attempt: only all of that together is of use."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeBuilder:
+    """A node on a disk of its own, the tables beside it in a directory that an ingest has to make."""
+    return NodeBuilder(tmp_path / "disk" / "data")
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    return tmp_path / "disk" / "made" / "tables"
+
+
+@pytest.fixture
+def disk(node: NodeBuilder, tmp_path: Path) -> Iterator[SyncedDisk]:
+    with synced_disk(tmp_path / "disk") as disk:
+        yield disk
+
+
+class Lefts:
+    """What power cuts leave at each step of an ingest, checked one by one."""
+
+    def __init__(self, disk: SyncedDisk, node: NodeBuilder, target: Path) -> None:
+        self._disk, self._node, self._target = disk, node, target
+        self.checked = 0
+        self.steps: set[Step] = set()
+
+    def at_step(self, step: Step) -> None:
+        """Check what is left by a power cut now: of the names not synced none, all, and each alone."""
+        self.steps.add(step)
+        self.check(lambda _: False)
+        self.check(lambda _: True)
+        for name in self._disk.unsynced_names():
+            if not _BESIDE_THE_POINT.search(name):
+                self.check(lambda found, name=name: found == name or found.startswith(f"{name}/"))  # type: ignore[misc]
+
+    def check(self, lucky: Callable[[str], bool]) -> Path:
+        self.checked += 1
+        left = self._disk.lose_power(self._target / str(self.checked), lucky=lucky)
+        tables = {
+            path.name: path for path in (left / "made" / "tables").glob("[!.]*") if (path / "_delta_log").is_dir()
+        }
+        marks = {name: self._check_table(name, path) for name, path in tables.items()}
+        for path in (left / "data" / "leases").glob("*.json"):
+            lease = msgspec.json.decode(path.read_bytes(), type=Lease)
+            assert lease.cut <= marks[Path(lease.table).name], "a lease ahead of its table gives up rows"
+        return left
+
+    def _check_table(self, name: str, path: Path) -> int:
+        """Fail unless a table reads as its collection at the cut it names; return that cut."""
+        table = OpenTable.load(path)
+        if table is None:
+            return -1
+        cut, bare = table.watermark.cut, name.partition("@")[0]
+        states = [state for number, state in sorted(self._node.history.items()) if number <= cut]
+        expected = next((state[bare] for state in reversed(states) if bare in state), [])  # dropped, it stays as it was
+        columns = [field.name for field in table.spark_schema]
+        assert rows_of(path) == ordered({column: row.get(column) for column in columns} for row in expected)
+        for attempt in path.glob("cut-*"):
+            known = (path / INTENTS / attempt.name).exists() or table.has_attempt(attempt.name)
+            assert known or not any(attempt.rglob("*")), "nobody will ever remove these files"
+        return cut
+
+
+def give_up(step: Step) -> None:
+    """Die right after a commit, before it is synced; the kernel and its memory live on."""
+    if step is Step.COMMITTED:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.timeout(300)
+def test_a_power_cut_at_any_step_leaves_tables_that_read_and_leases_that_lag(
+    disk: SyncedDisk, node: NodeBuilder, tmp_path: Path, ingest: Ingest
+) -> None:
+    assert run(disk, node, tmp_path / "left", ingest).steps == set(Step)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_no_sync_of_an_ingest_can_be_left_out(node: NodeBuilder, tmp_path: Path, ingest: Ingest) -> None:
+    """Each in turn does nothing, and the test above has to see it."""
+    root, start = tmp_path / "disk", copy.deepcopy(node)
+    unnoticed, sites, tried = set[str](), [""], set[str]()
+    while sites:
+        shutil.rmtree(root)
+        node = copy.deepcopy(start)
+        (node.path / "cuts").mkdir(parents=True)
+        with synced_disk(root) as disk:
+            disk.ignored = sites.pop()
+            try:
+                run(disk, node, tmp_path / f"left-{len(tried)}", ingest)
+            except (AssertionError, DeltaError, KeyError, OSError, msgspec.DecodeError):
+                assert disk.ignored, "with all syncs nothing is lost"
+            else:
+                unnoticed.add(disk.ignored)
+            if not disk.ignored:
+                sites += sorted(disk.sites)
+            tried.add(disk.ignored)
+    assert len(tried) > 20
+    assert unnoticed == {""}, "\n".join(sorted(unnoticed))
+
+
+def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Lefts:
+    """Ingest three times, and check what power cuts leave of the first and the last.
+
+    The second dies after its commit, and so does a job of another machine beside the last: before its lease is written.
+    """
+    target.mkdir()
+    lefts = Lefts(disk, node, target)
+    node.create()
+    node.create_partition("orders", "eu")
+    node.insert("orders", orders(1, 2, 3))
+    node.insert("orders", orders(4, 5), "eu")
+    node.create("old")
+    node.insert("old", orders(1))
+    node.create("empty")
+    make_cut(disk, node)
+    ingest(on_step=lefts.at_step)
+    check_end(lefts, {"orders": 1, "old": 1, "empty": 1})
+
+    node.collections["orders"].schema = ORDERS.append(pa.field("note", pa.string()))
+    node.insert("orders", orders(7))
+    make_cut(disk, node)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(on_step=give_up)
+
+    node.upsert("orders", orders(2, 6, amount=2.0))
+    node.drop_partition("orders", "eu")
+    node.drop("old")
+    make_cut(disk, node)
+
+    def another_job_commits(step: Step) -> None:
+        lefts.at_step(step)
+        if step is Step.FINISHED and node.number == 3:
+            shutil.rmtree(node.path.parent / "made" / "tables" / LOCKS)  # as on a machine whose locks we do not see
+            node.insert("orders", orders(8))
+            make_cut(disk, node)
+            with pytest.raises(KeyboardInterrupt):
+                ingest(on_step=give_up)
+
+    ingest(on_step=another_job_commits)
+    left = check_end(lefts, {"orders": 4, "empty": 3})
+    table = OpenTable.load(left / "made" / "tables" / "orders")
+    assert table is not None
+    assert "note" in table.spark_schema.names
+    return lefts
+
+
+def make_cut(disk: SyncedDisk, node: NodeBuilder) -> None:
+    """Make a cut, which is on the disk."""
+    node.cut()
+    disk.keep(node.path)
+
+
+def check_end(lefts: Lefts, cuts: dict[str, int]) -> Path:
+    """Fail unless all that an ingest told is left of it by a power cut after its end; return what is left."""
+    left = lefts.check(lambda _: False)
+    leases = [msgspec.json.decode(path.read_bytes(), type=Lease) for path in (left / "data" / "leases").glob("*.json")]
+    assert {Path(lease.table).name: lease.cut for lease in leases} == cuts
+    found = {path.name: OpenTable.load(path) for path in (left / "made" / "tables").glob("[!.]*")}
+    assert {name: table and table.watermark.cut for name, table in found.items() if "@" not in name} == cuts
+    return left
