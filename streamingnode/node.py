@@ -63,7 +63,8 @@ class Node(NodeFacts):
     def __init__(self, services: NodeServices, config: NodeConfig, spawn: Spawn) -> None:
         self._services = services
         self._config = config
-        self._targets = WriteTargets(services.appends)
+        self._consistent_tick = partial(services.consistent_tick, list(services.appends))
+        self._targets = WriteTargets(services.appends, self._consistent_tick)
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
             spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
@@ -143,6 +144,7 @@ class Node(NodeFacts):
         limits = self._config.wal
         return Transaction(
             self._target,
+            self._consistent_tick,
             group_bytes_max=limits.group_bytes_max,
             group_messages_max=limits.group_messages_max,
             keepalive_ms=keepalive_ms,
@@ -189,6 +191,7 @@ class Node(NodeFacts):
             opened,
             last_sequence=producers.last_sequence,
             find_target=self._target,
+            consistent_tick=self._consistent_tick,
             room=RetryRoom(self._config.producers.results_per_producer_max),
             group_bytes_max=self._group_bytes_max,
             group_messages_max=self._config.wal.group_messages_max,

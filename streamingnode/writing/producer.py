@@ -23,7 +23,7 @@ from streamingnode.writing.append_groups import (
 )
 from streamingnode.writing.deadline import within
 from streamingnode.writing.direct_write import Progress, checked_keys, checked_rows, checked_upsert_rows
-from streamingnode.writing.results import NOTHING, WriteResult, result_of
+from streamingnode.writing.results import WriteResult, nothing_at, result_of
 from streamingnode.writing.retry_room import RetryRoom
 from streamingnode.writing.transaction import Transaction, TransactionState
 from streamingnode.writing.txn_arguments import check_keepalive_ms
@@ -54,6 +54,7 @@ class Producer:
         *,
         last_sequence: Callable[[int], int],
         find_target: Callable[[str], WriteTarget],
+        consistent_tick: Callable[[], Awaitable[int]],
         room: RetryRoom,
         group_bytes_max: int,
         group_messages_max: int,
@@ -65,6 +66,7 @@ class Producer:
         self._last_given = opened.last_sequence
         self._last_in_log = last_sequence
         self._find_target = find_target
+        self._consistent_tick = consistent_tick
         self._room = room
         self._group_bytes_max = group_bytes_max
         self._group_messages_max = group_messages_max
@@ -153,7 +155,7 @@ class Producer:
         async def run() -> WriteResult:
             batches = await checked()
             if not batches:
-                return NOTHING
+                return nothing_at(await self._consistent_tick())
             messages = call.in_one_group(batches)
             if messages is not None:
                 group = call.progress.group = AppendGroup(messages)
@@ -161,13 +163,15 @@ class Producer:
             call.transaction = self._transaction(call.stamp)
             async with call.transaction as txn:
                 await call.fill(txn, pa.Table.from_batches(batches))
-            return txn.result or NOTHING
+            assert txn.result is not None, "left without an error, so committed"
+            return txn.result
 
         return await within(timeout, run, call.what, begun=lambda: call.begun)
 
     def _transaction(self, stamp: ProducerStamp, keepalive_ms: int = 0) -> Transaction:
         return Transaction(
             self._find_target,
+            self._consistent_tick,
             group_bytes_max=self._group_bytes_max,
             group_messages_max=self._group_messages_max,
             keepalive_ms=keepalive_ms,
