@@ -189,7 +189,7 @@ class Node(NodeFacts):
         return Producer(
             name,
             opened,
-            last_sequence=producers.last_sequence,
+            directory=producers,
             find_target=self._target,
             consistent_tick=self._consistent_tick,
             room=RetryRoom(self._config.producers.results_per_producer_max),

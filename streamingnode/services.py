@@ -54,6 +54,9 @@ class ProducerDirectory(Protocol):
     async def open_producer(self, name: str) -> OpenedProducer:
         """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
 
+    async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a producer of this epoch, durably. Raises `ProducerFenced`."""
+
     async def delete_producer(self, name: str) -> bool:
         """Forget a producer; return whether there was one."""
 

@@ -108,6 +108,7 @@ class Caller:
         producer = await self.node.producer("import")
         await producer.insert("c", rows)
         self.acknowledge(rows)
+        await producer.put_note(b"rows")
 
     async def delete_reader_and_producer(self) -> None:
         await self.read_by_name()

@@ -6,6 +6,7 @@ one append group or one transaction, so it is in the log whole, under its one se
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -33,6 +34,11 @@ from wal.errors import InvalidArgument
 from wal.message import MutableMessage
 from wal.producer_stamp import SEQUENCE_MAX, ProducerStamp, check_sequence
 
+if TYPE_CHECKING:
+    from streamingnode.services import ProducerDirectory
+
+NOTE_BYTES_MAX = 4_096
+
 FillTransaction = Callable[[Transaction, pa.Table], Awaitable[None]]
 """Put rows, or keys, that are too many for one append group into a transaction."""
 
@@ -52,7 +58,7 @@ class Producer:
         name: str,
         opened: OpenedProducer,
         *,
-        last_sequence: Callable[[int], int],
+        directory: "ProducerDirectory",
         find_target: Callable[[str], WriteTarget],
         consistent_tick: Callable[[], Awaitable[int]],
         room: RetryRoom,
@@ -64,7 +70,8 @@ class Producer:
         self._epoch = opened.epoch
         self._id = opened.producer_id
         self._last_given = opened.last_sequence
-        self._last_in_log = last_sequence
+        self._directory = directory
+        self._note = opened.note
         self._find_target = find_target
         self._consistent_tick = consistent_tick
         self._room = room
@@ -85,7 +92,23 @@ class Producer:
     @property
     def last_sequence(self) -> int:
         """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
-        return self._last_in_log(self._id)
+        return self._directory.last_sequence(self._id)
+
+    @property
+    def note(self) -> bytes:
+        """What `put_note` noted last, by this opening or one before; empty at first."""
+        return self._note
+
+    async def put_note(self, note: bytes) -> None:
+        """Keep up to `NOTE_BYTES_MAX` bytes with the name, for whoever opens it next; durable when this returns.
+
+        It is written apart from the producer's writes: note what a write covers before it, never after. Raises
+        `ProducerFenced`, and as a write does; after `Indeterminate`, the next opening finds this note or the one before.
+        """
+        if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
+            raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
+        await self._directory.put_producer_note(self._name, self._epoch, note)
+        self._note = note
 
     async def insert(
         self,
