@@ -6,7 +6,7 @@ one append group or one transaction, so it is in the log whole, under its one se
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -34,13 +34,26 @@ from wal.errors import InvalidArgument
 from wal.message import MutableMessage
 from wal.producer_stamp import SEQUENCE_MAX, ProducerStamp, check_sequence
 
-if TYPE_CHECKING:
-    from streamingnode.services import ProducerDirectory
-
 NOTE_BYTES_MAX = 4_096
 
 FillTransaction = Callable[[Transaction, pa.Table], Awaitable[None]]
 """Put rows, or keys, that are too many for one append group into a transaction."""
+
+
+class ProducerDirectory(Protocol):
+    """The named producers of a log."""
+
+    async def open_producer(self, name: str) -> OpenedProducer:
+        """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
+
+    async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a producer of this epoch, durably. Raises `ProducerFenced`."""
+
+    async def delete_producer(self, name: str) -> bool:
+        """Forget a producer; return whether there was one."""
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, 0 when it has none."""
 
 
 class Producer:
@@ -58,7 +71,7 @@ class Producer:
         name: str,
         opened: OpenedProducer,
         *,
-        directory: "ProducerDirectory",
+        directory: ProducerDirectory,
         find_target: Callable[[str], WriteTarget],
         consistent_tick: Callable[[], Awaitable[int]],
         room: RetryRoom,

@@ -25,8 +25,8 @@ def _file(table: pa.Table, **options: object) -> io.BytesIO:
     return buffer
 
 
-def _repeated(value: str, count: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, "i4")), pa.array([value]))
+def _repeated(value: str, count: int) -> AnyArray:
+    return pa.DictionaryArray.from_arrays(np.zeros(count, "i4"), pa.array([value]))
 
 
 def _one_text(size: int) -> AnyArray:
