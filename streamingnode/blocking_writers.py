@@ -82,6 +82,15 @@ class SyncProducer:
 
         return self._loop.call(look)
 
+    @property
+    def note(self) -> bytes:
+        """See `Producer.note`."""
+        return self._producer.note
+
+    def put_note(self, note: bytes) -> None:
+        """See `Producer.put_note`."""
+        return self._loop.call(self._producer.put_note, note)
+
     def insert(
         self,
         collection: str,

@@ -169,6 +169,16 @@ class Channel:
                 if not self._is_over(term):
                     return opened
 
+    async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a named producer; see `Producers.put_note`."""
+        while True:
+            term = await self.live_term()
+            try:
+                return await self.producers.put_note(name, epoch, note)
+            except StreamingNodeError:
+                if not self._is_over(term):
+                    raise
+
     async def delete_producer(self, name: str) -> bool:
         """Forget a named producer; see `Producers.delete`."""
         while True:

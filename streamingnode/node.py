@@ -82,7 +82,8 @@ class Node(NodeFacts):
         self._parts = parts
         """What closing leaves, in reverse order."""
         naming = {name: _append_naming_failure(supervisor, append) for name, append in services.appends.items()}
-        self._targets = WriteTargets(naming)
+        self._consistent_tick = partial(services.consistent_tick, list(services.appends))
+        self._targets = WriteTargets(naming, self._consistent_tick)
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
             supervisor.spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
@@ -162,6 +163,7 @@ class Node(NodeFacts):
         limits = self._config.wal
         return Transaction(
             self._target,
+            self._consistent_tick,
             group_bytes_max=limits.group_bytes_max,
             group_messages_max=limits.group_messages_max,
             keepalive_ms=keepalive_ms,
@@ -210,8 +212,9 @@ class Node(NodeFacts):
         return Producer(
             name,
             opened,
-            last_sequence=producers.last_sequence,
+            directory=producers,
             find_target=self._target,
+            consistent_tick=self._consistent_tick,
             room=RetryRoom(self._config.producers.results_per_producer_max),
             group_bytes_max=self._group_bytes_max,
             group_messages_max=self._config.wal.group_messages_max,

@@ -10,7 +10,6 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from interceptors.idempotency.producers import OpenedProducer
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders, ReaderPosition
@@ -18,6 +17,7 @@ from scanner.scanner import Scanner
 from streamingnode.statistics import NodeStatistics
 from streamingnode.upkeep import Upkeep
 from streamingnode.writing.coalescer import Coalescer
+from streamingnode.writing.producer import ProducerDirectory
 from streamingnode.writing.results import Durability
 from wal.append import Append
 from wal.message_type import MessageType
@@ -46,19 +46,6 @@ class OpenScanner(Protocol):
         after_tick: int,
     ) -> Scanner:
         """Return the scanner; it finds its place when it is first used. Raises `Overloaded` or `OnShutdown`."""
-
-
-class ProducerDirectory(Protocol):
-    """The named producers of a log."""
-
-    async def open_producer(self, name: str) -> OpenedProducer:
-        """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
-
-    async def delete_producer(self, name: str) -> bool:
-        """Forget a producer; return whether there was one."""
-
-    def last_sequence(self, producer_id: int) -> int:
-        """Return the highest sequence of a producer that is in the log, 0 when it has none."""
 
 
 class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):

@@ -150,6 +150,7 @@ class Caller:
         await producer.upsert("c", more)
         self.acknowledge(more)
         await producer.delete("c", [-self.number()])
+        await producer.put_note(b"rows")
 
     async def delete_reader_and_producer(self) -> None:
         await self.read_by_name()

@@ -32,7 +32,7 @@ def shown(value: object) -> str:
         value = value[: SHOWN_MAX + 1]  # representing megabytes takes time
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python converts
+    except (ValueError, RecursionError):  # an integer of more digits than Python converts, or lists in lists in lists
         text = f"<{type(value).__name__}>"
     return brief(text)
 

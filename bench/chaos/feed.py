@@ -13,7 +13,7 @@ from bench.chaos.operations import Row, RowWrite
 from bench.chaos.produced import row_number
 from bench.chaos.rows import as_batch
 from bench.chaos.workload import Recorder, until
-from streamingnode.writing.results import NOTHING, WriteResult
+from streamingnode.writing.results import WriteResult
 from wal.errors import StreamingNodeError
 
 REPEATED = 12
@@ -54,6 +54,7 @@ async def _write(producer: sn.Producer, recorder: Recorder, index: int, sequence
         async with producer.transaction(sequence=sequence) as txn:
             for write in writes:
                 await txn.insert(write.collection, as_batch(write.rows))
-        return txn.result or NOTHING
+        assert txn.result is not None, "left without an error, so committed"
+        return txn.result
 
     await recorder.record(process, "produced transaction", writes, call)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import streamingnode as sn
 from bench.chaos.operations import Begun, Ended, Kind, OperationWriter, Outcome, Row, RowWrite
 from bench.chaos.rows import PRIMARY_KEY, REPLACED, SCHEMA, as_batch
-from streamingnode.writing.results import NOTHING, WriteResult
+from streamingnode.writing.results import WriteResult
 
 T = TypeVar("T")
 
@@ -210,7 +210,8 @@ async def _transaction(asked: _Asked) -> bool:
             for write in writes:
                 method = txn.insert if write.action == "insert" else txn.upsert
                 await method(write.collection, as_batch(write.rows))
-        return txn.result or NOTHING
+        assert txn.result is not None, "left without an error, so committed"
+        return txn.result
 
     return await asked.recorder.record(asked.process, "transaction", writes, call)
 

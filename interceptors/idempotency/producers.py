@@ -14,7 +14,7 @@ import msgspec
 
 from interceptors.idempotency.interceptor import IdempotencyInterceptor
 from interceptors.idempotency.window import ProducerLimits
-from wal.errors import Corrupt, Indeterminate, Overloaded
+from wal.errors import Corrupt, Indeterminate, Overloaded, ProducerFenced
 from wal.log import LogStore
 from wal.outlast import carry_on
 from wal.producer_stamp import NODE_PRODUCER_ID
@@ -23,10 +23,11 @@ _ID_BITS = 62
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored for a name: its id, drawn once, and the epoch it was last opened with."""
+    """What is stored for a name: its id, drawn once, the epoch it was last opened with, and what its user noted."""
 
     producer_id: int
     epoch: int
+    note: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class OpenedProducer:
     producer_id: int
     epoch: int
     last_sequence: int
+    note: bytes
 
 
 class Producers:
@@ -89,6 +91,14 @@ class Producers:
         """
         return await carry_on(self._open(name))
 
+    async def put_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a name for its next opening; durable when this returns.
+
+        Raises `ProducerFenced` unless `epoch` is the last one, and what the log store raises. Cancelled, it may still take
+        place.
+        """
+        await carry_on(self._put_note(name, epoch, note))
+
     async def delete(self, name: str) -> bool:
         """Forget a producer; return whether there was one. A later one of this name starts anew.
 
@@ -104,7 +114,17 @@ class Producers:
             self._records[name] = record
             self._bound.window.fence(record.producer_id, record.epoch)
             await self._bound.settled(record.producer_id)
-            return OpenedProducer(record.producer_id, record.epoch, self.last_sequence(record.producer_id))
+            last_sequence = self.last_sequence(record.producer_id)
+            return OpenedProducer(record.producer_id, record.epoch, last_sequence, record.note)
+
+    async def _put_note(self, name: str, epoch: int, note: bytes) -> None:
+        async with self._changing:
+            record = self._records.get(name)
+            if record is None or record.epoch != epoch:
+                raise ProducerFenced(epoch, None if record is None else record.epoch)
+            noted = ProducerRecord(record.producer_id, epoch, note)
+            await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(noted)})
+            self._records[name] = noted
 
     async def _delete(self, name: str) -> bool:
         async with self._changing:
@@ -133,7 +153,7 @@ class Producers:
     def _next_record(self, name: str) -> ProducerRecord:
         record = self._records.get(name)
         if record is not None:
-            return ProducerRecord(record.producer_id, record.epoch + 1)
+            return ProducerRecord(record.producer_id, record.epoch + 1, record.note)
         if len(self._records) >= self.limits.producers_max:
             raise Overloaded(f"there are {len(self._records)} producers, the limit — delete_producer() those of no use")
         return ProducerRecord(self._new_id(), 1)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from streamingnode.cli.row_source import RowSource
     from streamingnode.collection import Collection
     from streamingnode.node import Node
+    from streamingnode.writing.producer import Producer
     from streamingnode.writing.results import WriteResult
 
 STDIN = "-"
@@ -39,6 +40,7 @@ class _Arguments:
     shards: int | None
     upsert: bool
     partition: str | None
+    producer: str | None
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class _Totals:
     rows: int = 0
     batches: int = 0
     time_tick: int = 0
+    passed_over: int = 0
+    """The last line or row that an earlier run had inserted."""
 
     def add(self, rows: int, result: "WriteResult") -> None:
         self.rows += rows
@@ -60,6 +64,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collection", help="the collection to insert into")
     parser.add_argument("file", nargs="?", default=STDIN, help="JSON lines or Parquet; `-` is stdin (default)")
     parser.add_argument("--upsert", action="store_true", help="replace rows that have the same primary key")
+    parser.add_argument(
+        "--producer", metavar="NAME", help="insert what no earlier run with this name has: a repeated run is exact"
+    )
     parser.add_argument("--partition", help="the partition the rows go to (default: _default)")
     parser.add_argument("--create", action="store_true", help="create the collection, and its --partition, if missing")
     parser.add_argument("--primary-key", metavar="COLUMN", help="with --create: the primary key")
@@ -78,7 +85,8 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     batches = "1 batch" if totals.batches == 1 else f"{totals.batches} batches"
     last = f", last tick {totals.time_tick} ({format_tick(totals.time_tick)})" if totals.time_tick else ""
     output.line(f"{verb} {format_count(totals.rows, 'row')} in {batches}{last}")
-    output.document({"rows": totals.rows, "batches": totals.batches, "tick": totals.time_tick})
+    passed_over = {} if arguments.producer is None else {"passed_over": totals.passed_over}
+    output.document({"rows": totals.rows, "batches": totals.batches, "tick": totals.time_tick, **passed_over})
     return EXIT_OK
 
 
@@ -108,8 +116,53 @@ async def _insert(arguments: _Arguments, rows: "RowSource", output: Output) -> _
     if arguments.create and not is_node(arguments.directory):  # what is refused now leaves no empty node behind
         new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
     async with open_node(arguments.directory) as node:
-        batches = await _batches(node, arguments, rows, new)
-        return await _insert_batches(node, arguments, batches, output)
+        producer = None if arguments.producer is None else await node.producer(arguments.producer)
+        feed = None if producer is None else _Feed(producer, rows)
+        batches = await _batches(node, arguments, rows, new, feed)
+        return await _insert_batches(node, arguments, batches, feed, output)
+
+
+class _Feed:
+    """One producer's writes of one input: each batch once, under the number of its last line or row.
+
+    What was written is known by its digest, which is noted before it is written: then there is one for everything in the
+    log, whenever the program dies. The note has two, because nobody knows which of the last batches got there.
+    """
+
+    def __init__(self, producer: "Producer", rows: "RowSource") -> None:
+        self.passed_over = producer.last_sequence
+        self._producer = producer
+        self._rows = rows
+        self._newest: list[tuple[int, bytes]] = []
+
+    def pass_over(self, collection_id: int | None) -> None:
+        """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
+        import msgspec
+
+        if not self.passed_over:
+            return
+        name, last = self._producer.name, f"{self._rows.unit} {self.passed_over}"
+        other = f"producer {name!r} has inserted up to {last} of another input — use another --producer for this one"
+        try:
+            noted, marks = msgspec.msgpack.decode(self._producer.note, type=tuple[int, list[tuple[int, bytes]]])
+        except msgspec.DecodeError as error:
+            raise InvalidArgument(other) from error
+        if noted != collection_id:
+            raise InvalidArgument(
+                f"producer {name!r} inserts into another collection — use another --producer for this one"
+            )
+        digest = self._rows.pass_over(self.passed_over)
+        if digest is None or (self.passed_over, digest) not in marks:
+            raise InvalidArgument(other)
+        self._newest = [(self.passed_over, digest)]
+
+    async def write(self, collection: "Collection", batch: "RowBatch", arguments: _Arguments) -> "WriteResult":
+        import msgspec
+
+        self._newest = [*self._newest[-1:], (batch.numbers[-1], batch.digest)]
+        await self._producer.put_note(msgspec.msgpack.encode((collection.id, self._newest)))
+        write = self._producer.upsert if arguments.upsert else self._producer.insert
+        return await write(collection.name, batch.rows, sequence=batch.numbers[-1], partition=arguments.partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +202,22 @@ def _new_collection(arguments: _Arguments, rows: "RowSource") -> _NewCollection:
 
 
 async def _batches(
-    node: "Node", arguments: _Arguments, rows: "RowSource", new: _NewCollection | None
+    node: "Node", arguments: _Arguments, rows: "RowSource", new: _NewCollection | None, feed: _Feed | None
 ) -> "Iterator[RowBatch]":
     """Return the rows with the collection's columns, after making it if need be."""
     import anyio.to_thread
 
     known = {collection.name: collection for collection in node.collections()}
-    if arguments.collection in known:
-        return rows.batches(_existing(known[arguments.collection], arguments))
+    there = known.get(arguments.collection)
+    if feed is not None:
+        collection_id = None if there is None else there.id
+        await anyio.to_thread.run_sync(feed.pass_over, collection_id, abandon_on_cancel=True)
+    if there is not None:
+        return rows.batches(_existing(there, arguments))
     if not arguments.create:
-        there = ", ".join(sorted(known)[:20]) or "none"
+        names = ", ".join(sorted(known)[:20]) or "none"
         raise CollectionNotFound(
-            f"no collection is named {arguments.collection!r} (there are: {there}) — add --create --primary-key COLUMN"
+            f"no collection is named {arguments.collection!r} (there are: {names}) — add --create --primary-key COLUMN"
         )
     if new is None:
         new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
@@ -195,18 +252,22 @@ def _existing(collection: "Collection", arguments: _Arguments) -> "pa.Schema":
 
 
 async def _insert_batches(
-    node: "Node", arguments: _Arguments, batches: "Iterator[RowBatch]", output: Output
+    node: "Node", arguments: _Arguments, batches: "Iterator[RowBatch]", feed: _Feed | None, output: Output
 ) -> _Totals:
     import anyio.to_thread
 
     from wal.errors import SchemaMismatch, StreamingNodeError
 
+    collection = node.collection(arguments.collection)
     write = node.upsert if arguments.upsert else node.insert
-    totals, counter = _Totals(), _Counter(output)
+    totals, counter = _Totals(passed_over=feed.passed_over if feed else 0), _Counter(output)
     try:
         while (batch := await anyio.to_thread.run_sync(next, batches, None, abandon_on_cancel=True)) is not None:
             try:
-                result = await write(arguments.collection, batch.rows, partition=arguments.partition)
+                if feed is None:
+                    result = await write(collection.name, batch.rows, partition=arguments.partition)
+                else:
+                    result = await feed.write(collection, batch, arguments)
             except SchemaMismatch as error:
                 raise batch.placed(error) from error
             totals.add(batch.rows.num_rows, result)
@@ -243,15 +304,21 @@ COMMAND = Command(
     name="insert",
     summary="insert rows from JSON lines or Parquet",
     details=(
-        "Reads a file or stdin in batches; each batch is applied whole or not at all. A line that does not fit is named by\n"
-        "its number, and nothing of its batch is inserted. In JSON, times are ISO 8601 text, bytes are base64, and a field\n"
-        "left out is null. With --create the columns are taken from the first batch; when that is refused, nothing is\n"
-        "created."
+        "Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable\n"
+        "within a second. A line that does not fit is named by its number, and nothing of its batch is inserted. In JSON,\n"
+        "times are ISO 8601 text, bytes are base64, and a field left out is null where its column may be. A Parquet file\n"
+        "has every column of the collection, in a type that goes in unchanged. With --create the columns are taken from\n"
+        "the first batch; when that is refused, nothing is created.\n\n"
+        "With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on\n"
+        "behind the last line or row that an earlier run inserted under this name. When what comes before is not the same\n"
+        "any more, it is refused: another input needs another name. A Parquet file may not change at all."
     ),
     examples=(
         "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",
         "streamingnode insert data orders orders.parquet --partition eu",
-        "cat stock.jsonl | streamingnode insert data stock - --upsert",
+        "cat stock.jsonl | streamingnode insert data stock --upsert -",
+        "streamingnode insert data orders orders.jsonl --producer import-2026",
+        "tail -n +1 -F orders.log | streamingnode insert data orders --producer orders-log",
         "streamingnode insert data orders orders.jsonl --json",
     ),
     add_arguments=_add_arguments,

@@ -1,38 +1,62 @@
 """JSON lines as record batches: parsed by Arrow a batch at a time; only a batch that fails is looked at line by line.
 
-A field that a line leaves out is null. Empty lines are skipped and counted.
+JSON has text, numbers, lists and objects. Times and dates are read from ISO text, bytes from base64 as `tail` writes them,
+and every kind of list from a list; a value is kept or refused by the rule for every row. A field that a line leaves out is
+null. Empty lines are skipped and counted. What comes through a pipe is handed on within `BATCH_S`.
 """
 
+import hashlib
 import io
 import json
+import os
 import re
+import select
+import stat
+import time
+from base64 import b64decode
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
+import pyarrow.types as pt
 
-from streamingnode.cli.row_batch import BYTES_MAX, ROWS_MAX, RowBatch, said
-from streamingnode.cli.row_types import from_json, json_schema, kept_schema
-from wal.errors import SHOWN_MAX, InvalidArgument, SchemaMismatch, TooLarge, brief
+from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, RowBatch, kept_schema
+from streamingnode.rows.arrow_columns import exact_cast
+from streamingnode.rows.arrow_types import AnyArray, child_fields, has_leaf
+from streamingnode.rows.schema import is_bytes, is_list
+from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
 
-LINE_BYTES_MAX = 4 << 20
-"""No row over the size of an append group can be inserted, so no longer line is read."""
+DEPTH_MAX = 100
+"""Lists and objects inside each other: parsers recurse, and a collection's columns end long before."""
 
+BATCH_S = 0.2
+"""How long a line that came through a pipe waits for others to go with."""
+
+_BLOCK_BYTES = 1 << 18
+"""More than a buffered reader holds, so that nothing stays in it that `poll` does not see."""
 _COLUMN = re.compile(r"Column\(/(.+?)\) ")
 """How Arrow begins what it says about a value of another kind than its column."""
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_ZONED = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 _READ_ERRORS = (pa.ArrowException, UnicodeDecodeError)
 
 _Chunk = tuple[list[bytes], list[int]]
 
 
 class JsonLines:
-    """The rows of a stream of JSON objects, one on each line. See `RowSource`."""
+    """The rows of a stream of JSON objects, one on each line; `head` was read from it already. See `RowSource`."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    unit = "line"
+
+    def __init__(self, stream: BinaryIO, head: bytes = b"") -> None:
+        self._lines = _Lines(stream, head)
         self._line = 0
         self._ahead: _Chunk | None = None
+        self._digest = hashlib.sha256()
 
     def infer_schema(self) -> pa.Schema:
         """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row, or a line is none."""
@@ -41,9 +65,18 @@ class JsonLines:
         if not lines:
             raise InvalidArgument("there are no rows to take columns from — give at least one line")
         try:
-            return kept_schema(_parse(lines, None).schema)
+            return _inferred(lines)
         except _READ_ERRORS as error:
             raise _blame(lines, numbers, None, error) from None
+
+    def pass_over(self, last: int) -> bytes | None:
+        """Go on behind line `last`, and return the digest up to there; None when there are fewer lines."""
+        while self._line < last:
+            lines, _ = self._read_chunk(last)
+            if not lines and self._line < last:
+                return None
+            self._digest.update(b"".join(lines))
+        return self._digest.digest()
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows. Raises `InvalidArgument` or `SchemaMismatch` naming the line; nothing of its batch came out."""
@@ -53,42 +86,183 @@ class JsonLines:
                 rows = _parse(lines, schema)
             except _READ_ERRORS as error:
                 raise _blame(lines, numbers, schema, error) from None
-            yield RowBatch(rows, unit="line", numbers=numbers)
+            self._digest.update(b"".join(lines))
+            yield RowBatch(rows, unit=self.unit, numbers=numbers, digest=self._digest.digest())
 
     def _take_chunk(self) -> _Chunk:
         ahead, self._ahead = self._ahead, None
         return ahead or self._read_chunk()
 
-    def _read_chunk(self) -> _Chunk:
+    def _read_chunk(self, last: int | None = None) -> _Chunk:
+        """Return lines that are not empty and their numbers, none of them only at the end, or behind line `last`."""
         lines: list[bytes] = []
         numbers: list[int] = []
-        size = 0
-        while size < BYTES_MAX and len(lines) < ROWS_MAX and (line := self._stream.readline(LINE_BYTES_MAX + 1)):
+        size, ends_at = 0, None
+        while size < BYTES_MAX and len(lines) < ROWS_MAX and (last is None or self._line < last):
+            line = self._lines.next(ends_at)
+            if line is None:
+                break
             self._line += 1
-            if len(line) > LINE_BYTES_MAX:
-                raise TooLarge(f"line {self._line} is over {LINE_BYTES_MAX >> 20} MiB — split the row")
+            if len(line) > ROW_BYTES_MAX:
+                raise TooLarge(f"line {self._line} is over {ROW_BYTES_MAX >> 20} MiB — split the row")
+            if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _depth(line) > DEPTH_MAX:
+                raise InvalidArgument(f"line {self._line} is nested over {DEPTH_MAX} deep — flatten it")
             if line.strip():
-                lines.append(line if line.endswith(b"\n") else line + b"\n")
+                lines.append(line)
                 numbers.append(self._line)
                 size += len(line)
+                ends_at = ends_at or time.monotonic() + BATCH_S
         return lines, numbers
 
 
-def _parse(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.RecordBatch:
+class _Lines:
+    """The lines of a stream, each with its end; a live one, a pipe or a terminal, need not be waited for."""
+
+    def __init__(self, stream: BinaryIO, head: bytes) -> None:
+        self._stream = stream
+        self._whole: deque[bytes] = deque()
+        self._begun = b""
+        self._ended = False
+        self._poll = _poll_of(stream)
+        self._add(head)
+
+    def next(self, ends_at: float | None) -> bytes | None:
+        """Return the next line; None at the end, or when a live stream has none by `ends_at` (monotonic, in seconds)."""
+        while not self._whole:
+            if self._ended or not self._await(ends_at):
+                return None
+            try:
+                block = self._stream.read1(_BLOCK_BYTES)  # type: ignore[attr-defined]  # every buffered reader has it
+            except OSError as error:
+                raise StorageFailed(
+                    f"the input cannot be read on: {error.strerror} — read it from elsewhere"
+                ) from error
+            if block:
+                self._add(block)
+            else:
+                self._ended = True
+                self._whole.extend([self._begun + b"\n"] if self._begun else [])
+        return self._whole.popleft()
+
+    def _add(self, block: bytes) -> None:
+        *whole, self._begun = (self._begun + block).split(b"\n")
+        self._whole.extend([line + b"\n" for line in whole])
+        if len(self._begun) > ROW_BYTES_MAX:  # it is refused for its length, and the rest is not read
+            self._whole.append(self._begun)
+
+    def _await(self, ends_at: float | None) -> bool:
+        """Return whether reading is due: there is something, or only something new can help."""
+        if self._poll is None:
+            return True
+        if ends_at is None:
+            self._poll.poll()
+            return True
+        left_s = ends_at - time.monotonic()
+        return left_s > 0 and bool(self._poll.poll(left_s * 1000))
+
+
+def _poll_of(stream: BinaryIO) -> "select.poll | None":
+    """Return what waits for a live stream; None for a file, which always has its next line or its end."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return None
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return poll
+
+
+def _depth(line: bytes) -> int:
+    """Return how deep lists and objects are inside each other; of what is no JSON, a depth it could have."""
+    brackets = re.findall(rb"[\[{\]}]", _TEXT.sub(b"", line))
+    return max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0)
+
+
+# --- values -------------------------------------------------------------------------------------------------------------
+
+
+def _parse(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
     """Return one row for each line. Raises `pa.ArrowException`."""
+    # Every column may be null: the node says which nulls it refuses.
+    table = _read(lines, pa.schema([pa.field(field.name, _json_type(field.type)) for field in schema]))
+    columns = [_from_json(table[field.name].combine_chunks(), field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _read(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
     text = b"".join(lines)
-    options = pj.ParseOptions(
-        explicit_schema=None if schema is None else json_schema(schema),
-        unexpected_field_behavior="infer" if schema is None else "error",
-    )
+    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error")
     reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
     table = pj.read_json(io.BytesIO(text), read_options=reading, parse_options=options)
     if table.num_rows != len(lines):
         raise pa.ArrowInvalid("a line holds more than one value, or a part of one")
-    if schema is None:
-        return table.combine_chunks().to_batches()[0]
-    columns = [from_json(table[field.name].combine_chunks(), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+    return table
+
+
+def _inferred(lines: Sequence[bytes]) -> pa.Schema:
+    """Return types for the lines. Raises `pa.ArrowException`."""
+    guessed = _read(lines, None).schema
+    if any(has_leaf(field.type, pt.is_timestamp) for field in guessed):  # guessed without a look at time zones
+        texts = _read(lines, pa.schema([pa.field(field.name, _json_type(field.type)) for field in guessed]))
+        guessed = pa.schema(
+            [(field.name, _with_zones(field.type, texts[field.name].combine_chunks())) for field in guessed]
+        )
+    return kept_schema(guessed)
+
+
+def _with_zones(kind: pa.DataType, texts: AnyArray) -> pa.DataType:
+    """Return the type with times aware where all texts are, naive where none is, and text where they differ."""
+    if is_list(kind):
+        return pa.list_(_with_zones(kind.field(0).type, pc.list_flatten(texts)))
+    if pt.is_struct(kind):
+        present = texts.filter(texts.is_valid())
+        fields = child_fields(kind)
+        return pa.struct(
+            [(field.name, _with_zones(field.type, pc.struct_field(present, field.name))) for field in fields]
+        )
+    if not pt.is_timestamp(kind):
+        return kind
+    zoned = pc.match_substring_regex(texts, _ZONED)
+    for time_type, fits in ((pa.timestamp("us", "UTC"), pc.all(zoned)), (pa.timestamp("us"), pc.invert(pc.any(zoned)))):
+        if fits.as_py():
+            return time_type
+    return pa.string()
+
+
+def _json_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type as a JSON reader is asked for it: only what JSON has, so that `_from_json` alone converts."""
+    if is_list(kind):
+        return pa.list_(_json_type(kind.field(0).type))
+    if pt.is_struct(kind):
+        return pa.struct([pa.field(field.name, _json_type(field.type)) for field in child_fields(kind)])
+    if is_bytes(kind) or pt.is_date32(kind) or pt.is_timestamp(kind):
+        return pa.string()
+    return pa.float64() if pt.is_float32(kind) else kind
+
+
+def _from_json(column: AnyArray, kind: pa.DataType) -> AnyArray:
+    """Return a column read as `_json_type` as its own type. Raises `pa.ArrowException` for what it does not hold."""
+    if isinstance(column, pa.StructArray):
+        # Under an object that is null lies empty text, which is no time; `flatten` makes it null.
+        fields = child_fields(kind)
+        inside = [_from_json(each, field.type) for each, field in zip(column.flatten(), fields, strict=True)]
+        return pa.StructArray.from_arrays(inside, names=[field.name for field in fields], mask=column.is_null())
+    if isinstance(column, pa.ListArray):
+        items = _from_json(column.values, kind.field(0).type)
+        return exact_cast(pa.ListArray.from_arrays(column.offsets, items, mask=column.is_null()), kind)
+    return exact_cast(_from_base64(column, kind) if is_bytes(kind) else column, kind)
+
+
+def _from_base64(texts: AnyArray, kind: pa.DataType) -> AnyArray:
+    try:
+        return pa.array([None if text is None else b64decode(text, validate=True) for text in texts.to_pylist()], kind)
+    except ValueError as error:
+        raise pa.ArrowInvalid(f"text is no base64: {error}") from error
+
+
+# --- lines to blame -----------------------------------------------------------------------------------------------------
 
 
 def _blame(
@@ -108,14 +282,18 @@ def _blame(
 
 def _fails(lines: Sequence[bytes], schema: pa.Schema | None) -> Exception | None:
     try:
-        _parse(lines, schema)
+        _read(lines, None) if schema is None else _parse(lines, schema)
     except _READ_ERRORS as error:
         return error
     return None
 
 
+def _said(error: Exception) -> str:
+    return brief(str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0"))
+
+
 def _describe(line: bytes, number: int, schema: pa.Schema | None, error: Exception) -> InvalidArgument:
-    shown = line.decode("utf-8", "replace").strip()[:SHOWN_MAX]
+    shown = brief(line.decode("utf-8", "replace").strip())
     try:
         value = json.loads(line)
     except ValueError as problem:
@@ -129,7 +307,7 @@ def _describe(line: bytes, number: int, schema: pa.Schema | None, error: Excepti
             column=extra[0],
             row=number,
         )
-    text = said(error)
+    text = _said(error)
     if named := _COLUMN.match(text):
         column, text = named[1].replace("/", "."), text[named.end() :]
         return SchemaMismatch(
@@ -139,6 +317,6 @@ def _describe(line: bytes, number: int, schema: pa.Schema | None, error: Excepti
         assert schema is not None
         if wrong := _fails([json.dumps({name: value[name]}).encode() + b"\n"], pa.schema([schema.field(name)])):
             return SchemaMismatch(
-                f"line {number}: column {name!r}: {said(wrong)} — correct it: {shown}", column=name, row=number
+                f"line {number}: column {name!r}: {_said(wrong)} — correct it: {shown}", column=name, row=number
             )
     return SchemaMismatch(f"line {number} does not fit the columns: {text} — correct it: {shown}", row=number)

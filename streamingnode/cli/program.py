@@ -81,13 +81,31 @@ def build_parser(commands: Iterable[Command] = COMMANDS) -> argparse.ArgumentPar
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
-    subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_MixedParser)
     for command in commands:
         _add_command(subparsers, command)
     return parser
 
 
-def _add_command(subparsers: "argparse._SubParsersAction[_Parser]", command: Command) -> None:
+class _MixedParser(_Parser):
+    """A command's parser: options may stand between its arguments, too."""
+
+    _mixing = False
+
+    def parse_known_args(  # type: ignore[override]  # its overloads say no more
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse what stands behind the command's name; the inner calls are those of the mixing itself."""
+        if self._mixing:
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
+
+
+def _add_command(subparsers: "argparse._SubParsersAction[_MixedParser]", command: Command) -> None:
     examples = "\n".join(f"  {example}" for example in command.examples)
     parser = subparsers.add_parser(
         command.name,

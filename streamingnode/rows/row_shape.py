@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from streamingnode.rows.arrow_columns import check_column_names, check_nulls, conform, has_required_inside
+from streamingnode.rows.arrow_columns import (
+    check_column_names,
+    check_nulls,
+    conform,
+    exact_cast,
+    has_required_inside,
+    holds_infinity,
+)
 from streamingnode.rows.arrow_types import AnyArray, AnyChunkedArray
 from streamingnode.rows.python_values import ColumnValues, column_values, shown
 from wal.errors import InvalidArgument, SchemaMismatch, brief
@@ -119,7 +126,7 @@ def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa
 
 def _not_sequence(what: str, given: object, expected: str) -> InvalidArgument:
     kind = type(given).__name__
-    conversion = _CONVERSIONS.get(kind)
+    conversion = "its to_arrow()" if type(given).__module__.startswith("polars") else _CONVERSIONS.get(kind)
     advice = expected if conversion is None else f"{expected}, here {conversion}"
     return InvalidArgument(f"{what} cannot be a {kind} — pass {advice}")
 
@@ -145,7 +152,7 @@ def _table_to_batches(table: pa.Table, shape: RowShape) -> list[pa.RecordBatch]:
 def _array(column: ColumnValues, values: Sequence[object], first_row: int) -> AnyArray:
     try:
         column.check(values)
-        array = pa.array(values, type=column.arrow_type)
+        array = _built(column, values)
     except SchemaMismatch as error:
         raise _moved(error, first_row) if first_row else error from None
     except _CONVERSION_ERRORS:
@@ -158,6 +165,15 @@ def _array(column: ColumnValues, values: Sequence[object], first_row: int) -> An
     return array
 
 
+def _built(column: ColumnValues, values: Sequence[object]) -> AnyArray:
+    """Return checked values as Arrow data. Raises one of `_CONVERSION_ERRORS` where Arrow alone would alter one."""
+    if not column.always_wide:
+        array = pa.array(values, type=column.arrow_type)
+        if not column.may_overflow or isinstance(array, pa.ChunkedArray) or not holds_infinity(array):
+            return array
+    return exact_cast(pa.array(values, type=column.wide_type), column.arrow_type)
+
+
 def _moved(error: SchemaMismatch, first_row: int) -> SchemaMismatch:
     assert error.row is not None
     text = str(error).replace(f"row {error.row}:", f"row {first_row + error.row}:", 1)
@@ -167,7 +183,7 @@ def _moved(error: SchemaMismatch, first_row: int) -> SchemaMismatch:
 def _value_mismatch(column: ColumnValues, values: Sequence[object], first_row: int) -> SchemaMismatch:
     for row, value in enumerate(values, first_row):
         try:
-            pa.array([value], type=column.arrow_type)
+            _built(column, [value])
         except _CONVERSION_ERRORS as error:
             return SchemaMismatch(
                 f"column {column.column!r}, row {row}: {shown(value)} does not fit {column.arrow_type}: "

@@ -176,8 +176,10 @@ def _instead(kind: pa.DataType) -> str:
         return "a signed integer, int64 for example"
     if pt.is_timestamp(kind) and kind.unit in _TIMESTAMP_UNITS:
         return "a time zone this machine knows, Europe/Berlin or +02:00 for example"
-    if pt.is_timestamp(kind) or pt.is_date64(kind):
-        return "timestamp[us]"
+    if pt.is_timestamp(kind):
+        return 'pa.timestamp("us"), which also takes nanoseconds, as pandas has them, that are whole microseconds'
+    if pt.is_date64(kind):
+        return "date32, or timestamp[us]"
     if pt.is_decimal128(kind):
         return "a decimal128 whose scale is within 0 and its precision"
     if pt.is_dictionary(kind):

@@ -25,7 +25,7 @@ from streamingnode.writing.append_groups import (
     upsert_of,
 )
 from streamingnode.writing.deadline import within
-from streamingnode.writing.results import WriteResult, combined, result_of
+from streamingnode.writing.results import WriteResult, combined, nothing_at, result_of
 from streamingnode.writing.write_target import WriteTarget
 from wal.append import AppendGroup
 
@@ -165,6 +165,8 @@ async def _append_all(
     *,
     whole: bool = False,
 ) -> WriteResult:
+    if not batches:
+        return nothing_at(await target.consistent_tick())
     results = []
     for batch in plan_slices(batches, write, bytes_max):
         for messages in fitting_messages(batch, write, bytes_max):

@@ -6,6 +6,7 @@ one append group or one transaction, so it is in the log whole, under its one se
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ from streamingnode.writing.append_groups import (
 )
 from streamingnode.writing.deadline import within
 from streamingnode.writing.direct_write import Progress, checked_keys, checked_rows, checked_upsert_rows
-from streamingnode.writing.results import NOTHING, WriteResult, result_of
+from streamingnode.writing.results import WriteResult, nothing_at, result_of
 from streamingnode.writing.retry_room import RetryRoom
 from streamingnode.writing.transaction import Transaction, TransactionState
 from streamingnode.writing.txn_arguments import check_keepalive_ms
@@ -33,8 +34,26 @@ from wal.errors import InvalidArgument
 from wal.message import MutableMessage
 from wal.producer_stamp import SEQUENCE_MAX, ProducerStamp, check_sequence
 
+NOTE_BYTES_MAX = 4_096
+
 FillTransaction = Callable[[Transaction, pa.Table], Awaitable[None]]
 """Put rows, or keys, that are too many for one append group into a transaction."""
+
+
+class ProducerDirectory(Protocol):
+    """The named producers of a log."""
+
+    async def open_producer(self, name: str) -> OpenedProducer:
+        """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
+
+    async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a producer of this epoch, durably. Raises `ProducerFenced`."""
+
+    async def delete_producer(self, name: str) -> bool:
+        """Forget a producer; return whether there was one."""
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, 0 when it has none."""
 
 
 class Producer:
@@ -52,8 +71,9 @@ class Producer:
         name: str,
         opened: OpenedProducer,
         *,
-        last_sequence: Callable[[int], int],
+        directory: ProducerDirectory,
         find_target: Callable[[str], WriteTarget],
+        consistent_tick: Callable[[], Awaitable[int]],
         room: RetryRoom,
         group_bytes_max: int,
         group_messages_max: int,
@@ -63,8 +83,10 @@ class Producer:
         self._epoch = opened.epoch
         self._id = opened.producer_id
         self._last_given = opened.last_sequence
-        self._last_in_log = last_sequence
+        self._directory = directory
+        self._note = opened.note
         self._find_target = find_target
+        self._consistent_tick = consistent_tick
         self._room = room
         self._group_bytes_max = group_bytes_max
         self._group_messages_max = group_messages_max
@@ -83,7 +105,23 @@ class Producer:
     @property
     def last_sequence(self) -> int:
         """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
-        return self._last_in_log(self._id)
+        return self._directory.last_sequence(self._id)
+
+    @property
+    def note(self) -> bytes:
+        """What `put_note` noted last, by this opening or one before; empty at first."""
+        return self._note
+
+    async def put_note(self, note: bytes) -> None:
+        """Keep up to `NOTE_BYTES_MAX` bytes with the name, for whoever opens it next; durable when this returns.
+
+        It is written apart from the producer's writes: note what a write covers before it, never after. Raises
+        `ProducerFenced`, and as a write does; after `Indeterminate`, the next opening finds this note or the one before.
+        """
+        if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
+            raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
+        await self._directory.put_producer_note(self._name, self._epoch, note)
+        self._note = note
 
     async def insert(
         self,
@@ -153,7 +191,7 @@ class Producer:
         async def run() -> WriteResult:
             batches = await checked()
             if not batches:
-                return NOTHING
+                return nothing_at(await self._consistent_tick())
             messages = call.in_one_group(batches)
             if messages is not None:
                 group = call.progress.group = AppendGroup(messages)
@@ -161,13 +199,15 @@ class Producer:
             call.transaction = self._transaction(call.stamp)
             async with call.transaction as txn:
                 await call.fill(txn, pa.Table.from_batches(batches))
-            return txn.result or NOTHING
+            assert txn.result is not None, "left without an error, so committed"
+            return txn.result
 
         return await within(timeout, run, call.what, begun=lambda: call.begun)
 
     def _transaction(self, stamp: ProducerStamp, keepalive_ms: int = 0) -> Transaction:
         return Transaction(
             self._find_target,
+            self._consistent_tick,
             group_bytes_max=self._group_bytes_max,
             group_messages_max=self._group_messages_max,
             keepalive_ms=keepalive_ms,

@@ -24,8 +24,8 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
     each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of
-    no rows did nothing: its tick is 0. It holds no cycles and is left out of garbage collection: a busy node makes a
-    hundred thousand a second.
+    no rows did nothing: its tick is one that everything acknowledged before the call is at or below.
+    It holds no cycles and is left out of garbage collection: a busy node makes a hundred thousand a second.
     """
 
     time_tick: int
@@ -36,8 +36,9 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     groups: tuple["WriteResult", ...] = ()
 
 
-NOTHING = WriteResult(time_tick=0, row_offsets={}, message_ids=())
-"""The result of a write without rows."""
+def nothing_at(tick: int) -> WriteResult:
+    """Return the result of a write without rows, as of a consistent tick: whoever reads on from there misses nothing."""
+    return WriteResult(time_tick=tick, row_offsets={}, message_ids=())
 
 
 def result_of(appended: AppendResult) -> WriteResult:
@@ -52,11 +53,9 @@ def result_of(appended: AppendResult) -> WriteResult:
 
 
 def combined(results: Sequence[WriteResult]) -> WriteResult:
-    """Return the result of a write that took these groups, in order."""
+    """Return the result of a write that took these groups, at least one, in order."""
     if len(results) == 1:
         return results[0]
-    if not results:
-        return NOTHING
     row_offsets: dict[str, tuple[int, int]] = {}
     for result in results:
         for vchannel, (first, count) in result.row_offsets.items():

@@ -6,7 +6,7 @@ session that the node keeps, and only the commit makes them appear. `TRANSITIONS
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from types import TracebackType
@@ -27,7 +27,7 @@ from streamingnode.writing.append_groups import (
     upsert_of,
 )
 from streamingnode.writing.direct_write import checked_keys, checked_rows, checked_upsert_rows
-from streamingnode.writing.results import NOTHING, WriteResult, result_of
+from streamingnode.writing.results import WriteResult, nothing_at, result_of
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
 from streamingnode.writing.write_target import WriteTarget
 from wal.append import Append, AppendGroup
@@ -89,12 +89,14 @@ class Transaction:
 
     Leaving the `async with` block commits; an exception in it rolls back and goes on unchanged. Until the commit nobody
     sees anything, also not this caller. Several tasks may write to one transaction; their order is then their own affair.
-    `commit_through` is wrapped around the append of the group that makes it appear.
+    Without rows it appends nothing, and its result is as of `consistent_tick`. `commit_through` is
+    wrapped around the append of the group that makes it appear.
     """
 
     def __init__(
         self,
         find_target: Callable[[str], WriteTarget],
+        consistent_tick: Callable[[], Awaitable[int]],
         *,
         group_bytes_max: int,
         group_messages_max: int = MESSAGES_PER_ENTRY_MAX,
@@ -102,6 +104,7 @@ class Transaction:
         commit_through: Callable[[Append], Append] | None = None,
     ) -> None:
         self._find_target = find_target
+        self._consistent_tick = consistent_tick
         self._group_bytes_max = group_bytes_max
         self._bodies_bytes_max = group_bytes_max - TRANSACTION_OVERHEAD_BYTES
         self._bodies_max = group_messages_max - TRANSACTION_MESSAGES
@@ -254,7 +257,9 @@ class Transaction:
         if self._txn_id:
             return await self._commit_streamed()
         bodies, self._bodies, self._bodies_bytes = self._bodies, [], 0
-        return await self._append_commit(AppendGroup(as_transaction(bodies))) if bodies else NOTHING
+        if not bodies:
+            return nothing_at(await self._consistent_tick())
+        return await self._append_commit(AppendGroup(as_transaction(bodies)))
 
     async def _commit_streamed(self) -> WriteResult:
         await self._send_bodies()

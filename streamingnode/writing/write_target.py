@@ -4,7 +4,7 @@ In: `CollectionInfo` from the catalog. Out: a `WriteTarget` with the decoded sch
 messages go. No I/O.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from interceptors.shard.catalog import CollectionInfo
@@ -21,11 +21,12 @@ CACHED_MAX = 1_024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WriteTarget:
-    """One collection as writes see it; `append` is that of its pchannel."""
+    """One collection as writes see it; `append` is that of its pchannel, `consistent_tick` that of the node."""
 
     info: CollectionInfo
     pchannel: str
     append: Append
+    consistent_tick: Callable[[], Awaitable[int]]
     rows: RowShape
     keys: RowShape
     key_index: int
@@ -48,8 +49,9 @@ class WriteTarget:
 class WriteTargets:
     """The targets of the collections written lately; lives on the event loop."""
 
-    def __init__(self, appends: Mapping[str, Append]) -> None:
+    def __init__(self, appends: Mapping[str, Append], consistent_tick: Callable[[], Awaitable[int]]) -> None:
         self._appends = appends
+        self._consistent_tick = consistent_tick
         self._targets: dict[str, WriteTarget] = {}
 
     def target(self, info: CollectionInfo) -> WriteTarget:
@@ -59,7 +61,7 @@ class WriteTargets:
             return target
         if len(self._targets) >= CACHED_MAX:
             self._targets.clear()
-        target = self._targets[info.name] = _target_of(info, self._appends)
+        target = self._targets[info.name] = _target_of(info, self._appends, self._consistent_tick)
         return target
 
 
@@ -68,13 +70,16 @@ def pchannel_of(vchannel: str) -> str:
     return vchannel.rpartition("_")[0]
 
 
-def _target_of(info: CollectionInfo, appends: Mapping[str, Append]) -> WriteTarget:
+def _target_of(
+    info: CollectionInfo, appends: Mapping[str, Append], consistent_tick: Callable[[], Awaitable[int]]
+) -> WriteTarget:
     shape = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
     pchannel = pchannel_of(info.vchannels[0])
     return WriteTarget(
         info=info,
         pchannel=pchannel,
         append=appends[pchannel],
+        consistent_tick=consistent_tick,
         rows=shape,
         keys=key_shape(shape),
         key_index=shape.schema.get_field_index(info.primary_key),

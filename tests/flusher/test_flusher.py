@@ -157,9 +157,9 @@ async def test_the_log_is_kept_from_the_begin_of_a_transaction_that_was_open_at_
     node.log.stream(txn_id, table, [2], item="slow")
     first = node.log.cut()
     node.log.commit(txn_id)
-    node.now_ms, node.log.tick = START_MS + 30_000, compose_tick(START_MS + 60_000)
+    node.now_ms, node.log.tick = START_MS + 30_000, compose_tick(START_MS + 30_000)
     second = node.log.cut()
-    async with node.flusher(FlushOptions(retention=RetentionOptions(min_age_s=0))) as flusher:
+    async with node.flusher(FlushOptions(retention=RetentionOptions(min_age_s=20))) as flusher:
         await flusher.wait_for_cut(2)
         assert [(step.tick, step.position) for step in flusher.checkpoint.history] == [
             (first.tick, begin),

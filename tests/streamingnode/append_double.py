@@ -47,6 +47,9 @@ class AppendDouble:
             self.in_flight -= 1
         return self._take(group)
 
+    async def consistent_tick(self) -> int:
+        return self._tick
+
     def hold(self) -> None:
         self._gate.clear()
 
@@ -115,7 +118,7 @@ def collection_info(
 def write_target(log: AppendDouble, schema: pa.Schema, *, primary_key: str = "id", shards: int = 1) -> WriteTarget:
     """Return the target of such a collection on `log`."""
     info = collection_info(schema, primary_key=primary_key, shards=shards)
-    return WriteTargets({PCHANNEL: log.append}).target(info)
+    return WriteTargets({PCHANNEL: log.append}, log.consistent_tick).target(info)
 
 
 def types_of(group: AppendGroup) -> Sequence[str]:

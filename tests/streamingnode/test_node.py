@@ -14,7 +14,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.collection import Collection
 from streamingnode.node import Node
-from streamingnode.writing.results import NOTHING
+from streamingnode.writing.results import nothing_at
 from tests.streamingnode.append_double import schema_of
 from wal.append import AppendGroup, AppendResult
 from wal.errors import (
@@ -81,10 +81,26 @@ async def test_delete_removes_from_every_partition_and_ignores_unknown_keys(node
 
 
 @pytest.mark.parametrize("rows", [[], SCHEMA.empty_table()], ids=["list", "table"])
-async def test_write_without_rows_does_nothing(node: Node, rows: Any) -> None:
-    assert await node.insert("orders", rows) == NOTHING
-    assert await node.upsert("orders", rows) == NOTHING
-    assert await node.delete("orders", []) == NOTHING
+async def test_write_without_rows_does_nothing_and_tells_where_to_read_on(node: Node, rows: Any) -> None:
+    before = await node.insert("orders", [{"id": 1, "item": "a"}])
+    producer = await node.producer("feed")
+    async with node.transaction() as txn:
+        await txn.insert("orders", rows)
+    nothings = [
+        await node.insert("orders", rows),
+        await node.upsert("orders", rows),
+        await node.delete("orders", []),
+        await producer.insert("orders", rows),
+        txn.result,
+    ]
+    after = await node.insert("orders", [{"id": 2, "item": "b"}])
+    for nothing in nothings:
+        assert nothing is not None
+        assert nothing == nothing_at(nothing.time_tick)
+        assert before.time_tick <= nothing.time_tick < after.time_tick
+        start = sn.DeliverPolicy.start_after(nothing.time_tick)
+        async with node.read("orders", start, until=after.time_tick) as messages:
+            assert [message.time_tick async for message in messages] == [after.time_tick]
 
 
 async def test_insert_over_one_group_is_split_and_says_so(node: Node) -> None:

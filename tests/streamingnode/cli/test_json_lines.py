@@ -1,15 +1,20 @@
 """JSON lines: every value comes back as it was, and a bad line is named while nothing of its batch comes out."""
 
+import datetime as dt
 import io
+import json
+import os
+import threading
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamingnode.cli.json_lines import LINE_BYTES_MAX, JsonLines
+from streamingnode.cli.json_lines import DEPTH_MAX, JsonLines
 from streamingnode.cli.output import to_json
-from streamingnode.cli.row_batch import ROWS_MAX, RowBatch
+from streamingnode.cli.row_batch import ROW_BYTES_MAX, ROWS_MAX, RowBatch
 from wal.errors import InvalidArgument, SchemaMismatch, TooLarge
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "name": pa.string()}
@@ -84,16 +89,101 @@ def test_batch_before_a_bad_line_comes_out_first() -> None:
 
 def test_endless_line_is_refused_before_it_is_read() -> None:
     with pytest.raises(TooLarge, match="line 1 "):
-        _read(b'{"name": "' + b"x" * LINE_BYTES_MAX)
+        _read(b'{"name": "' + b"x" * ROW_BYTES_MAX)
 
 
 def test_columns_are_inferred_as_types_a_collection_keeps() -> None:
     line = '{"i":1,"f":1.5,"b":true,"s":"x","n":null,"t":"2026-01-02T03:04:05Z","l":[1],"o":{"x":null}}\n'
     inferred = JsonLines(io.BytesIO(line.encode())).infer_schema()
     assert {field.name: str(field.type) for field in inferred} == {
-        "i": "int64", "f": "double", "b": "bool", "s": "string", "n": "string", "t": "timestamp[us]",
+        "i": "int64", "f": "double", "b": "bool", "s": "string", "n": "string", "t": "timestamp[us, tz=UTC]",
         "l": "list<item: int64>", "o": "struct<x: string>",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "texts, expected",
+    [
+        (("2026-01-02T03:04:05", "2026-01-02"), "timestamp[us]"),
+        (("2026-01-02T03:04:05+02:00", "2026-01-02T03:04:05Z"), "timestamp[us, tz=UTC]"),
+        (("2026-01-02T03:04:05+02:00", "2026-01-02T03:04:05"), "string"),
+        (("2026-01-02T03:04:05.123456789", "2026-01-02T03:04:05"), "string"),
+    ],
+)
+def test_times_are_inferred_with_the_zone_that_all_of_them_have(texts: tuple[str, ...], expected: str) -> None:
+    lines = "".join(f'{{"t": "{text}", "o": [{{"t": "{text}"}}]}}\n' for text in texts)
+    source = JsonLines(io.BytesIO(lines.encode()))
+    schema = source.infer_schema()
+    assert str(schema.field("t").type) == expected
+    assert str(schema.field("o").type) == f"list<item: struct<t: {expected}>>"
+    assert sum(batch.rows.num_rows for batch in source.batches(schema)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    "kind, value",
+    [
+        (pa.timestamp("us"), '"2026-01-02T03:04:05Z"'),
+        (pa.timestamp("us", "UTC"), '"2026-01-02T03:04:05"'),
+        (pa.timestamp("ms"), '"2026-01-02T03:04:05.0001"'),
+        (pa.float32(), "1e300"),
+        (pa.list_(pa.float32()), "[0.5, -1e300]"),
+        (pa.decimal128(5, 2), "1.255"),
+        (pa.list_(pa.int64(), 2), "[1]"),
+        (pa.binary(), '"no base64"'),
+        (pa.list_(pa.binary()), '["AA==", "\u00e9"]'),
+    ],
+    ids=str,
+)
+def test_value_that_would_change_is_named_by_line_and_column(kind: pa.DataType, value: str) -> None:
+    with pytest.raises(SchemaMismatch, match=r"^line 2: column 'v'") as caught:
+        _read(f'{{"v": null}}\n{{"v": {value}}}\n', pa.schema({"v": kind}))
+    assert (caught.value.column, caught.value.row) == ("v", 2)
+
+
+@pytest.mark.parametrize("deep", ["[" * 20_000 + "]" * 20_000, '{"v":' * 20_000 + "1" + "}" * 20_000, "[" * 200_000])
+@pytest.mark.parametrize(
+    "read", [lambda source: list(source.batches(SCHEMA)), JsonLines.infer_schema], ids=["insert", "infer"]
+)
+def test_line_nested_without_end_is_refused_by_its_number(deep: str, read: Callable[[JsonLines], object]) -> None:
+    lines = io.BytesIO(f'{{"id": 1}}\n{{"id": {deep}}}\n'.encode())
+    with pytest.raises(InvalidArgument, match=f"^line 2 is nested over {DEPTH_MAX} deep"):
+        read(JsonLines(lines))
+
+
+def test_brackets_in_text_and_beside_each_other_are_not_nested() -> None:
+    text = '[{"\\' * 1_000
+    assert _rows(f"{json.dumps({'id': 1, 'name': text})}\n") == [{"id": 1, "name": text}]
+    wide = pa.schema({"v": pa.list_(pa.list_(pa.int64()))})
+    assert _rows(f"{json.dumps({'v': [[1]] * 1_000})}\n", wide) == [{"v": [[1]] * 1_000}]
+
+
+def test_line_from_a_pipe_is_handed_on_while_the_pipe_stays_open() -> None:
+    got: list[RowBatch] = []
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb", buffering=0) as writer:
+        batches = JsonLines(pipe).batches(SCHEMA)
+        for written in (b'{"id": 1}\n{"id": 2}\n{"id', b'": 3}\n'):
+            writer.write(written)
+            reading = threading.Thread(target=lambda: got.append(next(batches)), daemon=True)
+            reading.start()
+            reading.join(timeout=20)
+            assert not reading.is_alive(), "it waits for more lines"
+    assert [list(batch.numbers) for batch in got] == [[1, 2], [3]]
+    assert got[1].rows.to_pylist() == [{"id": 3, "name": None}]
+
+
+def test_digest_is_that_of_the_lines_before_whatever_batches_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b'{"id": 1}\n\n{"id": 2}\n{"id": 3}'
+    (whole,) = _read(text)
+    monkeypatch.setattr("streamingnode.cli.json_lines.ROWS_MAX", 1)
+    assert [batch.numbers[-1] for batch in _read(text)] == [1, 3, 4]
+    assert _read(text)[-1].digest == whole.digest
+    source = JsonLines(io.BytesIO(text + b'\n{"id": 4}\n'))
+    assert source.pass_over(4) == whole.digest
+    assert [batch.numbers[-1] for batch in source.batches(SCHEMA)] == [5]
+    assert JsonLines(io.BytesIO(text.replace(b"2", b"7"))).pass_over(4) != whole.digest
+    assert JsonLines(io.BytesIO(b"\n" + text)).pass_over(4) != whole.digest
+    assert JsonLines(io.BytesIO(text)).pass_over(5) is None
 
 
 def test_rows_used_to_infer_are_not_lost() -> None:
@@ -111,6 +201,15 @@ KEPT: dict[str, tuple[pa.DataType, st.SearchStrategy[object]]] = {
     "flag": (pa.bool_(), st.booleans()),
     "day": (pa.date32(), st.dates()),
     "time": (pa.timestamp("us"), st.datetimes()),
+    "short time": (pa.timestamp("ms"), st.datetimes().map(lambda time: time.replace(microsecond=0))),
+    "instant": (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(dt.UTC))),
+    "decimal": (pa.decimal128(9, 2), st.decimals(-1000, 1000, places=2)),
+    "short float": (pa.float32(), st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    "list of bytes": (pa.list_(pa.binary()), st.lists(st.none() | st.binary(), max_size=3)),
+    "struct": (
+        pa.struct([("day", pa.date32()), ("time", pa.timestamp("us")), ("bytes", pa.large_binary())]),
+        st.fixed_dictionaries({"day": st.dates(), "time": st.datetimes(), "bytes": st.none() | st.binary()}),
+    ),
     "list": (pa.list_(pa.int64()), st.lists(st.integers(0, 9))),
     "fixed": (pa.list_(pa.int64(), 2), st.lists(st.integers(0, 9), min_size=2, max_size=2)),
 }

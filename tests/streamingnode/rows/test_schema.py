@@ -1,5 +1,6 @@
 """Which schemas a collection may have."""
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -36,6 +37,13 @@ def test_column_of_an_unsupported_type_is_named_with_a_next_step(kind: pa.DataTy
         check_schema(schema_with(kind), primary_key="id")
     assert caught.value.column is not None
     assert caught.value.column.startswith("value")
+
+
+def test_times_as_pandas_has_them_are_refused_with_the_type_to_use() -> None:
+    with pytest.raises(SchemaMismatch, match=r'column \'value\'.* use pa.timestamp\("us"\), .*pandas'):
+        check_schema(
+            pa.Schema.from_pandas(pd.DataFrame({"id": [1], "value": pd.to_datetime(["2026-01-02"])})), primary_key="id"
+        )
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.bool_(), pa.decimal128(5, 2), pa.list_(pa.int64())], ids=str)

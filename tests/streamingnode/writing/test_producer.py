@@ -7,6 +7,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.config import load_config
+from streamingnode.writing.producer import NOTE_BYTES_MAX
 from tests.streamingnode.append_double import schema_of
 from wal.errors import (
     CollectionNotFound,
@@ -81,7 +82,7 @@ async def test_refused_write_leaves_its_sequence_free(node: sn.Node) -> None:
 
 async def test_write_of_nothing_uses_no_sequence(node: sn.Node) -> None:
     feed = await node.producer("feed")
-    assert (await feed.insert("c", [], sequence=5)).time_tick == 0
+    assert (await feed.insert("c", [], sequence=5)).message_ids == ()
     async with feed.transaction(sequence=6) as txn:
         pass
     assert txn.result is not None
@@ -135,6 +136,28 @@ async def test_fenced_producer_names_the_newer_epoch(node: sn.Node) -> None:
         await zombie.insert("c", row(1))
     assert caught.value.fields() == {"epoch": 1, "newer_epoch": 2}
     assert (caught.value.code, caught.value.retryable) == ("PRODUCER_FENCED", "no")
+
+
+async def test_note_is_there_for_the_next_opening_and_only_the_newest_writes_it(node: sn.Node) -> None:
+    zombie = await node.producer("feed")
+    assert zombie.note == b""
+    await zombie.put_note(b"first")
+    feed = await node.producer("feed")
+    assert (zombie.note, feed.note) == (b"first", b"first")
+    await feed.put_note(b"second")
+    with pytest.raises(ProducerFenced):
+        await zombie.put_note(b"third")
+    assert (await node.producer("feed")).note == b"second"
+    await node.delete_producer("feed")
+    with pytest.raises(ProducerFenced):
+        await feed.put_note(b"fourth")
+    assert (await node.producer("feed")).note == b""
+
+
+@pytest.mark.parametrize("note", ["text", b"x" * (NOTE_BYTES_MAX + 1)], ids=["text", "too long"])
+async def test_note_of_another_kind_or_size_is_refused(node: sn.Node, note: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="the note"):
+        await (await node.producer("feed")).put_note(note)
 
 
 async def test_deleted_producer_writes_no_more_and_makes_room(node: sn.Node) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from streamingnode.writing.results import NOTHING
+from streamingnode.writing.results import nothing_at
 from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
 from streamingnode.writing.write_target import WriteTarget, WriteTargets
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of
@@ -34,7 +34,7 @@ class Transactions:
     def __init__(self) -> None:
         self.log = AppendDouble()
         self.other = AppendDouble()
-        targets = WriteTargets({"p0": self.log.append, "p1": self.other.append})
+        targets = WriteTargets({"p0": self.log.append, "p1": self.other.append}, self.log.consistent_tick)
         self._targets: dict[str, WriteTarget] = {
             "orders": targets.target(collection_info(SCHEMA)),
             "sharded": targets.target(collection_info(SCHEMA, name="sharded", shards=4)),
@@ -42,7 +42,12 @@ class Transactions:
         }
 
     def begin(self, *, group_messages_max: int = 1_000) -> Transaction:
-        return Transaction(self._find, group_bytes_max=GROUP_BYTES_MAX, group_messages_max=group_messages_max)
+        return Transaction(
+            self._find,
+            self.log.consistent_tick,
+            group_bytes_max=GROUP_BYTES_MAX,
+            group_messages_max=group_messages_max,
+        )
 
     def _find(self, name: str) -> WriteTarget:
         if name not in self._targets:
@@ -68,11 +73,14 @@ async def test_small_transaction_is_one_group_from_begin_to_commit(transactions:
     assert txn.state is TransactionState.COMMITTED
 
 
-async def test_empty_transaction_appends_nothing(transactions: Transactions) -> None:
+async def test_empty_transaction_appends_nothing_and_ends_at_the_tick_before_it(transactions: Transactions) -> None:
+    async with transactions.begin() as before:
+        await before.insert("orders", [{"id": 1, "item": "a"}])
     async with transactions.begin() as txn:
         await txn.insert("orders", [])
-    assert txn.result == NOTHING
-    assert transactions.log.groups == []
+    assert before.result is not None
+    assert txn.result == nothing_at(before.result.time_tick)
+    assert len(transactions.log.groups) == 1
 
 
 async def test_exception_in_the_block_rolls_back_and_comes_out_unchanged(transactions: Transactions) -> None:
