@@ -91,9 +91,9 @@ _INGEST = {
 _RECOVERY = {
     "recovery.directory_made": "an empty directory; a new node is made in it",
     "recovery.directory_locked": "an empty directory, or the node as it was; the lock ends with the process",
+    "recovery.floor_created": "a floor that has seen nothing; creation starts again",
     "recovery.facts_written": "a floor that has seen nothing, and a temporary database; creation starts again",
     "recovery.database_created": "a floor that has seen nothing, and a temporary database; creation starts again",
-    "recovery.floor_created": "a floor that has seen nothing; creation starts again",
     "recovery.database_renamed": "a new node, after a power cut perhaps its temporary database; creation starts again",
     "recovery.database_prepared": "a new node, or the node as it was",
     "recovery.verified": "the node as it was: verifying changes nothing",

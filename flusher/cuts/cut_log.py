@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -19,7 +20,8 @@ from typing import NamedTuple
 
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CollectionEntry, CutManifest, decode_manifest, manifest_crc32c, manifest_name
-from wal.errors import CollectionNotFound, Corrupt, InvalidArgument, Truncated
+from wal.errors import CollectionNotFound, Corrupt, InvalidArgument, Truncated, UnsupportedFormat
+from wal.rocks.floor import read_floor
 
 CUTS = "cuts"
 _NAME = re.compile(r"(\d{16})\.json")
@@ -106,9 +108,10 @@ def file_paths(manifest: CutManifest) -> list[str]:
 
 
 class CutLog:
-    """The cuts in one node directory, of node `node_id` where that is known; any thread.
+    """The cuts in one node directory, of node `node_id`; any thread.
 
-    Raises `InvalidArgument` for a path where there is no directory.
+    Given a path, as by who does not own the node, the node's id is what its floor file says, if that can be read. Raises
+    `InvalidArgument` for a path where there is no directory.
     """
 
     def __init__(self, node: NodeDirectory | Path, *, node_id: str = "") -> None:
@@ -116,7 +119,7 @@ class CutLog:
             raise InvalidArgument(f"{node} is no node directory — name the one the node was opened with")
         self.directory = NodeDirectory(node) if isinstance(node, Path) else node
         self.node = self.directory.root
-        self._node_id = node_id
+        self._node_id = node_id or _node_id_at(node)
         self._numbers: list[int] | None = None
         self._lock = Lock()  # held for no read of a file: the event loop takes it, too
         self._marks: dict[int, Mark] = {}  # of the cuts `_low` to `_top`, without a gap
@@ -236,8 +239,8 @@ class CutLog:
         self._node_id = self._node_id or cut.manifest.node_id
         if cut.manifest.node_id != self._node_id:
             raise Corrupt(
-                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, the others here are of {self._node_id} — "
-                "put log, floor and cuts of one backup together"
+                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, not of {self._node_id} like what is beside "
+                "it — put log, floor and cuts of one backup together"
             )
         return cut
 
@@ -322,6 +325,15 @@ def cut_at(cuts: CutLog, *, number: int | None = None, tick: int | None = None) 
         asked = f"the cut at {tick if number is None else number}"
         raise Truncated(asked, f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
     return chosen
+
+
+def _node_id_at(node: NodeDirectory | Path) -> str:
+    """Return whose directory this is, for who was not told; nothing when its floor file does not say."""
+    if isinstance(node, Path):
+        with suppress(OSError, Corrupt, UnsupportedFormat):
+            floor = read_floor(node)
+            return "" if floor is None else floor.node_id
+    return ""
 
 
 def _not_ours(number: int) -> Corrupt:

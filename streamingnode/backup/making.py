@@ -18,15 +18,15 @@ import crc32c
 import msgspec
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers
-from flusher.manifest import CutManifest, decode_manifest, manifest_name
+from flusher.cuts.cut_log import CUTS, cut_numbers, file_paths, manifest_path, read_cut
+from flusher.files.node_directory import NodeDirectory
 from streamingnode.backup.copied_bytes import copy_file
 from streamingnode.backup.target import Target, disk_errors_typed
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
 from streamingnode.inspection.node_records import read_node_records
 from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
-from wal.errors import Corrupt
+from wal.errors import Corrupt, Truncated
 from wal.files import read_regular, write_file
 from wal.remedy import Remedy
 from wal.rocks.directory import BACKUP_RECORD_NAME
@@ -143,11 +143,12 @@ def _copy_all(
 
 def _copy_cut(directory: Path, building: Path, number: int, on_bytes: Callable[[int], None]) -> list[CopiedFile] | None:
     """Copy one cut with its files; None when retention takes it meanwhile."""
-    place = f"{CUTS}/{manifest_name(number)}"
+    place = manifest_path(number)
     try:
-        manifest: CutManifest = decode_manifest((directory / place).read_bytes(), name=place)
-        paths = (place, *(each.path for each in (*manifest.segments, *manifest.deletes)))
-        copied = [copy_file(directory / path, building, path, on_bytes) for path in paths]
+        manifest = read_cut(NodeDirectory(directory), number).manifest
+        copied = [copy_file(directory / path, building, path, on_bytes) for path in (place, *file_paths(manifest))]
+    except Truncated:
+        return None
     except FileNotFoundError as error:
         if (directory / place).exists():
             raise Corrupt(

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from flusher.cuts.cut_log import CUTS, cut_numbers
-from flusher.removal.retention import LEASE_BYTES_MAX
+from flusher.removal.retention import LEASE_BYTES_MAX, SET_ASIDE_SUFFIX
 from spark_sink.ingestion.lease import Lease, lease_path
 from streamingnode.verification.creation_check import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.verification.cut_walk import named_paths
@@ -30,7 +30,7 @@ _SOCKET_OR_RESERVE = re.compile(r"node\.[a-z]+|reserve|scrub\.json")
 """Files a running or an earlier owner keeps beside its data."""
 _MANIFEST = re.compile(r"\d{16}\.json")
 
-_STARTS = "nothing to do: the node removes it when it starts; `streamingnode repair` moves it away"
+_STARTS = "nothing to do: the node removes it when it starts, if it wrote it; `streamingnode repair` moves it away"
 _INGEST = "run `streamingnode ingest` for each table, which writes it again; then remove what is left over"
 _MOVE = "move it away, or let `streamingnode repair` do so"
 
@@ -53,7 +53,7 @@ def check_strays(directory: Path, report: Report, *, running: bool = False) -> N
         else:
             report.warn(Kind.FOREIGN, path.name, "is none of a node's", _MOVE)
     for path in sorted((directory / CUTS).glob("*")):
-        if not _MANIFEST.fullmatch(path.name) and not (running and path.name.endswith(TEMPORARY)):
+        if not _MANIFEST.fullmatch(path.name) and not (running and path.name.endswith((TEMPORARY, SET_ASIDE_SUFFIX))):
             _stray(directory, path, report)
     cuts_damaged = any(found.severity is Severity.DAMAGE and found.place.startswith(CUTS) for found in report.findings)
     if not running and not cuts_damaged:
@@ -102,12 +102,14 @@ def _check_data(directory: Path, report: Report) -> None:
             if path.suffix != ".parquet":
                 _stray(directory, path, report)
             elif named is not None and place not in named:
-                report.warn(Kind.ORPHAN, place, "no cut names it: a crash before its cut was made", _STARTS)
+                report.warn(Kind.ORPHAN, place, "no cut names it: a crash before its cut, or somebody else's", _STARTS)
 
 
 def _stray(directory: Path, path: Path, report: Report) -> None:
     place = path.relative_to(directory).as_posix()
     if path.name.endswith(TEMPORARY):
         report.warn(Kind.ORPHAN, place, "a temporary file that was never finished", _STARTS)
+    elif path.name.endswith(SET_ASIDE_SUFFIX):
+        report.warn(Kind.ORPHAN, place, "retention was removing this cut and its files", _STARTS)
     else:
         report.warn(Kind.FOREIGN, place, "is none of a node's", _MOVE)

@@ -10,6 +10,7 @@ from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import decode_manifest, encode_manifest
 from tests.spark_sink.node_builder import NodeBuilder
 from wal.errors import CollectionNotFound, Corrupt, InvalidArgument, Truncated
+from wal.rocks.floor import create_floor
 
 
 @pytest.fixture
@@ -202,3 +203,11 @@ def test_a_missing_directory_of_cuts_is_corrupt_for_who_knows_of_one(node: NodeB
     (node.path / "cuts").rmdir()
     with pytest.raises(Corrupt, match="holds no cut any more"):
         cuts.read(3)
+
+
+def test_cuts_of_another_node_than_the_floor_file_says_are_corrupt(node: NodeBuilder) -> None:
+    create_floor(node.path, "somebody-else")
+    with pytest.raises(Corrupt, match="is of node node-1, not of somebody-else"):
+        CutLog(node.path).read(3)
+    (node.path / "floor").write_bytes(b"damaged")
+    assert CutLog(node.path).read(3).number == 3

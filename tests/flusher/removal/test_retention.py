@@ -1,20 +1,23 @@
 """What may be given up, and that giving it up leaves nothing half there."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint
-from flusher.cuts.cut_log import cut_numbers, file_paths
+from flusher.cuts.cut_log import cut_numbers, file_paths, manifest_path
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher, FlushHooks
+from flusher.manifest import decode_manifest, encode_manifest
 from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
 from flusher.removal.retention import (
     Found,
@@ -27,7 +30,7 @@ from flusher.removal.retention import (
 )
 from tests.flusher.cut_reading import manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog, Table
-from wal.errors import Truncated
+from wal.errors import Corrupt, Truncated
 from wal.memory_store import MemoryLogStore
 from wal.timetick import compose_tick, physical_ms
 
@@ -139,6 +142,52 @@ def test_cuts_taken_by_every_table_go_but_never_the_newest(tmp_path: Path) -> No
         node.lease(second, 5)
         await node.enforce(min_age_s=0)
         assert node.kept() == [5]
+
+    anyio.run(main)
+
+
+def data_files(root: Path) -> list[Path]:
+    return sorted(root.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "holes", "link"])
+def test_a_lease_that_is_no_file_of_an_ingest_holds_every_cut(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=3)
+        for table in node.tables:
+            node.lease(table, 3)
+        lease = tmp_path / "leases" / "other.json"
+        match kind:
+            case "pipe":
+                os.mkfifo(lease)
+            case "holes":
+                lease.touch()
+                os.truncate(lease, 1 << 40)
+            case _:
+                lease.symlink_to(f"{node.tables[0].id}.json")
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [1, 2, 3]
+        lease.unlink()
+        await node.enforce(min_age_s=0)
+        assert node.kept() == [3]
+
+    anyio.run(main)
+
+
+def test_an_edited_cut_and_its_files_are_not_removed(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=4)
+        await node.enforce(min_age_s=0)
+        for table in node.tables:
+            node.lease(table, 4)
+        path = tmp_path / manifest_path(2)
+        edited = msgspec.structs.replace(decode_manifest(path.read_bytes(), name=""), created_ms=1)
+        path.write_bytes(encode_manifest(edited))
+        before = data_files(tmp_path)
+        with pytest.raises(ExceptionGroup) as caught:
+            await node.enforce(min_age_s=0)
+        assert caught.group_contains(Corrupt, match="not the cut 2 that this node made")
+        assert data_files(tmp_path) == before
 
     anyio.run(main)
 

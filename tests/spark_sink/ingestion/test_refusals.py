@@ -1,13 +1,18 @@
 """What an ingest refuses: another node, an older or damaged one, cuts that are gone."""
 
+import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 import spark_sink
-from flusher.cuts.cut_log import CutLog
+from flusher.cuts.cut_log import CutLog, manifest_path
+from flusher.manifest import decode_manifest, encode_manifest
+from spark_sink.ingestion.cut_request import AnsweredCut
+from spark_sink.ingestion.ingest_job import IngestJob
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
@@ -109,4 +114,36 @@ def test_cuts_that_retention_took_too_early_are_refused(node: NodeBuilder, inges
     for number in (1, 2):
         (node.path / "cuts" / f"{number:016d}.json").unlink()
     with pytest.raises(Truncated, match="cut 2"):
+        ingest()
+
+
+def test_a_newest_cut_that_is_not_the_one_the_node_answered_with_is_corrupt(
+    node: NodeBuilder, tables: Path, spark: SparkSession
+) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+    newest = AnsweredCut(number=node.number, tick=node.cut_tick, crc32c=node.crc)
+    manifest = node.path / manifest_path(newest.number)
+    edited = msgspec.structs.replace(decode_manifest(manifest.read_bytes(), name=""), segments=())
+    manifest.write_bytes(encode_manifest(edited))
+    job = IngestJob(spark, node.path, tables, progress=lambda _stage, _done, _total: None)
+    with pytest.raises(Corrupt, match="not the cut 1 that this node made"):
+        job.run(newest)
+    assert not (tables / "orders").exists()
+
+
+def test_a_pipe_or_a_file_of_holes_in_place_of_a_segment_is_refused_at_once(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create(shards=1)
+    node.insert("orders", orders(1))
+    node.cut()
+    (segment,) = (node.path / "segments").rglob("*.parquet")
+    os.truncate(segment, 1 << 40)
+    with pytest.raises(Corrupt, match=f"has {1 << 40} bytes"):
+        ingest()
+    segment.unlink()
+    os.mkfifo(segment)
+    with pytest.raises(Corrupt, match="no regular file"):
         ingest()

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import anyio
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flusher.cuts.cut_log import CutLog
+from spark_sink.ingestion.cut_request import AnsweredCut
 from streamingnode.cli.row_batch import ROWS_MAX
 from streamingnode.composition import compose
 from streamingnode.config import load_config
@@ -357,6 +360,12 @@ def test_flush_makes_a_cut_once_and_then_says_so(data: Path, run: "Run") -> None
     again = run("flush", data)
     assert again.code == 0
     assert "nothing new" in again.out
+
+
+def test_flush_tells_the_checksum_by_which_an_ingest_knows_the_cut(data: Path, run: "Run") -> None:
+    answered = [msgspec.json.decode(run("flush", data, "--json").out, type=AnsweredCut) for _ in range(2)]
+    cut = CutLog(data).read(1)
+    assert answered == [AnsweredCut(number=1, tick=cut.tick, crc32c=cut.crc32c)] * 2
 
 
 def test_info_changes_nothing_and_names_the_cut(data: Path, run: "Run") -> None:

@@ -33,6 +33,7 @@ WORDS_OF_A_PROGRAM = re.compile(
 )
 
 SAID_TO_PROGRAMS = {
+    "streamingnode/sync.py": "use of a synchronous node",
     "streamingnode/opening.py": "arguments of open_node",
     "streamingnode/node.py": "arguments of its methods",
     "streamingnode/ddl.py": "a list of partitions",
@@ -45,6 +46,7 @@ SAID_TO_PROGRAMS = {
     "scanner/deliver_policy.py": "arguments of DeliverPolicy",
     "interceptors/idempotency/producers.py": "named producers",
     "wal/producer_stamp.py": "sequences of producers",
+    "wal/timetick.py": "times as Python objects",
 }
 """Where next steps are about Python objects that no command takes, and may say so."""
 
