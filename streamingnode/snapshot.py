@@ -16,6 +16,7 @@ from streamingnode.channel import Channel
 from wal.errors import CollectionNotFound, InvalidArgument, Truncated
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
+from wal.rocks.failures import disk_errors_typed
 
 
 async def take_snapshot(
@@ -25,10 +26,12 @@ async def take_snapshot(
     while True:
         checkpoint = flusher.checkpoint
         try:
-            return await _snapshot_after(checkpoint, channel, directory, info, as_of)
+            with disk_errors_typed(directory.root):
+                return await _snapshot_after(checkpoint, channel, directory, info, as_of)
         except Truncated:
             if flusher.checkpoint is checkpoint:
-                await flusher.check_cuts()
+                with disk_errors_typed(directory.root):
+                    await flusher.check_cuts()
                 raise  # else a cut, and what was given up behind it, overtook this
 
 

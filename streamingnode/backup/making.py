@@ -20,7 +20,7 @@ import msgspec
 from flusher.checkpoint import Checkpoint
 from flusher.manifest import CutManifest, decode_manifest, manifest_name
 from streamingnode.backup.copied_bytes import copy_file, write_file
-from streamingnode.backup.target import Target, disk_errors_typed
+from streamingnode.backup.target import Target
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
 from streamingnode.inspection.node_records import read_node_records
 from streamingnode.verification.cut_walk import CUTS, cut_numbers
@@ -29,6 +29,7 @@ from streamingnode.verification.walk import walk_directory
 from wal.errors import Corrupt
 from wal.remedy import Remedy
 from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
 from wal.rocks.options import DATABASE_NAME
 
