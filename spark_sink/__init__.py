@@ -25,6 +25,8 @@ _HOMES = {
     "session": "spark_sink.runtime.spark_session",
 }
 
+_OF_THE_EXTRA = ("deltalake", "pandas", "py4j", "pyspark")
+
 __all__ = [
     "IngestReport",
     "Progress",
@@ -41,4 +43,12 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        from wal.errors import PackageMissing
+
+        package = (error.name or "").partition(".")[0]
+        if package not in _OF_THE_EXTRA:
+            raise
+        raise PackageMissing(package, "spark") from error

@@ -50,6 +50,7 @@ from wal.log import LogStore
 from wal.memory_store import MemoryLogStore
 from wal.message_type import MessageType
 from wal.producer_stamp import NODE_PRODUCER_ID
+from wal.rocks.failures import disk_errors_typed
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
@@ -259,7 +260,10 @@ def _services(
 ) -> NodeServices:
     async def flush() -> FlushResult:
         number = await channel.request_cut()
-        return _flush_result(await flusher.wait_for_cut(number)) if number else FlushResult(number=0, tick=0)
+        if not number:
+            return FlushResult(number=0, tick=0)
+        with disk_errors_typed(flusher.cuts.node):
+            return _flush_result(await flusher.wait_for_cut(number))
 
     async def consistent_tick(_pchannels: Sequence[str]) -> int:
         return await channel.consistent_tick()

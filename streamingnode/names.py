@@ -4,9 +4,11 @@ In: a name somebody typed. Out: the same name, or `InvalidName` with what to do.
 never do; the directory of a Spark table does carry the checked name. No I/O.
 """
 
+import os
 import re
+from pathlib import Path
 
-from wal.errors import InvalidName
+from wal.errors import InvalidArgument, InvalidName
 
 DEFAULT_PARTITION = "_default"
 """Every collection has it; rows go there when no partition is named."""
@@ -33,6 +35,20 @@ def check_name(kind: str, name: str) -> str:
             "starting with a letter or digit, without '..'"
         )
     return name
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""Also with the one slash that a `Path` makes of two."""
+
+
+def check_path(what: str, path: str | os.PathLike[str]) -> Path:
+    """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidArgument(f"{path!r} names no {what} — pass a path")
+    if _URL.match(text):
+        raise InvalidArgument(f"{text!r} is a URL — pass a path on a disk of this machine, without a scheme")
+    return Path(text)
 
 
 def not_text(kind: str, name: object) -> InvalidName:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -24,7 +23,7 @@ from streamingnode.backup.making import BackupResult
 from streamingnode.catalog_changes import CatalogChanges
 from streamingnode.collection import Collection, collection_of
 from streamingnode.config import NodeConfig
-from streamingnode.names import check_name, not_text
+from streamingnode.names import check_name, check_path, not_text
 from streamingnode.node_facts import NodeFacts
 from streamingnode.reading.collection_reader import CollectionReader, ReadOptions
 from streamingnode.reading.read_arguments import check_passed, check_tick, check_types
@@ -92,6 +91,12 @@ class Node(NodeFacts):
         self._changes = CatalogChanges(services, self._info, self._append)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        state = "failed" if self._supervisor.failure else "open"
+        if self._closing is not None and state == "open":
+            state = "closed" if self._closing.done() else "closing"
+        return f"<Node {self.path or 'in memory'} {state}>"
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -365,7 +370,7 @@ class Node(NodeFacts):
         `InvalidArgument` for a node in memory; nothing is left at `path` then, nor when it is cancelled.
         """
         self._check_open()
-        return await self._services.upkeep.back_up(Path(path))
+        return await self._services.upkeep.back_up(check_path("directory", path))
 
     @_naming_failure
     async def verify(self) -> Report:

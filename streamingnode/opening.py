@@ -8,7 +8,6 @@ another close it. The parts are put together in `composition`.
 """
 
 import os
-import re
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -20,17 +19,17 @@ import anyio
 from anyio import to_thread
 
 from streamingnode.config import NodeConfig, load_config
+from streamingnode.names import check_path
 from streamingnode.node import Node
 from streamingnode.services import NodeServices
 from streamingnode.statistics_file import StatisticsFile
 from streamingnode.supervisor import Supervisor
 from wal.append import AppendObserver
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, OnShutdown
 from wal.event_log import event_log
 from wal.outlast import outlast
+from wal.rocks.failures import disk_errors_typed
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""Also with the one slash that a `Path` makes of two."""
 _log = event_log(__name__)
 
 Compose = Callable[[Path | None, NodeConfig, Supervisor], AbstractAsyncContextManager[NodeServices]]
@@ -63,26 +62,15 @@ def open_node(
         raise InvalidArgument("config= is all settings at once — leave out the others, or pass them without config=")
     if config is not None and not isinstance(config, NodeConfig):
         raise InvalidArgument(f"config={config!r} — pass a NodeConfig, or settings by name: durability='os'")
-    directory = _directory(path)
+    directory = None if path is None else check_path("directory", path)
+    file = None if config_file is None else check_path("config file", config_file)
 
     def settle() -> NodeConfig:
-        file = None if config_file is None else Path(config_file)
         return config or load_config(file=file, environment=os.environ, arguments=settings)
 
     from streamingnode.composition import compose
 
     return OpenNode(directory, settle, partial(compose, observer=observer))
-
-
-def _directory(path: str | os.PathLike[str] | None) -> Path | None:
-    if path is None:
-        return None
-    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise InvalidArgument(f"{path!r} names no directory — pass a path, or None for a node in memory")
-    if _URL.match(text):
-        raise InvalidArgument(f"{text!r} is a URL — pass a directory on a disk of this machine, without a scheme")
-    return Path(text)
 
 
 class OpenNode:
@@ -106,12 +94,16 @@ class OpenNode:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the node. Raises the failure of background work, unless the block raised something of its own."""
+        """Close the node. Raises the failure of background work, unless the block raised something of its own.
+
+        A refusal that names the failure is none of its own.
+        """
         assert self._node is not None, "entered before it is left"
         try:
             await self._node.aclose()
         except Exception as failure:
-            if kind is None or failure is not self._supervisor.failure:
+            refused = isinstance(error, OnShutdown) and error.__cause__ is failure
+            if kind is None or refused or failure is not self._supervisor.failure:
                 raise
 
     async def _open(self) -> Node:
@@ -129,7 +121,7 @@ class OpenNode:
         return self._node
 
     async def _open_parts(self, scope: anyio.CancelScope) -> None:
-        with scope:
+        with scope, disk_errors_typed(self._path or "the temporary directory"):
             config = await to_thread.run_sync(self._settle)
             # Absolute, because a program may change its directory while the node is open.
             path = None if self._path is None else await to_thread.run_sync(self._path.absolute)

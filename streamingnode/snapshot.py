@@ -16,6 +16,7 @@ from streamingnode.channel import Channel
 from wal.errors import CollectionNotFound, InvalidArgument, Truncated
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
+from wal.rocks.failures import disk_errors_typed
 
 
 async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None) -> pa.Table:
@@ -23,10 +24,12 @@ async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo
     while True:
         checkpoint = flusher.checkpoint
         try:
-            return await _snapshot_after(checkpoint, channel, flusher.cuts, info, as_of)
+            with disk_errors_typed(flusher.cuts.node):
+                return await _snapshot_after(checkpoint, channel, flusher.cuts, info, as_of)
         except Truncated:
             if flusher.checkpoint is checkpoint:
-                await flusher.check_cuts()
+                with disk_errors_typed(flusher.cuts.node):
+                    await flusher.check_cuts()
                 raise  # else a cut, and what was given up behind it, overtook this
 
 

@@ -69,6 +69,9 @@ class SyncNode:
         self._node = node
         self._loop = loop
 
+    def __repr__(self) -> str:
+        return repr(self._node).replace("Node", "SyncNode", 1)
+
     def close(self) -> None:
         """Close the node, as the end of a `with` block does; idempotent. At the end of the program it happens by itself."""
         self._loop.close()

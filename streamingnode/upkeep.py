@@ -16,6 +16,7 @@ from streamingnode.verification.finding import Report
 from streamingnode.verification.running import RunningParts, walk_running
 from streamingnode.verification.scrubber import NEVER, Scrubber, ScrubOptions, ScrubStatus
 from wal.errors import Indeterminate, InvalidArgument, LogReopening
+from wal.rocks.failures import disk_errors_typed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +54,9 @@ class Upkeep:
             raise InvalidArgument("a node in memory has nothing on a disk to verify — open one in a directory")
         report = Report()
         try:
-            async for read_bytes in walk_running(self.parts, report):
-                report.bytes += read_bytes
+            with disk_errors_typed(self.parts.directory):
+                async for read_bytes in walk_running(self.parts, report):
+                    report.bytes += read_bytes
         except Indeterminate as error:  # of a write of others; nothing was written here
             raise LogReopening("the log is being reopened after a failed write — verify again") from error
         return report

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,7 @@ async def test_a_cut_of_a_twin_that_went_its_own_way_is_corrupt(tmp_path: Path) 
 
 async def test_a_directory_in_use_names_its_process(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path) as node:
-        with pytest.raises(AlreadyOwned, match=f"process {os.getpid()} — ") as caught:
+        with pytest.raises(AlreadyOwned, match=rf"this process \(pid {os.getpid()}\).* — ") as caught:
             await open_and_close(node.path)
     assert caught.value.pid == os.getpid()
 
@@ -305,3 +306,68 @@ async def insert_when_possible(node: Node) -> None:
                 await node.consistent_tick()  # lets the loop turn
             else:
                 return
+
+
+def by_a_directory(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.mkdir()
+
+
+def by_a_file(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.write_text("odd")
+
+
+def by_a_loop(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.symlink_to(path)
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize(
+    "place, replace",
+    [
+        ("cuts", by_a_file),
+        ("cuts", by_a_loop),
+        ("cuts/*.json", by_a_directory),
+        ("cuts/*.json", by_a_loop),
+        ("segments", by_a_file),
+        ("segments", by_a_loop),
+        ("segments/*", by_a_file),
+        ("segments/*/*.parquet", by_a_directory),
+        ("segments/*/*.parquet", by_a_loop),
+    ],
+)
+async def test_what_stands_in_the_place_of_a_cut_is_a_typed_error_of_every_call(
+    tmp_path: Path, place: str, replace: Callable[[Path], None]
+) -> None:
+    def damage() -> None:
+        (path,) = tmp_path.glob(place)
+        replace(path)
+
+    async with sn.open_node(tmp_path, cut_interval_s=None) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        await node.insert("orders", [ROW])
+        await node.flush()
+        damage()
+        for call in (node.snapshot("orders", as_of=0), node.verify(), node.flush()):
+            with suppress(StreamingNodeError):
+                await call
+        with pytest.raises(StreamingNodeError, match=NEXT_STEP):
+            await node.snapshot("orders")
+
+
+@pytest.mark.parametrize("file", ["", "a\0b", 3, b"x.toml"], ids=repr)
+def test_what_names_no_config_file_is_refused(file: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"names no config file{NEXT_STEP}"):
+        sn.open_node(None, config_file=file)
+
+
+async def test_opening_where_the_working_directory_is_gone_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(StorageFailed, match=NEXT_STEP):
+        await open_and_close("node")

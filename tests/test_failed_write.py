@@ -134,6 +134,13 @@ def keys_in(table: pa.Table) -> list[int]:
     return [key for key in table.column("key").to_pylist() if key is not None]
 
 
+async def read_for_ever(node: Node) -> None:
+    """Wait for what no longer comes once the node has ended."""
+    async with node.read("a", sn.DeliverPolicy.latest()) as messages:
+        async for _ in messages:
+            pass
+
+
 async def keys_of(node: Node, collection: str = "a") -> list[int]:
     return keys_in(await node.snapshot(collection))
 
@@ -256,7 +263,7 @@ async def test_node_ends_when_verification_finds_that_something_acknowledged_is_
             monkeypatch.setattr("wal.rocks.store.open_again", damaged)
             disk.fail_at(1)
             await error_of(node.insert("a", [row(2)]))
-            await anyio.sleep_forever()
+            await read_for_ever(node)
     monkeypatch.undo()
     async with opened(tmp_path) as node:
         assert 1 in await keys_of(node)
@@ -270,7 +277,7 @@ async def test_node_whose_directory_was_taken_over_ends_and_says_by_whom(tmp_pat
             other = Claim(tmp_path)
             other.take(77)
             assert isinstance(await error_of(node.insert("a", [row(2)])), ChannelFenced)
-            await anyio.sleep_forever()
+            await read_for_ever(node)
     assert other is not None
     other.close()
     moved = tmp_path.with_name("moved")

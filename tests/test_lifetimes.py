@@ -287,6 +287,7 @@ async def test_failed_node_lets_go_of_its_directory_before_anybody_closes_it(tmp
     node._supervisor.spawn(fail(Corrupt("segment 7")))
     while node._supervisor.failure is None:
         await anyio.lowlevel.checkpoint()
+    assert repr(node) == f"<Node {tmp_path / 'node'} failed>"
     await node.begin_closing()  # which the failure has begun: nobody closes the node here
     async with sn.open_node(tmp_path / "node") as again:
         await use(again, 1)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from tests.failing_disk import FailingDisk
-from tests.test_failed_write import HANGS_S, error_of, keys_of, opened, row
+from tests.test_failed_write import HANGS_S, error_of, keys_of, opened, read_for_ever, row
 from wal.errors import AlreadyOwned
 from wal.rocks.possession import OpenedDatabase, open_again
 
@@ -45,7 +45,7 @@ async def test_node_ends_when_another_process_has_the_database_that_it_wants_to_
                 monkeypatch.setattr("wal.rocks.store.open_again", taken_meanwhile)
                 disk.fail_at(1)
                 await error_of(node.insert("a", [row(2)]))
-                await anyio.sleep_forever()
+                await read_for_ever(node)
     finally:
         for holder in holders:
             holder.kill()

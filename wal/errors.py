@@ -92,14 +92,19 @@ class ChannelFenced(StreamingNodeError):
 
 
 class AlreadyOwned(StreamingNodeError):
-    """Another process has this directory open."""
+    """Another process has this directory open, or this one has: then `own` is true."""
 
     code = "ALREADY_OWNED"
     retryable = "yes"
     exit_code = 4
 
-    def __init__(self, path: str, pid: int | None) -> None:
-        self.path, self.pid = path, pid
+    def __init__(self, path: str, pid: int | None, *, own: bool = False) -> None:
+        self.path, self.pid, self.own = path, pid, own
+        if own:
+            super().__init__(
+                f"{path} is in use: this process (pid {pid}) has it open already — use that node, or close it first"
+            )
+            return
         holder = f"process {pid}" if pid else "another process"
         super().__init__(f"{path} is in use by {holder} — stop that process, or use another directory")
 

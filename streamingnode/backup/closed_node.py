@@ -9,6 +9,7 @@ from streamingnode.backup.target import Target
 from streamingnode.inspection.node_files import check_node
 from wal.errors import Corrupt, InvalidArgument
 from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import read_floor
 from wal.rocks.ownership import DirectoryLock
 from wal.rocks.replacement import finish_replacement
@@ -24,7 +25,9 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep = _told_n
     Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
     target in use, `Corrupt` when the node is not sound, `StorageFailed`. Nothing is at `target` then.
     """
-    if (check_node(directory) / BACKUP_RECORD_NAME).exists():
+    with disk_errors_typed(directory):
+        is_backup = (check_node(directory) / BACKUP_RECORD_NAME).exists()
+    if is_backup:
         raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
     lock = DirectoryLock(directory)
     try:
@@ -54,7 +57,8 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = _told_nob
     Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,
     `Corrupt` naming what is not as the backup says, `StorageFailed`. Nothing is at `target` then.
     """
-    record = read_record(backup)
+    with disk_errors_typed(backup):
+        record = read_record(backup)
     building = Target(target, backup)
     try:
         return make_restore(backup, record, building, on_step)

@@ -21,7 +21,7 @@ from flusher.checkpoint import Checkpoint
 from flusher.cuts.cut_log import CUTS, cut_numbers, file_paths, manifest_path, read_cut
 from flusher.files.node_directory import NodeDirectory
 from streamingnode.backup.copied_bytes import copy_file
-from streamingnode.backup.target import Target, disk_errors_typed
+from streamingnode.backup.target import Target
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
 from streamingnode.inspection.node_records import read_node_records
 from streamingnode.verification.finding import Report, Severity
@@ -30,6 +30,7 @@ from wal.errors import Corrupt, Truncated
 from wal.files import read_regular, write_file
 from wal.remedy import Remedy
 from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
 from wal.rocks.options import DATABASE_NAME
 

@@ -13,11 +13,12 @@ import msgspec
 
 from streamingnode.backup.copied_bytes import copy_file
 from streamingnode.backup.making import OnStep, check_copy
-from streamingnode.backup.target import Target, disk_errors_typed
+from streamingnode.backup.target import Target
 from streamingnode.inspection.backup_record import BackupRecord, CopiedFile, decode_record
 from wal.errors import Corrupt, InvalidArgument
 from wal.files import read_regular
 from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import read_floor, write_floor
 
 RESTORE_TERM_STEP = 1 << 16

@@ -19,6 +19,7 @@ from streamingnode.backup.target import Target
 from wal.errors import Corrupt, InvalidArgument
 from wal.files import make_directory
 from wal.outlast import outlast
+from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import Floor, read_floor
 from wal.rocks.options import DATABASE_NAME
 
@@ -56,7 +57,8 @@ async def backup_running(node: RunningNode, target: Path, limit: anyio.Lock) -> 
     async def back_up() -> None:
         with scope:
             async with limit, node.hold_cuts():
-                made.append(await _back_up(node, directory, link_copy, target))
+                with disk_errors_typed(directory):
+                    made.append(await _back_up(node, directory, link_copy, target))
 
     try:
         await outlast(back_up(), on_cancel=scope.cancel)

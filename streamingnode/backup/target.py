@@ -3,9 +3,8 @@
 Work is done in `<name>.unfinished` beside it and renamed at the end. What a crash leaves there is named and left alone.
 """
 
+import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from streamingnode.backup.copied_bytes import sync_directories
@@ -22,20 +21,20 @@ class Target:
     """
 
     def __init__(self, path: Path, source: Path) -> None:
-        self.path = path.absolute()
-        self.building = self.path.with_name(self.path.name + UNFINISHED)
-        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
-            raise AlreadyExists(f"{path} is there and not empty — name a new directory")
-        if self.path.resolve().is_relative_to(source.resolve()):
-            raise InvalidArgument(f"{path} is inside {source} — name a directory outside it")
         try:
+            self.path = path.absolute()
+            if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+                raise AlreadyExists(f"{path} is there and not empty — name a new directory")
+            if Path(os.path.realpath(self.path)).is_relative_to(source.resolve()):
+                raise InvalidArgument(f"{path} is inside {source} — name a directory outside it")
+            self.building = self.path.with_name(self.path.name + UNFINISHED)
             self.building.mkdir(DIRECTORY_MODE, parents=True)
         except FileExistsError:
             raise AlreadyExists(
                 f"{self.building} is left of a run that did not end — remove it, then try again"
             ) from None
         except OSError as error:
-            raise StorageFailed(f"cannot make {self.building}: {error.strerror} — choose a writable place") from error
+            raise StorageFailed(f"cannot make {path}: {error.strerror} — choose a writable place") from error
 
     def publish(self) -> None:
         """Give what was built its name; durable on return."""
@@ -46,12 +45,3 @@ class Target:
     def discard(self) -> None:
         """Remove what was built; idempotent, and nothing once it is published."""
         shutil.rmtree(self.building, ignore_errors=True)
-
-
-@contextmanager
-def disk_errors_typed(place: Path) -> Iterator[None]:
-    """Raise `StorageFailed` for what the disk of `place` raises."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageFailed(f"{place}: {error.strerror or error} — free space or choose another place") from error

@@ -138,6 +138,16 @@ async def test_calls_after_failed_background_work_name_it() -> None:
             assert isinstance(refused.value.__cause__, Corrupt)
 
 
+async def test_refusal_that_leaves_the_block_becomes_the_failure_that_it_names() -> None:
+    parts, error = Parts(), Corrupt("segment 7")
+    with pytest.raises(Corrupt) as caught:
+        async with parts.node() as node:
+            parts.work(error)
+            await parts.closed.wait()
+            node.collections()
+    assert caught.value is error
+
+
 async def test_awaited_node_is_closed_once_by_whichever_task_comes_first() -> None:
     parts = Parts()
     node = await parts.node()

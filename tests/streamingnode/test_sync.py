@@ -110,6 +110,15 @@ def test_errors_come_out_unchanged() -> None:
         node.flush()
 
 
+def test_node_shows_where_it_is_and_how_it_stands(tmp_path: Path) -> None:
+    node = sn.sync.open_node(tmp_path)
+    assert (repr(node), repr(node._node)) == (f"<SyncNode {tmp_path} open>", f"<Node {tmp_path} open>")
+    node.close()
+    assert repr(node) == f"<SyncNode {tmp_path} closed>"
+    with sn.sync.open_node(None) as node:
+        assert repr(node) == "<SyncNode in memory open>"
+
+
 @pytest.mark.parametrize("use", [list, lambda reader: list(reader.batches()), lambda reader: reader.ack(reader)])
 def test_reader_outside_of_its_block_says_how_to_use_it(use: Callable[[SyncReader], object]) -> None:
     with sn.sync.open_node(None) as node:

@@ -1,11 +1,14 @@
-"""What RocksDB's exceptions mean. They are bare `Exception`s with a text, and this is the only place that reads it.
+"""What exceptions of RocksDB, of the disk and of a full memory mean for a caller.
 
-Tests hold the exact texts, so that a release which words them differently is noticed.
+Those of RocksDB are bare `Exception`s with a text, and this is the only place that reads it. Tests hold the exact texts, so
+that a release which words them differently is noticed.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
+from wal.errors import AlreadyOwned, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.files import no_descriptor_left
 from wal.rocks.space import REPLAY_BYTES
 from wal.rocks.space_watch import log_bytes
@@ -37,6 +40,23 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
             f"the database at {path} is damaged: {text} — restore a backup, or run: streamingnode repair --dry-run"
         )
     return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
+
+
+@contextmanager
+def disk_errors_typed(place: object) -> Iterator[None]:
+    """Raise `StorageFailed` for an `OSError` of the block, which reads at `place`, `Overloaded` for want of memory."""
+    try:
+        yield
+    except StreamingNodeError:
+        raise  # `DeadlineExceeded` is an `OSError` too, by way of `TimeoutError`
+    except MemoryError as error:
+        raise Overloaded(
+            f"{place}: it does not fit into memory — read less at a time, or give the process more"
+        ) from error
+    except OSError as error:
+        raise StorageFailed(
+            f"{error.filename or place}: {error.strerror or error} — check the path, its permissions and the disk"
+        ) from error
 
 
 def disk_full(path: Path) -> StorageFull:

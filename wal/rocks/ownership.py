@@ -19,10 +19,11 @@ _PID_BYTES_MAX = 32
 class DirectoryLock:
     """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`, `StorageFailed`."""
 
-    __slots__ = ("_descriptors",)
+    __slots__ = ("_descriptors", "_identity")
 
     def __init__(self, directory: Path) -> None:
         self._descriptors: list[int] = []
+        self._identity = (0, 0)
         try:
             self._take(directory)
         except BaseException:
@@ -31,6 +32,8 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Let go; idempotent. In a forked child this takes nothing from the parent but keeps its lock from outliving it."""
+        if _held.get(self._identity) == os.getpid():
+            del _held[self._identity]
         while self._descriptors:
             os.close(self._descriptors.pop())
 
@@ -38,6 +41,8 @@ class DirectoryLock:
         lock = self._open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
         self._lock(lock, directory, holder=lock)
         self._lock(self._open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), directory, holder=lock)
+        self._identity = _identity_of(lock)
+        _held[self._identity] = os.getpid()
         pid = f"{os.getpid()}\n".encode()
         os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
         os.ftruncate(lock, len(pid))
@@ -55,7 +60,18 @@ class DirectoryLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise AlreadyOwned(str(directory), _read_pid(holder)) from error
+            own = _held.get(_identity_of(holder)) == os.getpid()
+            raise AlreadyOwned(str(directory), os.getpid() if own else _read_pid(holder), own=own) from error
+
+
+_held: dict[tuple[int, int], int] = {}
+"""The lock files held by this process, with its pid, which a forked child does not have. Pids in the files do not tell: two
+containers that share a directory may both be process 1."""
+
+
+def _identity_of(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _read_pid(descriptor: int) -> int | None:

@@ -10,6 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None  # as if it were not installed
+import spark_sink
+try:
+    spark_sink.read_table
+except Exception as error:
+    print(error.code, error.package)
+"""
+
 PROGRAM = """
 import spark_sink
 spark = spark_sink.session()
@@ -44,6 +54,14 @@ def path_without_java(folder: Path) -> Path:
         if found is not None:
             (folder / name).symlink_to(found)
     return folder
+
+
+@pytest.mark.parametrize("package", ["pyspark", "deltalake"])
+def test_what_needs_a_package_that_is_not_installed_names_it(package: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, package], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == (f"PACKAGE_MISSING {package}\n", "")
 
 
 @pytest.mark.spark

@@ -17,7 +17,7 @@ from streamingnode.backup.restoring import RESTORE_TERM_STEP
 from streamingnode.node import Node
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
-from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument
+from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 
 NEXT_STEP = " — "
 
@@ -137,6 +137,28 @@ def test_nothing_is_written_where_something_is(sample: Sample, tmp_path: Path, o
     with pytest.raises(AlreadyExists, match=NEXT_STEP):
         restore_directory(tmp_path / "backup", target)
     assert (target if target.is_file() else target / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a\0b", 3, None, b"x", "/", "loop", "x" * 300, "x" * 250, "file/x"], ids=lambda n: f"{n!r:.9}"
+)
+def test_a_target_that_cannot_be_made_is_a_typed_error(sample: Sample, tmp_path: Path, name: Any) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("mine")
+    before = set(tmp_path.iterdir())
+
+    async def run() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            with pytest.raises(StreamingNodeError, match=NEXT_STEP):
+                await node.backup(tmp_path / name if name and isinstance(name, str) and "\0" not in name else name)
+
+    anyio.run(run)
+    if isinstance(name, str) and "\0" not in name and name:
+        for call in (lambda: backup_directory(path, tmp_path / name), lambda: restore_directory(tmp_path / name, path)):
+            with pytest.raises(StreamingNodeError, match=NEXT_STEP):
+                call()
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_neither_a_backup_nor_a_node_is_made_inside_what_it_is_made_from(sample: Sample, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_second_owner_in_another_process_is_told_the_pid_of_the_first(tmp_path
         holder.stdout.readline()
         with pytest.raises(AlreadyOwned) as owned:
             DirectoryLock(tmp_path)
-        assert (owned.value.path, owned.value.pid) == (str(tmp_path), holder.pid)
+        assert (owned.value.path, owned.value.pid, owned.value.own) == (str(tmp_path), holder.pid, False)
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         DirectoryLock(tmp_path).release()
@@ -50,12 +50,24 @@ def test_unlinking_the_lock_file_lets_nobody_else_in(tmp_path: Path) -> None:
     lock.release()
 
 
+def test_the_pid_of_this_process_in_a_lock_of_another_makes_it_no_owner(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        (tmp_path / LOCK_NAME).write_text(f"{os.getpid()}\n")  # as in a container that counts its processes from 1, too
+        with pytest.raises(AlreadyOwned) as owned:
+            DirectoryLock(tmp_path)
+        assert not owned.value.own
+        holder.kill()
+
+
 @pytest.mark.anyio
 async def test_a_store_that_is_open_in_this_process_refuses_a_second_opener(tmp_path: Path) -> None:
     store = await open_rocks_store(tmp_path / "node")
-    with pytest.raises(AlreadyOwned) as owned:
+    with pytest.raises(AlreadyOwned, match=rf"this process \(pid {os.getpid()}\) has it open already") as owned:
         await open_rocks_store(tmp_path / "node")
-    assert owned.value.pid == os.getpid()
+    assert (owned.value.pid, owned.value.own) == (os.getpid(), True)
     await store.close()
     await (await open_rocks_store(tmp_path / "node")).close()
 
