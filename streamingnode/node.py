@@ -8,6 +8,7 @@ durable (as the node's `durability` says) or raises; nothing is half done. Small
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -207,7 +208,7 @@ class Node(NodeFacts):
         collection: str,
         policy: DeliverPolicy = ALL,
         *,
-        until: int | None = None,
+        until: int | datetime | None = None,
         name: str | None = None,
         types: Iterable[MessageType] | None = None,
         include_ticks: bool = False,
@@ -221,19 +222,20 @@ class Node(NodeFacts):
         policy starts below what is kept, and `ReaderBusy` while the name is in use.
         """
         info = self._info(collection)
-        chosen = check_types(types)
-        options = ReadOptions(policy=policy, until=until, name=name, types=chosen, include_ticks=include_ticks)
+        chosen, last = check_types(types), check_tick("until", until)
+        options = ReadOptions(policy=policy, until=last, name=name, types=chosen, include_ticks=include_ticks)
         return CollectionReader(self._services, info, options)
 
-    async def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
+    async def snapshot(
+        self, collection: str, *, as_of: int | datetime | None = None, timeout: float | None = None
+    ) -> pa.Table:
         """Return the collection's rows as of a tick, everything acknowledged so far for None.
 
         Raises `InvalidArgument` for a tick that is yet to come, `Truncated` when that state is no longer kept: once every
         table has taken a cut, and `retention_s` has passed, its rows are in the tables only.
         """
-        info = self._info(collection)
-        check_tick("as_of", as_of)
-        return await read_within(timeout, lambda: self._services.snapshot(info, as_of), "the snapshot")
+        info, tick = self._info(collection), check_tick("as_of", as_of)
+        return await read_within(timeout, lambda: self._services.snapshot(info, tick), "the snapshot")
 
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
         """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes."""

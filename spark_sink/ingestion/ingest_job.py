@@ -25,6 +25,7 @@ from spark_sink.cuts.changes import Changes, batches, changes_of
 from spark_sink.cuts.cut_log import Cut, CutLog, lives
 from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
 from spark_sink.ingestion.commit_writer import CommitWriter, Written
+from spark_sink.ingestion.cut_request import CuttingNode, node_directory
 from spark_sink.ingestion.cut_request import request_cut as ask_for_cut
 from spark_sink.ingestion.lease import Lease, release, write_lease
 from spark_sink.ingestion.place import check_place
@@ -62,28 +63,33 @@ SETTINGS = {
 
 def ingest(
     spark: SparkSession,
-    node: str | Path = "data",
+    node: str | Path | CuttingNode = "data",
     tables: str | Path = "tables",
     *,
     progress: Progress | None = None,
     request_cut: bool = True,
+    every_cut: bool = False,
 ) -> IngestReport:
     """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
 
-    Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. Can be
-    killed at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
+    Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. `node`
+    is a directory, or an open node of `sn.sync`, which makes its own cut. A commit takes as many cuts as it can, which hides
+    the states between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run again, also
+    twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
-    Raises `InvalidArgument` for tables inside the node's directory, `CutFailed`, `Corrupt` naming the file, `Truncated` when
-    cuts it needs are no longer kept, `AlreadyExists` when a table's directory belongs to another node or to nobody,
-    `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
+    Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop, `CutFailed`,
+    `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's directory
+    belongs to another node or to nobody, `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java
+    process is killed meanwhile.
     """
     started = time.monotonic()
     progress = progress or _silent
-    check_place(Path(node), Path(tables))
+    directory = node_directory(node, request_cut=request_cut)
+    check_place(directory, Path(tables))
     progress("cut", 0, 1)
-    owned = request_cut and not ask_for_cut(Path(node))
+    owned = request_cut and not ask_for_cut(node)
     progress("cut", 1, 1)
-    report = IngestJob(spark, Path(node), Path(tables), progress=progress).run()
+    report = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut).run()
     return replace(report, node_was_running=owned, seconds=time.monotonic() - started)
 
 
@@ -99,6 +105,7 @@ class IngestJob:
         progress: Progress,
         on_step: OnStep | None = None,
         commit_bytes_max: int = COMMIT_BYTES_MAX,
+        every_cut: bool = False,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         session = spark.newSession()
@@ -111,6 +118,7 @@ class IngestJob:
         self._step = _through_failpoints(on_step)
         self._writer = CommitWriter(session, node, self._step)
         self._commit_bytes_max = commit_bytes_max
+        self._every_cut = every_cut
         self._now_s = now_s
         self._cuts = CutLog(node)
         self._reports: dict[int, TableReport] = {}
@@ -130,7 +138,8 @@ class IngestJob:
         total = len(cuts)
         done = 0
         # A table may have to be retired although no cut is left to take.
-        for run in batches(cuts, bytes_max=self._commit_bytes_max) or [[newest]]:
+        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut)
+        for run in runs or [[newest]]:
             for entry in self._collections(run, held):
                 self._progress(entry.name, done, total)
                 self._bring(entry, run)
@@ -257,7 +266,7 @@ class IngestJob:
         name = written.attempt.name if written.attempt else ""
         try:
             version = table.commit(
-                at, first_cut=changes.first_changed, adds=written.adds, removes=written.removes, attempt=name
+                at, changed=changes.changed, adds=written.adds, removes=written.removes, attempt=name
             )
         except CommitConflict:
             if written.attempt is not None:

@@ -5,8 +5,8 @@ is conditional on it: the Delta log holds the three as app transactions, so a se
 version is refused by the log itself, whatever lock it did or did not hold. Delta alone would accept a repeated number from
 a fresh handle; therefore a watermark is only ever compared and committed on one handle. ADR 0002 says why Delta.
 
-Every version is the state at its cut. Its commit info carries `streamingnode`: node id, collection id, first changed cut,
-cut, tick, manifest checksum and attempt.
+Every version is the state at its cut. Its commit info carries `streamingnode`: node id, collection id, the ticks of its
+first and last change, cut, tick, manifest checksum and attempt.
 """
 
 import time
@@ -66,7 +66,7 @@ class OpenTable:
 
         Raises `CommitConflict` when another writer created it first, `AlreadyExists` when the directory holds other things.
         """
-        note = _note(identity, first_cut=before.cut, at=before, attempt="")
+        note = _note(identity, changed=(before.tick, before.tick), at=before, attempt="")
         path.mkdir(parents=True, exist_ok=True)
         try:
             DeltaTable.create(
@@ -165,10 +165,17 @@ class OpenTable:
         return changed
 
     def commit(
-        self, at: Watermark, *, first_cut: int, adds: Sequence[NewFile], removes: Sequence[TableFile], attempt: str
+        self,
+        at: Watermark,
+        *,
+        changed: tuple[int, int],
+        adds: Sequence[NewFile],
+        removes: Sequence[TableFile],
+        attempt: str,
     ) -> int:
         """Swap files and move the watermark in one commit, and return its version; on disk when `sync` has returned.
 
+        `changed` are the ticks of the first and the last change, the cut's own when there was none.
         Raises `CommitConflict` when this is no longer the newest version that ingests see; the table is unchanged then.
         """
         assert at.cut > self.watermark.cut, "a cut is taken once"
@@ -187,7 +194,7 @@ class OpenTable:
                 self._delta.schema(),
                 [PARTITION],
                 commit_properties=_commit_properties(
-                    identity, at, _note(identity, first_cut=first_cut, at=at, attempt=attempt)
+                    identity, at, _note(identity, changed=changed, at=at, attempt=attempt)
                 ),
             )
         except CommitFailedError as error:
@@ -227,11 +234,12 @@ def _properties(identity: TableIdentity) -> dict[str, str | None]:
     }
 
 
-def _note(identity: TableIdentity, *, first_cut: int, at: Watermark, attempt: str) -> CommitNote:
+def _note(identity: TableIdentity, *, changed: tuple[int, int], at: Watermark, attempt: str) -> CommitNote:
     return CommitNote(
         node_id=identity.node_id,
         collection_id=identity.collection_id,
-        first_cut=first_cut,
+        first_tick=changed[0],
+        last_tick=changed[1],
         cut=at.cut,
         tick=at.tick,
         crc32c=at.crc32c,
