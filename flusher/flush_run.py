@@ -17,10 +17,9 @@ from anyio.abc import TaskGroup
 from flusher.buffers.file_in_progress import FileInProgress
 from flusher.buffers.row_buffer import RowBuffer
 from flusher.checkpoint import Checkpoint, CutPosition, checkpoint_key, encode_checkpoint, extend_history
-from flusher.cuts.cut_directory import PublishedCut
+from flusher.cuts.cut_log import Cut, CutLog
 from flusher.cuts.cut_writer import CutPoint, CutResult, build_manifest, check_same_cut, cut_result, publish_cut
 from flusher.cuts.open_cut import OpenCut
-from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from interceptors.shard.state import ShardState
 from scanner.scanner import Scanner
@@ -50,7 +49,7 @@ class FlushContext:
     `save_producers` returns what the checkpoint of a cut at a tick has to know of producers.
     """
 
-    directory: NodeDirectory
+    cuts: CutLog
     store: LogStore
     pchannel: str
     options: FlushOptions
@@ -64,7 +63,7 @@ class FlushContext:
 class FlushRun:
     """Reads, buffers, writes and cuts from `checkpoint` on; `ahead` is a cut on disk that the checkpoint does not know."""
 
-    def __init__(self, context: FlushContext, checkpoint: Checkpoint, ahead: PublishedCut | None) -> None:
+    def __init__(self, context: FlushContext, checkpoint: Checkpoint, ahead: Cut | None) -> None:
         stored = checkpoint.shard_state
         self.state = ShardState() if stored is None else ShardState.restore(stored)
         self._context = context
@@ -186,7 +185,7 @@ class FlushRun:
         failpoint("flush.cut_published")
         await self._advance(message, published)
 
-    async def _write(self, point: CutPoint) -> PublishedCut:
+    async def _write(self, point: CutPoint) -> Cut:
         context, files = self._context, list(self.open_cut.files())
         async with anyio.create_task_group() as finishing:
             for file in files:
@@ -199,9 +198,9 @@ class FlushRun:
             created_ms=context.now_ms(),
         )
         renames = [(file.temporary_path, file.path) for file in files]
-        return await to_thread.run_sync(publish_cut, context.directory, manifest, renames)
+        return await to_thread.run_sync(publish_cut, context.cuts.directory, manifest, renames)
 
-    async def _advance(self, message: Message, published: PublishedCut) -> None:
+    async def _advance(self, message: Message, published: Cut) -> None:
         context, manifest = self._context, published.manifest
         self.state.forget_below(context.kept_tick())
         step = CutPosition(manifest.tick, message.last_confirmed_position)
@@ -221,6 +220,7 @@ class FlushRun:
         )
         await context.store.put_meta({checkpoint_key(context.pchannel): encode_checkpoint(checkpoint)})
         failpoint("flush.checkpoint_saved")
+        context.cuts.append(published)
         self._checkpoint = checkpoint
         self.open_cut = self._new_cut(manifest.number + 1)
         self._hurry = anyio.Event()
@@ -233,7 +233,7 @@ class FlushRun:
         context = self._context
         return FileInProgress(
             buffer,
-            context.directory,
+            context.cuts.directory,
             node_id=context.store.node_id,
             row_group_bytes=context.options.row_group_bytes,
             limiter=self._limiter,

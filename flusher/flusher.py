@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
-from flusher.cuts.cut_directory import PublishedCut, cut_numbers, read_cut
+from flusher.cuts.cut_log import Cut, CutLog, cut_numbers
 from flusher.cuts.cut_writer import NO_CUT, CutResult, cut_result
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
@@ -103,7 +103,12 @@ class Flusher:
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.state = FlusherState.RECOVERING
-        self._directory = root if isinstance(root, NodeDirectory) else NodeDirectory(root)
+        directory = root if isinstance(root, NodeDirectory) else NodeDirectory(root)
+        self.cuts = CutLog(directory, node_id=store.node_id)
+        self.cuts.anchor(
+            checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick
+        )  # reads nothing
+        self._directory = self.cuts.directory
         self._store = store
         self._channel_log = log
         self._tail = tail
@@ -111,7 +116,7 @@ class Flusher:
         self._hooks = hooks
         self._sleep = sleep
         self.retention = Retention(
-            self._directory,
+            self.cuts,
             store,
             log,
             options=options.retention,
@@ -119,7 +124,7 @@ class Flusher:
             reader_floor=hooks.reader_floor,
         )
         self._context = FlushContext(
-            directory=self._directory,
+            cuts=self.cuts,
             store=store,
             pchannel=log.name,
             options=options,
@@ -173,7 +178,7 @@ class Flusher:
             await self._changed.wait()
         if number in {NO_CUT.number, self._last_cut.number}:
             return self._last_cut if number else NO_CUT
-        return cut_result((await to_thread.run_sync(read_cut, self._directory, number)).manifest)
+        return cut_result((await to_thread.run_sync(self.cuts.read, number)).manifest)
 
     async def enforce_retention(self, *, short_of_space: bool = False) -> None:
         """Give up log and cuts that nobody needs, now; also done every `retention.interval_s` seconds.
@@ -272,8 +277,9 @@ class Flusher:
     async def _first_kept(self) -> int:
         return decode_first_kept(await self._store.get_meta(kept_cuts_key(self._channel_log.name)))
 
-    def _tidy(self, checkpoint: Checkpoint, first_kept: int) -> PublishedCut | None:
+    def _tidy(self, checkpoint: Checkpoint, first_kept: int) -> Cut | None:
         ahead = cut_ahead(self._directory, checkpoint)
+        self.cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
         failpoint("recovery.cuts_compared")
         removed = remove_orphans(self._directory, first_kept=first_kept)
         failpoint("recovery.orphans_removed")

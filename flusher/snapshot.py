@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flusher.cuts.collection_entry import arrow_schema
-from flusher.cuts.cut_directory import cut_numbers, read_cut
-from flusher.files.node_directory import NodeDirectory
+from flusher.cuts.cut_log import CutLog, cut_numbers
 from flusher.files.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
 from flusher.manifest import CutManifest, DataFile
 from interceptors.shard.catalog import CollectionInfo
@@ -34,7 +33,7 @@ class SnapshotSource:
     `tail` may hold messages of other collections; it ends at or above `as_of`.
     """
 
-    directory: NodeDirectory
+    cuts: CutLog
     collection: CollectionInfo
     last_cut: int
     tail: Sequence[AnyMessage]
@@ -48,11 +47,11 @@ def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa
     partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when a file is not what its manifest says.
     """
     while True:
-        earliest = min(cut_numbers(source.directory), default=0)
+        earliest = min(cut_numbers(source.cuts.directory), default=0)
         try:
             return _rows(source, _manifests(source, earliest), system_columns=system_columns)
         except (Corrupt, Truncated):
-            if min(cut_numbers(source.directory), default=0) == earliest:
+            if min(cut_numbers(source.cuts.directory), default=0) == earliest:
                 raise  # else retention took cuts and their files while they were read
 
 
@@ -94,7 +93,7 @@ def _manifests(source: SnapshotSource, earliest: int) -> list[CutManifest]:
         if manifests and number < earliest:
             _check_begins(source, manifests[-1])
             break
-        manifests.append(read_cut(source.directory, number).manifest)
+        manifests.append(source.cuts.read(number).manifest)
         number -= 1
     return manifests[::-1]
 
@@ -148,7 +147,7 @@ def _wanted(source: SnapshotSource, file: DataFile) -> bool:
 
 def _read(source: SnapshotSource, file: DataFile) -> pa.Table:
     try:
-        content = source.directory.read(file.path)
+        content = source.cuts.directory.read(file.path)
     except FileNotFoundError as error:
         raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
     if len(content) != file.bytes or crc32c.crc32c(content) != file.crc32c:

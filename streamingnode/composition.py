@@ -112,7 +112,7 @@ async def compose(
         supervisor.spawn(channel.keep())
         closing.callback(channel.stop_waiting)
         meter = NodeMeter(channel=channel, flusher=flusher, appends=appends, ticks=ticks, store=store, now_ms=now_ms)
-        services = _services(path, config, store, channel, readers, flusher, directory, meter)
+        services = _services(path, config, store, channel, readers, flusher, meter)
         supervisor.spawn(services.upkeep.run())
         yield services
     finally:
@@ -237,7 +237,6 @@ def _services(
     channel: Channel,
     readers: NamedReaders,
     flusher: Flusher,
-    directory: NodeDirectory,
     meter: NodeMeter,
 ) -> NodeServices:
     async def flush() -> FlushResult:
@@ -272,7 +271,7 @@ def _services(
         named_readers=readers,
         find_position=partial(_find_position, channel),
         flush=flush,
-        snapshot=partial(take_snapshot, channel, flusher, directory),
+        snapshot=partial(take_snapshot, channel, flusher),
         consistent_tick=consistent_tick,
         producers=channel,
         stop_waiting=stop_waiting,

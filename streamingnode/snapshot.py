@@ -7,7 +7,7 @@ import anyio.to_thread
 import pyarrow as pa
 
 from flusher.checkpoint import Checkpoint
-from flusher.files.node_directory import NodeDirectory
+from flusher.cuts.cut_log import CutLog
 from flusher.flusher import Flusher
 from flusher.snapshot import SnapshotSource, read_snapshot
 from interceptors.shard.catalog import CollectionInfo
@@ -18,14 +18,12 @@ from wal.message import AnyMessage
 from wal.message_id import message_id_kind
 
 
-async def take_snapshot(
-    channel: Channel, flusher: Flusher, directory: NodeDirectory, info: CollectionInfo, as_of: int | None
-) -> pa.Table:
+async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None) -> pa.Table:
     """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
     while True:
         checkpoint = flusher.checkpoint
         try:
-            return await _snapshot_after(checkpoint, channel, directory, info, as_of)
+            return await _snapshot_after(checkpoint, channel, flusher.cuts, info, as_of)
         except Truncated:
             if flusher.checkpoint is checkpoint:
                 await flusher.check_cuts()
@@ -33,7 +31,7 @@ async def take_snapshot(
 
 
 async def _snapshot_after(
-    checkpoint: Checkpoint, channel: Channel, directory: NodeDirectory, info: CollectionInfo, as_of: int | None
+    checkpoint: Checkpoint, channel: Channel, cuts: CutLog, info: CollectionInfo, as_of: int | None
 ) -> pa.Table:
     now = await channel.consistent_tick()  # above the checkpoint, so what its cuts know had happened by then
     if as_of is not None and as_of > now:
@@ -42,7 +40,7 @@ async def _snapshot_after(
     tail = await _read_tail(channel, info, checkpoint, until=tick)
     if all(live.id != info.id for live in channel.shards.catalog.collections()):
         raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
-    source = SnapshotSource(directory=directory, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
+    source = SnapshotSource(cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
     return await anyio.to_thread.run_sync(read_snapshot, source)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flusher.cuts.collection_entry import collection_entries
-from flusher.cuts.cut_directory import PublishedCut, manifest_path
+from flusher.cuts.cut_log import Cut, manifest_path
 from flusher.files.node_directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import (
     MANIFEST_FORMAT,
@@ -88,7 +88,7 @@ def build_manifest(
     )
 
 
-def publish_cut(directory: NodeDirectory, manifest: CutManifest, renames: Sequence[tuple[str, str]]) -> PublishedCut:
+def publish_cut(directory: NodeDirectory, manifest: CutManifest, renames: Sequence[tuple[str, str]]) -> Cut:
     """Give the files their names and write the manifest; durable on return.
 
     `renames` are pairs of temporary and final path. Raises `OSError`; what is on disk then is in the table above.
@@ -110,7 +110,7 @@ def publish_cut(directory: NodeDirectory, manifest: CutManifest, renames: Sequen
     failpoint("flush.manifest_renamed")
     directory.sync_parents([path])
     failpoint("flush.manifest_name_synced")
-    return PublishedCut(manifest, manifest_crc32c(content))
+    return Cut(manifest, manifest_crc32c(content))
 
 
 def check_same_cut(manifest: CutManifest, point: CutPoint, rows: Mapping[str, int]) -> None:

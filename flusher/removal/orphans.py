@@ -7,14 +7,14 @@ name. Nothing that might be data is removed on a guess: while any manifest is mi
 from flusher.buffers.delete_buffer import DELETES
 from flusher.buffers.segment_buffer import SEGMENTS
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_directory import CUTS, PublishedCut, cut_numbers, file_paths, manifest_path, read_cut
+from flusher.cuts.cut_log import CUTS, Cut, cut_numbers, file_paths, manifest_path, read_cut
 from flusher.files.node_directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.removal.kept_cuts import are_all_there
 from wal.errors import Corrupt, StreamingNodeError
 from wal.failpoint import failpoint
 
 
-def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> PublishedCut | None:
+def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
     """Return the cut that was published when a crash kept its checkpoint from following; None when there is none.
 
     It is durable when this returns.

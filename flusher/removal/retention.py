@@ -17,7 +17,7 @@ import msgspec
 from anyio import to_thread
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_directory import cut_numbers, file_paths, manifest_path, read_cut
+from flusher.cuts.cut_log import CutLog, cut_numbers, file_paths, manifest_path
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest
 from flusher.removal.kept_cuts import encode_first_kept, kept_cuts_key
@@ -109,7 +109,7 @@ class Retention:
 
     def __init__(
         self,
-        directory: NodeDirectory,
+        cuts: CutLog,
         store: LogStore,
         log: Log,
         *,
@@ -118,7 +118,8 @@ class Retention:
         reader_floor: Callable[[], int | None],
     ) -> None:
         self.options = options
-        self._directory = directory
+        self._cuts = cuts
+        self._directory = cuts.directory
         self._store = store
         self._log = log
         self._now_ms = now_ms
@@ -166,13 +167,14 @@ class Retention:
             await self._store.put_meta({kept_cuts_key(self._log.name): first_kept})
             failpoint("flush.cut_given_up")
             await to_thread.run_sync(self._remove_cuts, removable)
+            self._cuts.forget_below(removable[-1].number + 1)
 
     def _removable_cuts(self, checkpoint: Checkpoint, live: frozenset[int]) -> list[CutManifest]:
         """Return the earliest cuts that may go, as many as one round takes."""
         removable: list[CutManifest] = []
         leases = read_leases(self._directory, node_id=self._store.node_id)
         for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX] if leases else ():
-            manifest = read_cut(self._directory, number).manifest
+            manifest = self._cuts.read(number).manifest
             if number >= checkpoint.cut_number or not may_remove_cut(
                 manifest,
                 leases=leases,

@@ -8,8 +8,8 @@ Names of partitions are unique among the living at any tick, so a drop in these 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from flusher.cuts.cut_log import Cut
 from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
-from spark_sink.cuts.cut_log import Cut
 from spark_sink.table.table_model import TableFile
 from wal.errors import Corrupt
 

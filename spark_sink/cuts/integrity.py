@@ -11,8 +11,8 @@ from pathlib import Path
 
 import crc32c
 
+from flusher.cuts.cut_log import CutLog
 from flusher.manifest import DataFile
-from spark_sink.cuts.cut_log import CutLog
 from wal.errors import Corrupt, Truncated
 
 CHUNK_BYTES = 1 << 20

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from flusher.cuts.cut_log import Cut, CutLog, lives
 from flusher.manifest import CollectionEntry
 from spark_sink.cuts.changes import Changes, batches, changes_of
-from spark_sink.cuts.cut_log import Cut, CutLog, lives
 from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
 from spark_sink.ingestion.commit_writer import CommitWriter, Written
 from spark_sink.ingestion.cut_request import CuttingNode, node_directory
@@ -174,7 +174,7 @@ class IngestJob:
         """Refuse a table that holds cuts this node never made; committing more would mix two histories."""
         mark = table.watermark
         if mark.cut > self._cuts.newest:  # another job may have taken a cut made since we listed them
-            self._cuts = CutLog(self._node)
+            self._cuts.look()
         known = self._cuts.crc32c_of(mark.cut)
         if mark.cut > self._cuts.newest:
             problem = f"has taken cut {mark.cut}, the node's newest is {self._cuts.newest}"

@@ -32,9 +32,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from flusher.cuts.cut_log import CutLog, cut_at, cut_covering, live_collection
 from flusher.manifest import DeleteFile, SegmentFile
 from spark_sink.cuts.changes import Changes, changes_of, split_by_delete
-from spark_sink.cuts.cut_log import CutLog, cut_at, cut_covering, live_collection
 from spark_sink.reading.segment_rows import SegmentGroup, rows_of
 from spark_sink.table.columns import decode_schema, table_schema
 from wal.errors import InvalidArgument

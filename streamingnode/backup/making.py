@@ -17,12 +17,12 @@ import crc32c
 import msgspec
 
 from flusher.checkpoint import Checkpoint
+from flusher.cuts.cut_log import CUTS, cut_numbers
 from flusher.manifest import CutManifest, decode_manifest, manifest_name
 from streamingnode.backup.copied_bytes import copy_file, write_file
 from streamingnode.backup.target import Target, disk_errors_typed
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
 from streamingnode.inspection.node_records import read_node_records
-from streamingnode.verification.cut_walk import CUTS, cut_numbers
 from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
 from wal.errors import Corrupt

@@ -24,7 +24,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
-    from spark_sink.cuts.cut_log import CutLog
+    from flusher.cuts.cut_log import CutLog
     from streamingnode.event_loop import run_async
     from streamingnode.inspection.node_files import check_node
 

@@ -70,7 +70,7 @@ async def _apply(arguments: _Arguments) -> tuple[str, ...]:
 
 
 def _at_newest_cut(arguments: _Arguments) -> tuple[tuple[str, ...], int]:
-    from spark_sink.cuts.cut_log import CutLog
+    from flusher.cuts.cut_log import CutLog
     from streamingnode.inspection.collection_summary import summaries_at_newest
 
     cuts = CutLog(arguments.directory)

@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_sink
-from spark_sink.cuts.cut_log import CutLog
+from flusher.cuts.cut_log import CutLog
 from spark_sink.table.open_table import OpenTable
 from streamingnode.demo.check import Check, check_count, check_rows
 from streamingnode.demo.place import Place, claim

@@ -7,8 +7,8 @@ what came after that cut can bring a summary up to date with `counted`.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from flusher.cuts.cut_log import Cut, CutLog, lives
 from flusher.manifest import CollectionEntry
-from spark_sink.cuts.cut_log import Cut, CutLog, lives
 from spark_sink.table.columns import decode_schema
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from spark_sink.cuts.cut_log import CutLog
+from flusher.cuts.cut_log import CutLog
 from spark_sink.ingestion.lease import Lease
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
 from wal.rocks.floor import FLOOR_NAME, read_floor

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flusher.checkpoint import Checkpoint
+from flusher.cuts.cut_log import CUTS, cut_numbers
 from flusher.manifest import decode_manifest, manifest_crc32c, manifest_name
-from streamingnode.verification.cut_walk import CUTS, cut_numbers
 from streamingnode.verification.file_check import measure_file
 from wal.errors import StreamingNodeError
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from rocksdict import Rdict
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
+from flusher.cuts.cut_log import CUTS, cut_numbers
 from flusher.manifest import decode_manifest, manifest_name
 from flusher.removal.kept_cuts import FIRST_CUT, decode_first_kept, kept_cuts_key
 from streamingnode.inspection.read_only import open_past_damage
@@ -18,7 +19,6 @@ from streamingnode.repair.backup_files import KnownCut, KnownFile, known_cuts
 from streamingnode.repair.log_salvage import LogSalvage, salvage_log
 from streamingnode.repair.plan import ActionKind, RepairPlan
 from streamingnode.repair.reader_loss import taken_from_readers
-from streamingnode.verification.cut_walk import CUTS, cut_numbers
 from streamingnode.verification.database_walk import readable_survey
 from streamingnode.verification.finding import Finding, Kind, Report, Severity
 from streamingnode.verification.stray_check import LEASES

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from streamingnode.verification.cut_walk import cut_numbers
+from flusher.cuts.cut_log import cut_numbers
 from streamingnode.verification.finding import Kind, Report
 from wal.errors import StreamingNodeError
 from wal.rocks.directory import BACKUP_RECORD_NAME, TEMPORARY_SUFFIX

@@ -4,19 +4,17 @@ In: a node directory, and what database and floor say about it. Out: findings, a
 the one before it, its files must be those it names, and the newest one must be the one the checkpoint knows, or the next.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flusher.checkpoint import Checkpoint
-from flusher.manifest import CutManifest, DataFile, decode_manifest, manifest_crc32c, manifest_name
+from flusher.cuts.cut_log import CUTS, cut_numbers, file_paths, manifest_path, read_cut
+from flusher.files.node_directory import NodeDirectory
+from flusher.manifest import CutManifest, DataFile, decode_manifest, manifest_crc32c
 from streamingnode.verification.file_check import walk_data_file
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
 from wal.errors import StreamingNodeError, UnsupportedFormat
-
-CUTS = "cuts"
-_NUMBERED = re.compile(r"(\d{16})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +50,6 @@ def walk_cuts(directory: Path, expected: CutExpectation, report: Report) -> Iter
     _check_newest(walk, numbers[-1] if numbers else 0)
 
 
-def cut_numbers(directory: Path) -> list[int]:
-    """Return the numbers of the cuts on disk, ascending, whatever they hold."""
-    names = [path.name for path in (directory / CUTS).iterdir()] if (directory / CUTS).is_dir() else []
-    return sorted(int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match)
-
-
 def check_oldest(numbers: Sequence[int], first_kept: int | None, report: Report) -> None:
     """Report cuts that are missing before the earliest one that is there, None: nobody knows."""
     if first_kept is not None and numbers and numbers[0] > first_kept:
@@ -73,16 +65,14 @@ def named_paths(directory: Path) -> set[str] | None:
     paths: set[str] = set()
     for number in numbers:
         try:
-            path = directory / CUTS / manifest_name(number)
-            manifest = decode_manifest(path.read_bytes(), name=path.name)
+            paths.update(file_paths(read_cut(NodeDirectory(directory), number).manifest))
         except (OSError, StreamingNodeError):
             return None
-        paths.update(file.path for file in (*manifest.segments, *manifest.deletes))
     return paths
 
 
 def _walk_cut(walk: _Walk, number: int) -> Iterator[int]:
-    place = f"{CUTS}/{manifest_name(number)}"
+    place = manifest_path(number)
     try:
         content = (walk.directory / place).read_bytes()
     except FileNotFoundError:
@@ -200,4 +190,4 @@ def _check_newest(walk: _Walk, newest: int) -> None:
         walk.report.damage(Kind.MIXED, CUTS, detail, "put log, floor and cuts of one backup together")
     elif newest == known and walk.before is not None and walk.before[1] != checkpoint.manifest_crc32c:
         detail = f"cut {newest} is not the one the log's checkpoint knows"
-        walk.report.damage(Kind.MIXED, f"{CUTS}/{manifest_name(newest)}", detail, REPAIR)
+        walk.report.damage(Kind.MIXED, manifest_path(newest), detail, REPAIR)

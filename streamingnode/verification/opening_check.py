@@ -8,8 +8,9 @@ met by who reads it, and found by `verify`.
 from pathlib import Path
 
 from flusher.checkpoint import Checkpoint
-from flusher.manifest import CutManifest, decode_manifest, manifest_name
-from streamingnode.verification.cut_walk import CUTS, cut_numbers
+from flusher.cuts.cut_log import CUTS, cut_numbers, read_cut
+from flusher.files.node_directory import NodeDirectory
+from flusher.manifest import CutManifest
 from wal.errors import Corrupt, StreamingNodeError
 
 
@@ -18,7 +19,7 @@ def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tic
     newest = max(cut_numbers(directory), default=0)
     if not newest:
         return
-    manifest = _read(directory / CUTS / manifest_name(newest))
+    manifest = _read(directory, newest)
     if manifest is not None and manifest.node_id != node_id:
         raise Corrupt(
             f"{directory / CUTS} holds cuts of node {manifest.node_id} and the log is of node {node_id} — {_TOGETHER}"
@@ -33,9 +34,9 @@ def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tic
 _TOGETHER = "put log, floor and cuts of one backup together"
 
 
-def _read(path: Path) -> CutManifest | None:
+def _read(directory: Path, number: int) -> CutManifest | None:
     """Return a cut's manifest; None when it cannot be read, which stops nobody but the flusher."""
     try:
-        return decode_manifest(path.read_bytes(), name=path.name)
+        return read_cut(NodeDirectory(directory), number).manifest
     except (OSError, StreamingNodeError):
         return None

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from flusher.cuts.cut_log import CUTS, cut_numbers
 from spark_sink.ingestion.lease import Lease, lease_path
 from streamingnode.verification.creation_check import UNFINISHED_NAME, is_unfinished_creation
-from streamingnode.verification.cut_walk import CUTS, cut_numbers, named_paths
+from streamingnode.verification.cut_walk import named_paths
 from streamingnode.verification.finding import Kind, Report, Severity
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flusher.cuts.cut_log import CutLog
 from flusher.manifest import CollectionEntry
-from spark_sink.cuts.cut_log import CutLog
 from spark_sink.ingestion.lease import Lease, lease_path
 from spark_sink.table.columns import OFFSET, TICK, VCHANNEL
 from spark_sink.table.open_table import OpenTable

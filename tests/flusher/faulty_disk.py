@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from flusher.checkpoint import decode_checkpoint
-from flusher.cuts.cut_directory import file_paths, read_cut
+from flusher.cuts.cut_log import file_paths, read_cut
 from flusher.files.node_directory import TEMPORARY_SUFFIX, NodeDirectory
 from wal.log import Log
 from wal.memory_store import MemoryLogStore

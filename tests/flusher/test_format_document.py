@@ -14,7 +14,7 @@ from flusher.buffers.delete_buffer import DeleteBuffer
 from flusher.buffers.file_in_progress import FileInProgress
 from flusher.buffers.segment_buffer import SegmentBuffer
 from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint, encode_checkpoint
-from flusher.cuts.cut_directory import manifest_path
+from flusher.cuts.cut_log import manifest_path
 from flusher.files.node_directory import NodeDirectory
 from flusher.files.parquet_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL
 from flusher.files.rows import OFFSET, TICK, VCHANNEL, Rows

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flusher.cuts.cut_directory import file_paths, manifest_path
+from flusher.cuts.cut_log import file_paths, manifest_path
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher
@@ -54,7 +54,7 @@ class Node:
         for message in await self._messages(1, 0):
             state.observe(message)
         return SnapshotSource(
-            directory=NodeDirectory(self.root),
+            cuts=flusher.cuts,
             collection=state.catalog.collection(table.id),
             last_cut=checkpoint.cut_number,
             tail=await self._messages(max(1, checkpoint.position), checkpoint.tick),

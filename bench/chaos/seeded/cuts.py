@@ -14,7 +14,7 @@ import flusher.snapshot
 import streamingnode.snapshot
 from bench.chaos.seeded.bug import Right, SeededBug
 from flusher.buffers.file_in_progress import FileInProgress
-from flusher.cuts.cut_directory import cut_numbers, file_paths, read_cut
+from flusher.cuts.cut_log import cut_numbers, file_paths, read_cut
 from flusher.cuts.open_cut import OpenCut
 from flusher.flush_run import FlushRun
 from flusher.removal.retention import Retention

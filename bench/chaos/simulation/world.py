@@ -32,7 +32,7 @@ from bench.chaos.simulation.node_files import SimulatedFiles
 from bench.chaos.simulation.store import SimulatedStore, StoreFaults
 from bench.chaos.simulation.virtual_loop import OrderedScope, VirtualLoop, run_inline
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
-from flusher.cuts.cut_directory import file_paths, read_cut
+from flusher.cuts.cut_log import file_paths, read_cut
 from flusher.files.node_directory import NodeDirectory
 from scanner.named_reader import ReaderPosition
 from streamingnode import composition

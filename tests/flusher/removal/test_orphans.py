@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
-from flusher.cuts.cut_directory import file_paths
+from flusher.cuts.cut_log import file_paths
 from flusher.cuts.cut_writer import CutPoint, build_manifest, check_same_cut, publish_cut
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest, SegmentFile

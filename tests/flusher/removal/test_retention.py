@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint
-from flusher.cuts.cut_directory import cut_numbers, file_paths
+from flusher.cuts.cut_log import cut_numbers, file_paths
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher, FlushHooks

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_sink
-from spark_sink.cuts.cut_log import CutLog
+from flusher.cuts.cut_log import CutLog
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
