@@ -74,7 +74,10 @@ def tick_given(what: str, given: object) -> int:
     Raises `InvalidArgument` for anything else: a number that a clock gave is no tick.
     """
     if isinstance(given, datetime):
-        return time_to_tick(given)
+        try:
+            return time_to_tick(given)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{what}={error}") from None
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= TICK_MAX:
         return given
     raise InvalidArgument(

@@ -105,6 +105,11 @@ def file_paths(manifest: CutManifest) -> list[str]:
     return [file.path for file in (*manifest.segments, *manifest.deletes)]
 
 
+def living(manifest: CutManifest) -> frozenset[int]:
+    """Return the ids of the collections that live at a cut: of those that do not at the newest one, files may be gone."""
+    return frozenset(entry.collection_id for entry in manifest.collections if lives(entry, manifest.tick))
+
+
 class CutLog:
     """The cuts in one node directory, of node `node_id` where that is known; any thread.
 

@@ -3,9 +3,11 @@
 Bounds are pure and pessimistic: whoever might still read something holds it. The log is kept down to the least of: the
 checkpoint (flusher and recovery both start there), every named reader, and the minimum age (another one on a disk short of
 space). A cut is kept until every table fed from this node has taken it, its age is past the minimum, and no live collection
-in it is without a table; the newest cut is always kept. `Retention` applies the bounds and is safe to interrupt anywhere:
-that cuts may be gone is recorded before they go, and a manifest goes before its files, so what a crash leaves are orphans,
-never a manifest without its files.
+in it is without a table; the newest cut is always kept. Files of a dropped collection go before their cuts, once the cut
+that names the drop is past the minimum age and no table of the collection has a lease. `Retention` applies the bounds and
+is safe to interrupt anywhere: that cuts may be gone is recorded before they go, and a manifest goes before its files, so
+what a crash leaves are orphans, never a manifest without its files, but for those of collections that do not live at the
+newest cut.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,6 +18,8 @@ import anyio
 import msgspec
 from anyio import to_thread
 
+from flusher.buffers.delete_buffer import DELETES
+from flusher.buffers.segment_buffer import SEGMENTS
 from flusher.checkpoint import Checkpoint
 from flusher.cuts.cut_log import CutLog, cut_numbers, file_paths, manifest_path
 from flusher.files.node_directory import NodeDirectory
@@ -26,17 +30,20 @@ from wal.log import Log, LogStore
 from wal.timetick import physical_ms
 
 LEASES = "leases"
+UNREADABLE = 0
+"""The collection of a lease that cannot be read: all of them, so it holds everything."""
 
 CUTS_REMOVED_PER_ROUND_MAX = 1000
 """Keeps one round short after a long pause; the next round takes more."""
 
 
 class TableLease(msgspec.Struct, frozen=True):
-    """What one table says it has taken, as the ingest writes it; other fields are the ingest's own."""
+    """What one table says it has taken, as the ingest writes it; `table` is where it was then."""
 
     node_id: str
     collection_id: int
     cut: int
+    table: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +82,10 @@ def may_remove_cut(
     manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], now_ms: int, min_age_ms: int
 ) -> bool:
     """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped."""
-    if not leases or physical_ms(manifest.tick) > now_ms - min_age_ms:
+    if physical_ms(manifest.tick) > now_ms - min_age_ms or any(lease.cut < manifest.number for lease in leases):
         return False
     without_table = live - {lease.collection_id for lease in leases}
-    return manifest.number <= min(lease.cut for lease in leases) and not any(
-        file.collection_id in without_table for file in (*manifest.segments, *manifest.deletes)
-    )
+    return not any(entry.collection_id in without_table for entry in manifest.collections)
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
@@ -97,7 +102,15 @@ def _read_lease(directory: NodeDirectory, path: str, *, node_id: str) -> TableLe
     try:
         return msgspec.json.decode(directory.read(path), type=TableLease)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return TableLease(node_id=node_id, collection_id=0, cut=0)
+        return TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """The cut that names the drop of a collection, and the files that cuts named for it."""
+
+    cut: CutManifest
+    paths: list[str]
 
 
 class Retention:
@@ -124,6 +137,7 @@ class Retention:
         self._log = log
         self._now_ms = now_ms
         self._reader_floor = reader_floor
+        self._dropped: dict[int, _Dropped] = {}
         self._enforcing = anyio.Lock()
         self._holds = 0
 
@@ -161,6 +175,7 @@ class Retention:
     async def _give_up_cuts(self, checkpoint: Checkpoint, live: frozenset[int]) -> None:
         if self._holds:
             return
+        await to_thread.run_sync(self._remove_dropped, checkpoint, live)
         removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live)
         if removable:
             first_kept = encode_first_kept(removable[-1].number + 1)
@@ -173,7 +188,7 @@ class Retention:
         """Return the earliest cuts that may go, as many as one round takes."""
         removable: list[CutManifest] = []
         leases = read_leases(self._directory, node_id=self._store.node_id)
-        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX] if leases else ():
+        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX]:
             manifest = self._cuts.read(number).manifest
             if number >= checkpoint.cut_number or not may_remove_cut(
                 manifest,
@@ -185,6 +200,38 @@ class Retention:
                 break
             removable.append(manifest)
         return removable
+
+    def _remove_dropped(self, checkpoint: Checkpoint, live: frozenset[int]) -> None:
+        """Remove files of dropped collections for which no table waits; their cuts may stay. Safe to interrupt."""
+        leased = {lease.collection_id for lease in read_leases(self._directory, node_id=self._store.node_id)}
+        if UNREADABLE in leased:
+            return
+        with_files = {number for top in (SEGMENTS, DELETES) for number in self._directory.numbered(top)}
+        gone = sorted(with_files - live - leased)
+        self._dropped = {number: found for number, found in self._dropped.items() if number in gone}
+        for number in gone:
+            dropped = self._dropped.get(number) or self._dropped_collection(number, checkpoint.cut_number)
+            if dropped is None:
+                continue
+            self._dropped[number] = dropped
+            if physical_ms(dropped.cut.tick) <= self._now_ms() - self.options.min_age_ms:
+                for path in dropped.paths:
+                    self._directory.remove(path)
+
+    def _dropped_collection(self, collection_id: int, newest: int) -> _Dropped | None:
+        """Return what the cuts up to `newest` say of a collection; None while none of them says that it was dropped."""
+        dropped: _Dropped | None = None
+        for number in reversed([number for number in cut_numbers(self._directory) if number <= newest]):
+            manifest = self._cuts.read(number).manifest
+            entry = next((each for each in manifest.collections if each.collection_id == collection_id), None)
+            if dropped is None and entry is not None and entry.dropped_tick:
+                dropped = _Dropped(manifest, [])
+            elif (entry is None) == (dropped is not None):  # it lives, or was not made yet
+                break
+            if dropped is not None:
+                files = (*manifest.segments, *manifest.deletes)
+                dropped.paths.extend(file.path for file in files if file.collection_id == collection_id)
+        return dropped
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
         for manifest in manifests:

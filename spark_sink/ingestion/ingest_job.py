@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from flusher.cuts.cut_log import Cut, CutLog, lives
+from flusher.cuts.cut_log import Cut, CutLog, lives, living
 from flusher.manifest import CollectionEntry
 from spark_sink.cuts.changes import Changes, batches, changes_of
 from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
@@ -36,7 +36,7 @@ from spark_sink.runtime.lost_jvm import telling_lost_jvm
 from spark_sink.table.columns import decode_schema
 from spark_sink.table.open_table import CommitConflict, OpenTable
 from spark_sink.table.table_model import TableIdentity, Watermark
-from wal.errors import AlreadyExists, Overloaded, TableAhead
+from wal.errors import AlreadyExists, Overloaded, TableAhead, Truncated
 from wal.failpoint import failpoint
 from wal.synced_names import sync_directory
 
@@ -229,7 +229,8 @@ class IngestJob:
         if table is not None and table.owner() == wanted:
             self._check_descent(table)
             return table
-        if not lives(entry, run[-1].tick) or _retired(path, entry).exists():
+        # Of a collection that was dropped later, files may be gone: without a table, none is begun for it.
+        if not self._is_living(entry) or not lives(entry, run[-1].tick) or _retired(path, entry).exists():
             return None
         if table is not None:
             raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
@@ -253,7 +254,11 @@ class IngestJob:
             cuts = self._cuts.span(mark.cut + 1, cuts[-1].number)
             changes = changes_of(entry, cuts, after_tick=mark.tick)
             table = table.adopt_columns(decode_schema(changes.entry.schema))
-            self._commit(table, changes)
+            try:
+                self._commit(table, changes)
+            except Truncated:
+                if self._is_living(entry):
+                    raise  # else it was dropped before the table's first lease: the table ends with what it has
         self._report_unless_changed(table.path, table.owner())
         if any(lives(found, run[-1].tick) for found in _names(run[-1], entry)):
             self._lease(table.path)
@@ -311,6 +316,9 @@ class IngestJob:
         self._step(Step.RETIRED)
         report = self._reports[entry.collection_id]
         self._reports[entry.collection_id] = replace(report, path=str(retired), dropped=True)
+
+    def _is_living(self, entry: CollectionEntry) -> bool:
+        return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)
 
     def _is_retired(self, entry: CollectionEntry) -> bool:
         report = self._reports.get(entry.collection_id)

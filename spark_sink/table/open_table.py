@@ -12,17 +12,21 @@ first and last change, cut, tick, manifest checksum and attempt.
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
-from pyspark.sql.types import StructType
 
-from spark_sink.table.columns import OFFSET, PARTITION, VCHANNEL, table_schema
+from spark_sink.table.columns import OFFSET, PARTITION, TICK, VCHANNEL, as_given, table_schema
 from spark_sink.table.table_model import CommitNote, NewFile, TableFile, TableIdentity, TableVersion, Watermark
-from wal.errors import AlreadyExists, Corrupt, SchemaMismatch, UnsupportedFormat
+from wal.errors import AlreadyExists, Corrupt, SchemaMismatch, StorageFailed, UnsupportedFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _PROPERTY = "streamingnode."
 _COMMIT_KEY = "streamingnode"
@@ -116,8 +120,10 @@ class OpenTable:
         return Watermark(cut, tick, crc32c)
 
     @property
-    def spark_schema(self) -> StructType:
+    def spark_schema(self) -> "StructType":
         """The table's columns; Delta and Spark write schemas alike."""
+        from pyspark.sql.types import StructType  # a node reads tables without Spark
+
         return StructType.fromJson(msgspec.json.decode(self._delta.schema().to_json()))
 
     def owner(self) -> TableIdentity:
@@ -139,6 +145,19 @@ class OpenTable:
         for row in pa.table(self._delta.get_add_actions(flatten=False)).select(["path", "partition"]).to_pylist():
             paths.setdefault(row["partition"][PARTITION], []).append(row["path"])
         return paths
+
+    def rows(self, collection: pa.Schema) -> pa.Table:
+        """Return all rows with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`; by tick.
+
+        Raises `StorageFailed` when a file that the log names is not there, `Corrupt` when it is not what the log says.
+        """
+        root = self.path.resolve()
+        tables = [as_given(pa.table({}), collection).append_column(PARTITION, pa.chunked_array([], pa.string()))]
+        for file in self.files(key=OFFSET):
+            found = _read_file(root, file)
+            named = pa.repeat(pa.scalar(file.partition, pa.string()), found.num_rows)
+            tables.append(as_given(found, collection).append_column(PARTITION, named))
+        return pa.concat_tables(tables).sort_by([(TICK, "ascending"), (VCHANNEL, "ascending"), (OFFSET, "ascending")])
 
     def adopt_columns(self, collection: pa.Schema) -> "OpenTable":
         """Return the table with the collection's newer columns, this one when it has them; old rows hold null there.
@@ -219,6 +238,24 @@ class OpenTable:
             raise UnsupportedFormat(
                 f"table {self.path} uses {', '.join(sorted(features))}, turned on by another tool — read it with that tool"
             )
+
+
+def _read_file(root: Path, file: TableFile) -> pa.Table:
+    path = root / file.path
+    if not path.resolve().is_relative_to(root):
+        raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
+    try:
+        if path.stat().st_size != file.bytes:
+            raise Corrupt(f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table")
+        with pq.ParquetFile(path, page_checksum_verification=True) as content:
+            rows = content.read()
+    except FileNotFoundError:
+        raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
+    if file.rows is not None and rows.num_rows != file.rows:
+        raise Corrupt(f"{path} has {rows.num_rows} rows, its table says {file.rows} — restore the table")
+    return rows
 
 
 def _apps(identity: TableIdentity) -> tuple[str, str, str]:

@@ -17,7 +17,8 @@ import crc32c
 import msgspec
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers
+from flusher.cuts.cut_log import CUTS, cut_numbers, living, read_cut
+from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest, decode_manifest, manifest_name
 from streamingnode.backup.copied_bytes import copy_file, write_file
 from streamingnode.backup.target import Target, disk_errors_typed
@@ -121,8 +122,10 @@ def _copy_all(source: BackupSource, building: Path, newest: int, files: list[Cop
         if path.is_file() and not path.name.startswith(_NOT_COPIED):
             copied_file = yield from copy_file(path, building, f"{DATABASE_NAME}/{path.name}")
             files.append(copied_file)
-    for number in [number for number in cut_numbers(source.directory) if number <= newest]:
-        copied = yield from _copy_cut(source.directory, building, number)
+    numbers = [number for number in cut_numbers(source.directory) if number <= newest]
+    here = living(read_cut(NodeDirectory(source.directory), numbers[-1]).manifest) if numbers else frozenset()
+    for number in numbers:
+        copied = yield from _copy_cut(source.directory, building, number, here)
         if copied is None:
             files[:] = [file for file in files if file.path.startswith(f"{DATABASE_NAME}/")]
             _drop_cuts(building)
@@ -133,13 +136,16 @@ def _copy_all(source: BackupSource, building: Path, newest: int, files: list[Cop
         files.append(lease)
 
 
-def _copy_cut(directory: Path, building: Path, number: int) -> Generator[int, None, list[CopiedFile] | None]:
-    """Copy one cut with its files; None when retention takes it meanwhile."""
+def _copy_cut(
+    directory: Path, building: Path, number: int, here: frozenset[int]
+) -> Generator[int, None, list[CopiedFile] | None]:
+    """Copy one cut with its files, of collections `here`; None when retention takes it meanwhile."""
     place = f"{CUTS}/{manifest_name(number)}"
     copied: list[CopiedFile] = []
     try:
         manifest: CutManifest = decode_manifest((directory / place).read_bytes(), name=place)
-        for path in (place, *(each.path for each in (*manifest.segments, *manifest.deletes))):
+        named = [each.path for each in (*manifest.segments, *manifest.deletes) if each.collection_id in here]
+        for path in (place, *named):
             file = yield from copy_file(directory / path, building, path)
             copied.append(file)
     except FileNotFoundError as error:
