@@ -141,12 +141,12 @@ def _read_with_table(source: SnapshotSource, lease: TableLease, checkpoint: Chec
     if not history:
         raise TableAhead(f"table {table.path} is ahead of this node, or has no history — {_anew(lease)}")
     if source.as_of < history[0].note.tick and (state := state_at(history, source.as_of)):
-        base = _base(source, lease, state, checkpoint)
+        base = _base(source, table, lease, state, checkpoint)
         return base.rows.select(arrow_schema(source.collection).names)
     try:
         if history[-1].note.tick > source.as_of:
             raise Truncated(f"the state at {source.as_of}", history[-1].note.last_tick)
-        return read_snapshot(replace(source, base=_base(source, lease, history[-1], checkpoint)))
+        return read_snapshot(replace(source, base=_base(source, table, lease, history[-1], checkpoint)))
     except Truncated as error:
         nearest = [str(tick) for tick in nearest_states([history], source.as_of) if tick is not None]
         step = f"ask for {' or '.join(nearest)}, the nearest that table {table.path} has" if nearest else _anew(lease)
@@ -172,7 +172,9 @@ def _open_leased(lease: TableLease) -> "OpenTable":
     return table
 
 
-def _base(source: SnapshotSource, lease: TableLease, state: "TableVersion", checkpoint: Checkpoint) -> SnapshotBase:
+def _base(
+    source: SnapshotSource, table: "OpenTable", lease: TableLease, state: "TableVersion", checkpoint: Checkpoint
+) -> SnapshotBase:
     """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
     from spark_sink.table.open_table import OpenTable
 
@@ -183,8 +185,10 @@ def _base(source: SnapshotSource, lease: TableLease, state: "TableVersion", chec
         raise Corrupt(
             f"table {lease.table} is of another node, collection or history at cut {note.cut} — {_anew(lease)}"
         )
-    table = OpenTable.load(Path(lease.table), version=state.version)
-    assert table is not None, "its newest version was loaded just now"
+    if table.version != state.version:
+        older = OpenTable.load(table.path, version=state.version)
+        assert older is not None, "its newest version was loaded just now"
+        table = older
     return SnapshotBase(cut=note.cut, tick=note.tick, rows=table.rows(arrow_schema(source.collection)))
 
 

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark_sink.ingestion.lease import Lease, write_lease
 from streamingnode.cli.row_batch import ROWS_MAX
 from streamingnode.opening import open_node
 
@@ -212,6 +213,32 @@ def test_info_changes_nothing_and_names_the_cut(data: Path, run: "Run") -> None:
     assert before["open"] is False
     assert cast("dict[str, int]", before["cuts"])["newest"] == 1
     assert [mark["cut"] for mark in cast("list[dict[str, int]]", before["checkpoints"])] == [1]
+
+
+def test_info_says_what_holds_the_files_of_each_collection(data: Path, run: "Run") -> None:
+    run("insert", data, "gone", data.with_name("orders.jsonl"), "--create", "--primary-key", "id")
+    run("flush", data)
+
+    def held() -> dict[str, list[str]]:
+        found = cast("list[dict[str, Any]]", run("info", data, "--json").document["files"])
+        return {each["name"] or f"dropped {each['files'] > 0}": each["held_by"] for each in found}
+
+    assert held()["orders"] == ["no table has its rows", "collection gone, which has no table"]
+
+    async def drop() -> None:
+        async with open_node(data) as node:
+            await node.drop_collection("gone")
+            await node.insert("orders", [{"id": 4, "item": "oil"}])
+            await node.flush()
+
+    anyio.run(drop)
+    assert held() == {"orders": ["no table has its rows"], "dropped True": ["minimum retention"]}
+    node_id = str(run("info", data, "--json").document["node_id"])
+    orders = next(int(path.name) for path in sorted((data / "segments").iterdir()))
+    for cut, expected in ((1, "table /t/orders at cut 1"), (2, "minimum retention")):
+        write_lease(data, Lease(table="/t/orders", node_id=node_id, collection_id=orders, cut=cut, tick=1))
+        assert held()["orders"] == [expected]
+    assert "minimum retention" in run("info", data).out
 
 
 def test_empty_node_has_nothing_to_list_or_cut(tmp_path: Path, run: "Run") -> None:
