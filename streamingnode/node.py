@@ -231,8 +231,10 @@ class Node(NodeFacts):
     ) -> pa.Table:
         """Return the collection's rows as of a tick, everything acknowledged so far for None.
 
-        Raises `InvalidArgument` for a tick that is yet to come, `Truncated` when that state is no longer kept: once every
-        table has taken a cut, and `retention_s` has passed, its rows are in the tables only.
+        Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a `datetime` with a zone.
+        Raises `InvalidArgument` for a tick that is yet to come, and `Truncated`, naming the nearest ticks, for a state that
+        neither the table nor the node keeps any more. Once every table has taken a cut, and `retention_s` has passed, its
+        rows are in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
         info, tick = self._info(collection), check_tick("as_of", as_of)
         return await read_within(timeout, lambda: self._services.snapshot(info, tick), "the snapshot")

@@ -161,8 +161,9 @@ def _open_leased(lease: TableLease) -> "OpenTable":
 
     from spark_sink.table.open_table import OpenTable
 
+    path = Path(lease.table)
     try:
-        table = OpenTable.load(Path(lease.table))
+        table = OpenTable.load(path) if path.is_absolute() else None
     except (DeltaError, OSError) as error:
         raise Corrupt(f"table {lease.table} cannot be opened: {error} — restore it") from error
     if table is None:

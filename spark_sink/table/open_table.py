@@ -147,17 +147,22 @@ class OpenTable:
         return paths
 
     def rows(self, collection: pa.Schema) -> pa.Table:
-        """Return all rows with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`; by tick.
+        """Return all rows with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
 
-        Raises `StorageFailed` when a file that the log names is not there, `Corrupt` when it is not what the log says.
+        Each file's are in the order of their ticks, and the files in that of their first. Raises `StorageFailed` when a
+        file that the log names is not there, `Corrupt` when it is not what the log says.
         """
         root = self.path.resolve()
-        tables = [as_given(pa.table({}), collection).append_column(PARTITION, pa.chunked_array([], pa.string()))]
+        empty = as_given(pa.table({}), collection).append_column(PARTITION, pa.chunked_array([], pa.string()))
+        tables: list[pa.Table] = []
         for file in self.files(key=OFFSET):
-            found = _read_file(root, file)
+            found = _read_file(root, file).sort_by(
+                [(TICK, "ascending"), (VCHANNEL, "ascending"), (OFFSET, "ascending")]
+            )
             named = pa.repeat(pa.scalar(file.partition, pa.string()), found.num_rows)
             tables.append(as_given(found, collection).append_column(PARTITION, named))
-        return pa.concat_tables(tables).sort_by([(TICK, "ascending"), (VCHANNEL, "ascending"), (OFFSET, "ascending")])
+        tables.sort(key=lambda table: table[TICK][0].as_py() if table.num_rows else 0)
+        return pa.concat_tables([empty, *tables])
 
     def adopt_columns(self, collection: pa.Schema) -> "OpenTable":
         """Return the table with the collection's newer columns, this one when it has them; old rows hold null there.
