@@ -1,8 +1,9 @@
 """The current state of one collection as an Arrow table, without Spark. Blocks, so it runs in a worker thread.
 
-In: the cuts up to one number, and the messages after it (the tail) as a scanner delivers them. Out: the rows whose key was
-not deleted later: a delete removes rows of its key with a smaller offset, and a key always lies on one vchannel, so this is
-one look-up per row, done on whole columns. Every file is checked against its manifest before a row of it is believed.
+In: what the collection's table has taken (the base), the cuts after that up to one number, and the messages after it (the
+tail) as a scanner delivers them. Out: the rows whose key was not deleted later: a delete removes rows of its key with a
+smaller offset, and a key always lies on one vchannel, so this is one look-up per row, done on whole columns. Every file is
+checked against its manifest before a row of it is believed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,10 +28,20 @@ from wal.timetick import TICK_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotSource:
-    """What a snapshot is made of: one collection, cuts 1 to `last_cut`, and every message above that cut's tick.
+class SnapshotBase:
+    """The collection at cut `cut`, as its table has it: `rows` have the columns of a file, then the partition's name."""
 
-    `tail` may hold messages of other collections; it ends at or above `as_of`.
+    cut: int
+    tick: int
+    rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSource:
+    """What a snapshot is made of: one collection, the cuts after `base` to `last_cut`, and every message above its tick.
+
+    Without a base, the cuts begin with the first one. `tail` may hold messages of other collections; it ends at or above
+    `as_of`.
     """
 
     cuts: CutLog
@@ -38,10 +49,11 @@ class SnapshotSource:
     last_cut: int
     tail: Sequence[AnyMessage]
     as_of: int = TICK_MAX
+    base: SnapshotBase | None = None
 
 
 def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa.Table:
-    """Return the rows that live at tick `as_of`, in cut order; the collection's columns, on demand the system's too.
+    """Return the rows that live at tick `as_of`: the base's, then in cut order; on demand with the system's columns.
 
     Raises `Truncated` when rows of the collection are in cuts that were given up (every table has taken them), or a
     partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when a file is not what its manifest says.
@@ -56,9 +68,11 @@ def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa
 
 
 def _rows(source: SnapshotSource, manifests: Sequence[CutManifest], *, system_columns: bool) -> pa.Table:
-    live = _live_partitions(source, manifests)
+    drops, names = _partitions(source, manifests)
+    # Some may have gone since `collection` was looked up.
+    live = frozenset(each.id for each in source.collection.partitions if each.id not in drops)
     schema = stored_schema(arrow_schema(source.collection))
-    tables = [schema.empty_table()]
+    tables = [_base_rows(source.base, drops, names).select(schema.names) if source.base else schema.empty_table()]
     deleted: list[pa.Table] = []
     for manifest in manifests:
         tables += (
@@ -87,6 +101,8 @@ def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> p
 
 def _manifests(source: SnapshotSource, earliest: int) -> list[CutManifest]:
     """Return the cuts that may have something of the collection, oldest first. Raises `Truncated` when some are gone."""
+    if source.base is not None:
+        return [source.cuts.read(number).manifest for number in range(source.base.cut + 1, source.last_cut + 1)]
     manifests: list[CutManifest] = []
     number, created = source.last_cut, source.collection.created_tick
     while number and (not manifests or manifests[-1].previous_tick >= created):
@@ -120,14 +136,17 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
         )
 
 
-def _live_partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> frozenset[int]:
-    """Return the partitions that live. Raises `Truncated` when one that lived at `as_of` does not any more."""
+def _partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> tuple[dict[int, int], dict[int, str]]:
+    """Return the ticks at which partitions were dropped, and all names. Raises `Truncated` for a drop after `as_of`."""
     info = source.collection
+    names = {each.id: each.name for each in info.partitions}
     drops = {each.id: each.dropped_tick for each in info.partitions if each.dropped_tick}
-    for manifest in manifests:
+    newest = [source.cuts.read(source.last_cut).manifest] if source.base else []  # names what the tail may drop
+    for manifest in (*newest, *manifests):
         entries = (entry for entry in manifest.collections if entry.collection_id == info.id)
-        partitions = (each for entry in entries for each in entry.partitions)
-        drops |= {each.partition_id: each.dropped_tick for each in partitions if each.dropped_tick}
+        for each in (partition for entry in entries for partition in entry.partitions):
+            names[each.partition_id] = each.name
+            drops |= {each.partition_id: each.dropped_tick} if each.dropped_tick else {}
     for message in source.tail:
         if isinstance(message, Message) and isinstance(message.header, DropPartitionHeader):
             drops[message.header.partition_id] = message.time_tick
@@ -138,7 +157,15 @@ def _live_partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -
             max(later),
             f"ask for {max(later)} or later, or read the collection's table at that tick",
         )
-    return frozenset(each.id for each in info.partitions if each.id not in drops)  # some may have gone since `info`
+    return drops, names
+
+
+def _base_rows(base: SnapshotBase, drops: dict[int, int], names: dict[int, str]) -> pa.Table:
+    """Return the rows of partitions that live. A name dropped since is gone, also when another partition has it now."""
+    gone = sorted({names[number] for number, tick in drops.items() if tick > base.tick and number in names})
+    if not gone:
+        return base.rows
+    return base.rows.filter(pc.invert(pc.is_in(base.rows.column(-1), value_set=pa.array(gone, pa.string()))))
 
 
 def _wanted(source: SnapshotSource, file: DataFile) -> bool:

@@ -1,11 +1,12 @@
 """Where a reader starts. Values only; `scanner.starting_point` finds the place in a log."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from wal.errors import InvalidArgument
 from wal.message_id import MessageId
 from wal.remedy import Remedy
-from wal.timetick import TICK_MAX
+from wal.timetick import tick_given
 
 
 class DeliverPolicy:
@@ -32,16 +33,14 @@ class DeliverPolicy:
         return StartFrom(_checked_id(message_id))
 
     @staticmethod
-    def start_after(after: MessageId | int) -> "DeliverPolicy":
-        """Start after a message or a time tick: everything with a higher tick is delivered.
+    def start_after(after: MessageId | int | datetime) -> "DeliverPolicy":
+        """Start after a message, a time tick or a time: everything with a higher tick is delivered.
 
         Opening the reader raises `Truncated` when something after it may no longer be kept.
         """
         if isinstance(after, MessageId):
             return StartAfter(_checked_id(after))
-        if isinstance(after, bool) or not isinstance(after, int) or not 0 <= after <= TICK_MAX:
-            raise InvalidArgument(f"{after!r} is neither a message id nor a time tick — pass one a message carries")
-        return StartAfterTick(after)
+        return StartAfterTick(tick_given("after", after))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
@@ -239,7 +240,7 @@ class Node(NodeFacts):
         collection: str,
         policy: DeliverPolicy = ALL,
         *,
-        until: int | None = None,
+        until: int | datetime | None = None,
         name: str | None = None,
         types: Iterable[MessageType] | None = None,
         include_ticks: bool = False,
@@ -255,21 +256,24 @@ class Node(NodeFacts):
         meanwhile.
         """
         info = self._info(collection)
-        chosen = check_types(types)
-        options = ReadOptions(policy=policy, until=until, name=name, types=chosen, include_ticks=include_ticks)
+        chosen, last = check_types(types), check_tick("until", until)
+        options = ReadOptions(policy=policy, until=last, name=name, types=chosen, include_ticks=include_ticks)
         check_passed(options.policy, options.until, self._services.newest_tick())
         return CollectionReader(self._services, info, options, naming_failure=self._supervisor.naming_failure)
 
     @_naming_failure
-    async def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
+    async def snapshot(
+        self, collection: str, *, as_of: int | datetime | None = None, timeout: float | None = None
+    ) -> pa.Table:
         """Return the collection's rows as of a tick, everything acknowledged so far for None.
 
-        Raises `InvalidArgument` for a tick that is yet to come, `Truncated` when that state is no longer kept: once every
-        table has taken a cut, and `retention_s` has passed, its rows are in the tables only.
+        Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a `datetime` with a zone.
+        Raises `InvalidArgument` for a tick that is yet to come, and `Truncated`, naming the nearest ticks, for a state that
+        neither the table nor the node keeps any more. Once every table has taken a cut, and `retention_s` has passed, its
+        rows are in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
-        info = self._info(collection)
-        check_tick("as_of", as_of)
-        return await read_within(timeout, lambda: self._services.snapshot(info, as_of), "the snapshot")
+        info, tick = self._info(collection), check_tick("as_of", as_of)
+        return await read_within(timeout, lambda: self._services.snapshot(info, tick), "the snapshot")
 
     @_naming_failure
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:

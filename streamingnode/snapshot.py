@@ -1,22 +1,46 @@
-"""A collection's rows at one tick: from its cuts and, after the newest of them, from the log.
+"""A collection's rows at one tick: what its table has taken, the node's own cuts after that, and then the log.
+
+The table is found through its lease, the one path outside the node's directory that is followed, and believed when its
+commit names this node, this collection and this node's own cut. Where there is no table, or it cannot be used and the
+node's files still go back to the beginning, the files are all there is to read.
 
 Cuts go on being made, and given up, meanwhile: who is overtaken begins again from the newer checkpoint.
 """
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import pyarrow as pa
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CutLog
+from flusher.cuts.collection_entry import arrow_schema
+from flusher.cuts.cut_log import CutLog, cut_numbers
 from flusher.flusher import Flusher
-from flusher.snapshot import SnapshotSource, read_snapshot
+from flusher.removal.retention import TableLease, read_leases
+from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.channel import Channel
-from wal.errors import CollectionNotFound, InvalidArgument, Truncated
+from wal.errors import (
+    CollectionNotFound,
+    Corrupt,
+    InvalidArgument,
+    PackageMissing,
+    StorageFailed,
+    StreamingNodeError,
+    TableAhead,
+    Truncated,
+)
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
 from wal.rocks.failures import disk_errors_typed
+
+if TYPE_CHECKING:
+    from spark_sink.table.open_table import OpenTable
+    from spark_sink.table.table_model import TableVersion
 
 
 async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None) -> pa.Table:
@@ -41,10 +65,17 @@ async def _snapshot_after(
         raise InvalidArgument(f"as_of={as_of} is yet to come, it is {now} now — leave it out for the state as of now")
     tick = now if as_of is None else as_of
     tail = await _read_tail(channel, info, checkpoint, until=tick)
-    if all(live.id != info.id for live in channel.shards.catalog.collections()):
-        raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
     source = SnapshotSource(cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
-    return await anyio.to_thread.run_sync(read_snapshot, source)
+    rows: pa.Table | StreamingNodeError
+    try:
+        rows = await anyio.to_thread.run_sync(_read, source, checkpoint)
+    except StreamingNodeError as error:
+        rows = error
+    if all(live.id != info.id for live in channel.shards.catalog.collections()):  # its files may have gone meanwhile
+        raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
+    if isinstance(rows, StreamingNodeError):
+        raise rows
+    return rows
 
 
 async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpoint, *, until: int) -> list[AnyMessage]:
@@ -59,3 +90,114 @@ async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpo
             messages += (message for message in batch.messages if message.time_tick <= until)
             confirmed_tick = batch.confirmed_tick
     return messages
+
+
+def _read(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
+    while True:
+        earliest = min(cut_numbers(source.cuts.directory), default=0)
+        try:
+            return _read_once(source, checkpoint)
+        except (Corrupt, Truncated):
+            if min(cut_numbers(source.cuts.directory), default=0) == earliest:
+                raise  # else a table took cuts, and retention removed them, while they were read
+
+
+def _read_once(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
+    """Return the rows with the help of the first table that can be used, else of the node's own files alone.
+
+    When these no longer go back to the beginning, what is wrong with the table is raised.
+    """
+    leases: list[TableLease] = []
+    if source.last_cut:
+        node_id = source.cuts.read(source.last_cut).manifest.node_id
+        leases = [
+            lease
+            for lease in read_leases(source.cuts.directory, node_id=node_id)
+            if lease.collection_id == source.collection.id
+        ]
+    problem: StreamingNodeError | None = None
+    for lease in sorted(leases, key=lambda lease: lease.cut, reverse=True):
+        try:
+            return _read_with_table(source, lease, checkpoint)
+        except StreamingNodeError as error:
+            problem = problem or error
+    try:
+        return read_snapshot(source)
+    except Truncated as error:
+        raise problem or error from error
+
+
+def _read_with_table(source: SnapshotSource, lease: TableLease, checkpoint: Checkpoint) -> pa.Table:
+    """Return the rows: the table's state at the tick if it has it, else its newest state before that, and what came after.
+
+    Raises `Truncated` naming the nearest ticks when neither the table nor the node's files have the state.
+    """
+    table = _open_leased(lease)
+    from spark_sink.table.table_model import nearest_states, state_at
+
+    history: list[TableVersion] = []
+    for found in table.history():
+        if found.note.cut <= source.last_cut:  # it may have taken a cut whose checkpoint is yet to come
+            history.append(found)
+            if found.note.last_tick <= source.as_of:
+                break
+    if not history:
+        raise TableAhead(f"table {table.path} is ahead of this node, or has no history — {_anew(lease)}")
+    if source.as_of < history[0].note.tick and (state := state_at(history, source.as_of)):
+        base = _base(source, table, lease, state, checkpoint)
+        return base.rows.select(arrow_schema(source.collection).names)
+    try:
+        if history[-1].note.tick > source.as_of:
+            raise Truncated(f"the state at {source.as_of}", history[-1].note.last_tick)
+        return read_snapshot(replace(source, base=_base(source, table, lease, history[-1], checkpoint)))
+    except Truncated as error:
+        nearest = [str(tick) for tick in nearest_states([history], source.as_of) if tick is not None]
+        step = f"ask for {' or '.join(nearest)}, the nearest that table {table.path} has" if nearest else _anew(lease)
+        raise Truncated(f"the state of {source.collection.name!r} at {source.as_of}", error.earliest, step) from error
+
+
+def _open_leased(lease: TableLease) -> "OpenTable":
+    """Return the table that a lease names. Raises `PackageMissing`, `StorageFailed` when it is not there, `Corrupt`."""
+    if find_spec("deltalake") is None:
+        raise PackageMissing("deltalake", "tables")
+    from deltalake.exceptions import DeltaError
+
+    from spark_sink.table.open_table import OpenTable
+
+    path = Path(lease.table)
+    try:
+        table = OpenTable.load(path) if path.is_absolute() else None
+    except (DeltaError, OSError) as error:
+        raise Corrupt(f"table {lease.table} cannot be opened: {error} — restore it") from error
+    if table is None:
+        raise StorageFailed(
+            f"rows up to cut {lease.cut} are in table {lease.table}, which is not there — {_anew(lease)}"
+        )
+    return table
+
+
+def _base(
+    source: SnapshotSource, table: "OpenTable", lease: TableLease, state: "TableVersion", checkpoint: Checkpoint
+) -> SnapshotBase:
+    """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
+    from spark_sink.table.open_table import OpenTable
+
+    note, cuts = state.note, source.cuts
+    cuts.look()
+    known = checkpoint.manifest_crc32c if note.cut == checkpoint.cut_number else cuts.crc32c_of(note.cut)
+    if (note.node_id, note.collection_id) != (lease.node_id, lease.collection_id) or known not in {None, note.crc32c}:
+        raise Corrupt(
+            f"table {lease.table} is of another node, collection or history at cut {note.cut} — {_anew(lease)}"
+        )
+    if table.version != state.version:
+        older = OpenTable.load(table.path, version=state.version)
+        assert older is not None, "its newest version was loaded just now"
+        table = older
+    return SnapshotBase(cut=note.cut, tick=note.tick, rows=table.rows(arrow_schema(source.collection)))
+
+
+def _anew(lease: TableLease) -> str:
+    return (
+        "put it back, or run an ingest into the directory where it is now; the lease of a table that is lost is a file in "
+        f"leases/ that names {lease.table}: remove it"
+    )

@@ -12,6 +12,7 @@ In a notebook, `node = sn.sync.open_node("data")` in one cell and `node.close()`
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -177,7 +178,7 @@ class SyncNode:
         collection: str,
         policy: DeliverPolicy = ALL,
         *,
-        until: int | None = None,
+        until: int | datetime | None = None,
         name: str | None = None,
         types: Iterable[MessageType] | None = None,
         include_ticks: bool = False,
@@ -189,7 +190,9 @@ class SyncNode:
 
         return SyncReader(self._loop.call(make), self._loop)
 
-    def snapshot(self, collection: str, *, as_of: int | None = None, timeout: float | None = None) -> pa.Table:
+    def snapshot(
+        self, collection: str, *, as_of: int | datetime | None = None, timeout: float | None = None
+    ) -> pa.Table:
         """See `Node.snapshot`."""
         return self._loop.call(partial(self._node.snapshot, as_of=as_of, timeout=timeout), collection)
 

@@ -71,6 +71,23 @@ def time_to_tick(moment: datetime) -> int:
     return tick
 
 
+def tick_given(what: str, given: object) -> int:
+    """Return the tick that a caller gave as the argument `what`: a tick, or the time of one as a `datetime` with a zone.
+
+    Raises `InvalidArgument` for anything else: a number that a clock gave is no tick.
+    """
+    if isinstance(given, datetime):
+        try:
+            return time_to_tick(given)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{what}={error}") from None
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= TICK_MAX:
+        return given
+    raise InvalidArgument(
+        f"{what}={given!r} is no time tick — pass one that a message, a result or consistent_tick() gave, or a datetime"
+    )
+
+
 class TickAllocator:
     """Hands out strictly ascending ticks, each above every tick it has seen.
 

@@ -22,7 +22,7 @@ from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from streamingnode.reading.read_message import ReadMessage
 from wal import failpoint
-from wal.errors import StreamingNodeError, TransactionExpired, Truncated
+from wal.errors import StorageFailed, StreamingNodeError, TransactionExpired
 
 FIELDS: dict[str, pa.DataType] = {"key": pa.int64(), "value": pa.int64()}
 SCHEMA = pa.schema(FIELDS)
@@ -208,7 +208,7 @@ class Life:
         for name in NAMES:
             asked_ns = time.monotonic_ns()
             tick = await node.consistent_tick()
-            with suppress(Truncated):  # where a table has what the node has given up
+            with suppress(StorageFailed):  # its lease is of no table that could have what the node has given up
                 values = (await node.snapshot(name, as_of=tick))["value"].to_numpy().tolist()
                 self._journal.note(State(name, asked_ns, time.monotonic_ns(), tick, tuple(sorted(values))))
             await self._scan(node, name, f"{self._client} {when}")

@@ -23,7 +23,7 @@ from bench.chaos.operations import Row
 from bench.chaos.rows import COLLECTIONS, REPLACED, as_batch
 from bench.chaos.workload import KEYS, make_collections
 from spark_sink.ingestion.lease import Lease, write_lease
-from wal.errors import Truncated
+from wal.errors import StorageFailed, Truncated
 
 SETTINGS: dict[str, object] = {
     "cut_interval_s": None,
@@ -160,7 +160,8 @@ class Soak:
                     return
 
     async def _come_and_go(self) -> None:
-        with suppress(Truncated):  # rows that every table has taken are given up, under a reader too
+        # Rows that every table has taken are given up, under a reader too; and the leases here are of no table.
+        with suppress(Truncated, StorageFailed):
             async with self._node.read("left", until=await self._node.consistent_tick()) as messages:
                 async for _ in messages:
                     break

@@ -107,6 +107,11 @@ def file_paths(manifest: CutManifest) -> list[str]:
     return [file.path for file in (*manifest.segments, *manifest.deletes)]
 
 
+def living(manifest: CutManifest) -> frozenset[int]:
+    """Return the ids of the collections that live at a cut: of those that do not at the newest one, files may be gone."""
+    return frozenset(entry.collection_id for entry in manifest.collections if lives(entry, manifest.tick))
+
+
 class CutLog:
     """The cuts in one node directory, of node `node_id`; any thread.
 
@@ -302,29 +307,49 @@ def lives(entry: CollectionEntry, tick: int) -> bool:
     return entry.created_tick <= tick and not 0 < entry.dropped_tick <= tick
 
 
-def live_collection(cut: Cut, name: str) -> CollectionEntry:
-    """Return the collection that has `name` at a cut. Raises `CollectionNotFound`."""
+def live_collection(cut: Cut, name: str, *, tick: int | None = None) -> CollectionEntry:
+    """Return the collection that has `name` at a cut, or at a tick since the cut before. Raises `CollectionNotFound`."""
+    at = cut.tick if tick is None else tick
     for entry in cut.manifest.collections:
-        if entry.name == name and lives(entry, cut.tick):
+        if entry.name == name and lives(entry, at):
             return entry
-    known = ", ".join(sorted(entry.name for entry in cut.manifest.collections if lives(entry, cut.tick))) or "none"
+    known = ", ".join(sorted(entry.name for entry in cut.manifest.collections if lives(entry, at))) or "none"
     raise CollectionNotFound(f"no collection {name!r} at cut {cut.number} — there are: {known}")
 
 
-def cut_at(cuts: CutLog, *, number: int | None = None, tick: int | None = None) -> int:
-    """Return the newest cut at or before `number` and `tick`, whichever is given; the newest of all when neither is.
+def cut_at(cuts: CutLog, *, number: int | None = None) -> int:
+    """Return the newest cut at or before `number`, the newest of all for None.
 
     Raises `Truncated` when the cut asked for is no longer kept, `InvalidArgument` when the node has made none yet.
     """
+    _check_any(cuts)
+    chosen = min(cuts.newest, cuts.newest if number is None else number)
+    if chosen not in cuts:
+        raise Truncated(f"the cut at {number}", f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
+    return chosen
+
+
+def cut_covering(cuts: CutLog, tick: int) -> int:
+    """Return the first cut at or above a tick: with those before it, it holds everything up to the tick.
+
+    Raises `InvalidArgument` for a tick past the newest cut, or when there is none, and `Truncated` for one that only cuts
+    which are no longer kept cover.
+    """
+    _check_any(cuts)
+    newest = cuts.read(cuts.newest).tick
+    if tick > newest:
+        raise InvalidArgument(f"tick {tick} is past the newest cut, at {newest} — run: streamingnode flush {cuts.node}")
+    chosen = cuts.newest
+    while chosen > cuts.first and cuts.read(chosen).manifest.previous_tick >= tick:
+        chosen -= 1
+    if chosen > 1 and tick <= cuts.read(chosen).manifest.previous_tick:
+        raise Truncated(f"the cut at {tick}", f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
+    return chosen
+
+
+def _check_any(cuts: CutLog) -> None:
     if not cuts.numbers:
         raise InvalidArgument(f"{cuts.node} has no cut yet — run: streamingnode flush {cuts.node}")
-    chosen = min(cuts.newest, cuts.newest if number is None else number)
-    while tick is not None and chosen >= cuts.first and cuts.read(chosen).tick > tick:
-        chosen -= 1
-    if chosen not in cuts:
-        asked = f"the cut at {tick if number is None else number}"
-        raise Truncated(asked, f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
-    return chosen
 
 
 def _node_id_at(node: NodeDirectory | Path) -> str:

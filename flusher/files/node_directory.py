@@ -110,6 +110,12 @@ class NodeDirectory:
             return []
         return sorted(path.relative_to(self.root).as_posix() for path in top.rglob("*") if not path.is_dir())
 
+    def numbered(self, under: str) -> list[int]:
+        """Return the numbers that are names of directories right below `under` with something in them."""
+        top = self.root / under
+        names = [path.name for path in top.iterdir() if path.is_dir() and any(path.iterdir())] if top.is_dir() else []
+        return sorted(int(name) for name in names if name.isdecimal())
+
     def _make_parents(self, directory: Path) -> None:
         if directory.is_dir():
             return

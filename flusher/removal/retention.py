@@ -3,10 +3,13 @@
 Bounds are pure and pessimistic: whoever might still read something holds it. The log is kept down to the least of: the
 checkpoint (flusher and recovery both start there), every named reader, and the minimum age (another one on a disk short of
 space). A cut is kept until every table fed from this node has taken it, its age is past the minimum, and no live collection
-in it is without a table; the newest cut is always kept. Ages are those of the checkpoint's history, for both. `Retention`
-applies the bounds and is safe to interrupt anywhere: that cuts may be gone is recorded before they go, and a manifest is set
-aside under another name before its files go. So a crash never leaves a manifest without its files, and the one that was set
-aside tells which files are left over.
+in it is without a table; the newest cut is always kept. Files of a dropped collection go before their cuts, once the cut
+that names the drop is past the minimum age and no table of the collection has a lease. Ages are those of the checkpoint's
+history, for all of them.
+
+`Retention` applies the bounds and is safe to interrupt anywhere: that cuts may be gone is recorded before they go, and a
+manifest is set aside under another name before its files go. So a crash never leaves a manifest without its files, but for
+those of collections that do not live at the newest cut, and the one that was set aside tells which files are left over.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,7 +25,7 @@ from anyio import to_thread
 from flusher.checkpoint import Checkpoint, CutPosition
 from flusher.cuts.cut_log import CUTS, CutLog, cut_numbers, file_paths, manifest_path
 from flusher.files.node_directory import NodeDirectory
-from flusher.manifest import CutManifest, decode_manifest, manifest_crc32c
+from flusher.manifest import DELETES, SEGMENTS, CutManifest, decode_manifest, manifest_crc32c
 from flusher.removal.kept_cuts import encode_first_kept, kept_cuts_key
 from wal.errors import Corrupt, Truncated, UnsupportedFormat
 from wal.failpoint import failpoint
@@ -33,17 +36,20 @@ SET_ASIDE_SUFFIX = ".removed"
 
 LEASES = "leases"
 LEASE_BYTES_MAX = 64 << 10
+UNREADABLE = 0
+"""The collection of a lease that cannot be read: all of them, so it holds everything."""
 
 CUTS_REMOVED_PER_ROUND_MAX = 1000
 """Keeps one round short after a long pause; the next round takes more."""
 
 
 class TableLease(msgspec.Struct, frozen=True):
-    """What one table says it has taken, as the ingest writes it; other fields are the ingest's own."""
+    """What one table says it has taken, as the ingest writes it; `table` is where it was then."""
 
     node_id: str
     collection_id: int
     cut: int
+    table: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +103,10 @@ def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live:
 
     Cuts up to `old_tick` are old enough.
     """
-    if not leases or manifest.tick > old_tick:
+    if manifest.tick > old_tick or any(lease.cut < manifest.number for lease in leases):
         return False
     without_table = live - {lease.collection_id for lease in leases}
-    return manifest.number <= min(lease.cut for lease in leases) and not any(
-        file.collection_id in without_table for file in (*manifest.segments, *manifest.deletes)
-    )
+    return not any(entry.collection_id in without_table for entry in manifest.collections)
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
@@ -119,7 +123,15 @@ def _read_lease(directory: NodeDirectory, path: str, *, node_id: str) -> TableLe
     try:
         return msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=TableLease)
     except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
-        return TableLease(node_id=node_id, collection_id=0, cut=0)
+        return TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """The cut that names the drop of a collection, and the files that cuts named for it."""
+
+    cut: CutManifest
+    paths: list[str]
 
 
 def finish_removal(cuts: CutLog) -> list[str]:
@@ -179,6 +191,7 @@ class Retention:
         self._elapsed_ms = elapsed_ms
         self._found_tick, self._opened_ms = log.last_tick, elapsed_ms()
         self._reader_floor = reader_floor
+        self._dropped: dict[int, _Dropped] = {}
         self._enforcing = anyio.Lock()
         self._holds = 0
 
@@ -219,6 +232,7 @@ class Retention:
     async def _give_up_cuts(self, checkpoint: Checkpoint, live: frozenset[int], *, old_tick: int) -> None:
         if self._holds:
             return
+        await to_thread.run_sync(self._remove_dropped, checkpoint, live, old_tick)
         removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live, old_tick)
         if removable:
             first_kept = encode_first_kept(removable[-1].number + 1)
@@ -231,7 +245,7 @@ class Retention:
         """Return the earliest cuts that may go, as many as one round takes."""
         removable: list[CutManifest] = []
         leases = read_leases(self._directory, node_id=self._store.node_id)
-        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX] if leases else ():
+        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX]:
             manifest = self._cuts.read(number).manifest
             if number >= checkpoint.cut_number or not may_remove_cut(
                 manifest, leases=leases, live=live, old_tick=old_tick
@@ -239,6 +253,38 @@ class Retention:
                 break
             removable.append(manifest)
         return removable
+
+    def _remove_dropped(self, checkpoint: Checkpoint, live: frozenset[int], old_tick: int) -> None:
+        """Remove files of dropped collections for which no table waits; their cuts may stay. Safe to interrupt."""
+        leased = {lease.collection_id for lease in read_leases(self._directory, node_id=self._store.node_id)}
+        if UNREADABLE in leased:
+            return
+        with_files = {number for top in (SEGMENTS, DELETES) for number in self._directory.numbered(top)}
+        gone = sorted(with_files - live - leased)
+        self._dropped = {number: found for number, found in self._dropped.items() if number in gone}
+        for number in gone:
+            dropped = self._dropped.get(number) or self._dropped_collection(number, checkpoint.cut_number)
+            if dropped is None:
+                continue
+            self._dropped[number] = dropped
+            if dropped.cut.tick <= old_tick:
+                for path in dropped.paths:
+                    self._directory.remove(path)
+
+    def _dropped_collection(self, collection_id: int, newest: int) -> _Dropped | None:
+        """Return what the cuts up to `newest` say of a collection; None while none of them says that it was dropped."""
+        dropped: _Dropped | None = None
+        for number in reversed([number for number in cut_numbers(self._directory) if number <= newest]):
+            manifest = self._cuts.read(number).manifest
+            entry = next((each for each in manifest.collections if each.collection_id == collection_id), None)
+            if dropped is None and entry is not None and entry.dropped_tick:
+                dropped = _Dropped(manifest, [])
+            elif (entry is None) == (dropped is not None):  # it lives, or was not made yet
+                break
+            if dropped is not None:
+                files = (*manifest.segments, *manifest.deletes)
+                dropped.paths.extend(file.path for file in files if file.collection_id == collection_id)
+        return dropped
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
         finish_removal(self._cuts)  # of a round that the disk kept from its end

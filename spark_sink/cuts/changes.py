@@ -24,7 +24,8 @@ class Changes:
     deletes: tuple[DeleteFile, ...]
     partition_names: dict[int, str]
     dropped_names: frozenset[str]
-    first_changed: int
+    changed: tuple[int, int]
+    """The ticks of the first and the last change; the last cut's own when nothing changed."""
 
     @property
     def last(self) -> Cut:
@@ -46,15 +47,21 @@ class Changes:
         return grouped
 
 
-def changes_of(entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int) -> Changes:
-    """Return what `cuts` (at least one) change in a table that is the collection's state at `after_tick`."""
+def changes_of(
+    entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int, until_tick: int | None = None
+) -> Changes:
+    """Return what `cuts` (at least one) change in a table that is the collection's state at `after_tick`.
+
+    Partitions dropped after `until_tick` (the last cut's tick for None) live; whoever gives one leaves out rows after it.
+    """
+    until = cuts[-1].tick if until_tick is None else until_tick
     collection_id = entry.collection_id
     entries = [found for cut in cuts for found in cut.manifest.collections if found.collection_id == collection_id]
     partitions = {partition.partition_id: partition for found in (entry, *entries) for partition in found.partitions}
     dropped = {
         partition.partition_id: partition.name
         for partition in partitions.values()
-        if after_tick < partition.dropped_tick <= cuts[-1].tick
+        if after_tick < partition.dropped_tick <= until
     }
     return Changes(
         entry=entries[-1] if entries else entry,
@@ -68,7 +75,7 @@ def changes_of(entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int) 
         deletes=tuple(file for cut in cuts for file in cut.manifest.deletes if file.collection_id == collection_id),
         partition_names={number: partition.name for number, partition in partitions.items()},
         dropped_names=frozenset(dropped.values()),
-        first_changed=_first_changed(collection_id, cuts, dropped.keys(), after_tick),
+        changed=_changed(collection_id, cuts, [partitions[number].dropped_tick for number in dropped]),
     )
 
 
@@ -94,8 +101,13 @@ def reachable(files: Iterable[TableFile], deletes: Sequence[DeleteFile]) -> list
     return [file for file in files if any(_reaches(delete, file) for delete in deletes)]
 
 
-def batches(cuts: Sequence[Cut], *, bytes_max: int) -> list[list[Cut]]:
-    """Split cuts into runs for one commit each: in order, at least one cut, then at most `bytes_max` of files."""
+def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> list[list[Cut]]:
+    """Split cuts into runs for one commit each: in order, at least one cut, then at most `bytes_max` of files.
+
+    With `every_cut` each cut is a run of its own.
+    """
+    if every_cut:
+        return [[cut] for cut in cuts]
     runs: list[list[Cut]] = []
     size = 0
     for cut in cuts:
@@ -107,21 +119,16 @@ def batches(cuts: Sequence[Cut], *, bytes_max: int) -> list[list[Cut]]:
     return runs
 
 
-def _first_changed(collection_id: int, cuts: Sequence[Cut], dropped: Iterable[int], after_tick: int) -> int:
-    """Return the first cut that changes the collection; one past the last when none does."""
-    gone = set(dropped)
-    for cut in cuts:
-        manifest = cut.manifest
-        files = any(file.collection_id == collection_id for file in (*manifest.segments, *manifest.deletes))
-        drops = any(
-            partition.partition_id in gone and after_tick < partition.dropped_tick <= cut.tick
-            for entry in manifest.collections
-            if entry.collection_id == collection_id
-            for partition in entry.partitions
-        )
-        if files or drops:
-            return cut.number
-    return cuts[-1].number + 1
+def _changed(collection_id: int, cuts: Sequence[Cut], drops: Iterable[int]) -> tuple[int, int]:
+    """Return the ticks of the first and the last change; rows of a partition that is dropped again count, too."""
+    files = [
+        file
+        for cut in cuts
+        for file in (*cut.manifest.segments, *cut.manifest.deletes)
+        if file.collection_id == collection_id
+    ]
+    ticks = [*drops, *(file.tick_min for file in files), *(file.tick_max for file in files)]
+    return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 
 def _reaches(delete: DeleteFile, file: TableFile) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import crc32c
 
-from flusher.cuts.cut_log import CutLog
+from flusher.cuts.cut_log import CutLog, living
 from flusher.manifest import DataFile
 from wal.errors import Corrupt, Truncated
 from wal.files import open_binary
@@ -48,8 +48,15 @@ def verify_file(node: Path, file: DataFile) -> None:
 
 
 def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:
-    """Return why a file is not there: retention removes a cut's manifest before its files, so one that is kept tells."""
+    """Return why a file is not there: retention removes a cut's manifest before its files, so one that is kept tells.
+
+    But files of a dropped collection, for which no table waits, go by themselves.
+    """
     cuts = CutLog(node)
+    if cuts.numbers and file.collection_id not in living(cuts.read(cuts.newest).manifest):
+        return Truncated(
+            f"file {file.path}, of a collection that was dropped,", f"cut {cuts.newest}", "its rows are gone"
+        )
     for number in cuts.numbers:
         manifest = cuts.read(number).manifest
         if any(file.path == each.path for each in (*manifest.segments, *manifest.deletes)):

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from flusher.cuts.cut_log import Cut, CutLog, lives
+from flusher.cuts.cut_log import Cut, CutLog, lives, living
 from flusher.manifest import CollectionEntry
 from spark_sink.cuts.changes import Changes, batches, changes_of
 from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
 from spark_sink.ingestion.commit_writer import CommitWriter, Written
-from spark_sink.ingestion.cut_request import AnsweredCut
+from spark_sink.ingestion.cut_request import AnsweredCut, CuttingNode, node_directory
 from spark_sink.ingestion.cut_request import request_cut as ask_for_cut
 from spark_sink.ingestion.lease import Lease, check_writable, release, write_lease
 from spark_sink.ingestion.place import check_place
@@ -36,7 +36,7 @@ from spark_sink.runtime.lost_jvm import telling_lost_jvm
 from spark_sink.table.columns import decode_schema
 from spark_sink.table.open_table import CommitConflict, OpenTable
 from spark_sink.table.table_model import TableIdentity, Watermark
-from wal.errors import AlreadyExists, Overloaded, TableAhead
+from wal.errors import AlreadyExists, Overloaded, TableAhead, Truncated
 from wal.failpoint import failpoint
 from wal.files import make_parents, sync_directory
 
@@ -63,29 +63,33 @@ SETTINGS = {
 
 def ingest(
     spark: SparkSession,
-    node: str | Path = "data",
+    node: str | Path | CuttingNode = "data",
     tables: str | Path = "tables",
     *,
     progress: Progress | None = None,
     request_cut: bool = True,
+    every_cut: bool = False,
 ) -> IngestReport:
     """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
 
-    Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. Can be
-    killed at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
+    Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. `node`
+    is a directory, or an open node of `sn.sync`, which makes its own cut. A commit takes as many cuts as it can, which hides
+    the states between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run again, also
+    twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
-    Raises `InvalidArgument` for tables inside the node's directory, `CutFailed`, `StorageFailed` for a user who cannot write
-    a lease, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's
-    directory belongs to another node or to nobody, `TableAhead` when the node is older than its table, `SparkLost` when
-    Spark's Java process is killed meanwhile.
+    Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop, `CutFailed`,
+    `StorageFailed` for a user who cannot write a lease, `Corrupt` naming the file, `Truncated` when cuts it needs are no
+    longer kept, `AlreadyExists` when a table's directory belongs to another node or to nobody, `TableAhead` when the node is
+    older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
     """
     started = time.monotonic()
     progress = progress or _silent
-    check_place(Path(node), Path(tables))
+    directory = node_directory(node, request_cut=request_cut)
+    check_place(directory, Path(tables))
     progress("cut", 0, 1)
-    asked = ask_for_cut(Path(node)) if request_cut else None
+    asked = ask_for_cut(node) if request_cut else None
     progress("cut", 1, 1)
-    job = IngestJob(spark, Path(node), Path(tables), progress=progress)
+    job = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut)
     report = job.run(asked)
     return replace(report, node_was_running=request_cut and asked is None, seconds=time.monotonic() - started)
 
@@ -102,6 +106,7 @@ class IngestJob:
         progress: Progress,
         on_step: OnStep | None = None,
         commit_bytes_max: int = COMMIT_BYTES_MAX,
+        every_cut: bool = False,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         session = spark.newSession()
@@ -114,6 +119,7 @@ class IngestJob:
         self._step = _through_failpoints(on_step)
         self._writer = CommitWriter(session, node, self._step)
         self._commit_bytes_max = commit_bytes_max
+        self._every_cut = every_cut
         self._now_s = now_s
         self._cuts = CutLog(node)
         self._reports: dict[int, TableReport] = {}
@@ -136,7 +142,8 @@ class IngestJob:
         total = len(cuts)
         done = 0
         # A table may have to be retired although no cut is left to take.
-        for run in batches(cuts, bytes_max=self._commit_bytes_max) or [[newest]]:
+        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut)
+        for run in runs or [[newest]]:
             for entry in self._collections(run, held):
                 self._progress(entry.name, done, total)
                 self._bring(entry, run)
@@ -228,7 +235,8 @@ class IngestJob:
             self._check_descent(table)
             sync_log(path)  # of a job that was killed after its commit, or runs on another machine
             return table
-        if not lives(entry, run[-1].tick) or _retired(path, entry).exists():
+        # Of a collection that was dropped later, files may be gone: without a table, none is begun for it.
+        if not self._is_living(entry) or not lives(entry, run[-1].tick) or _retired(path, entry).exists():
             return None
         if table is not None:
             raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
@@ -256,7 +264,11 @@ class IngestJob:
             wider = table.adopt_columns(decode_schema(changes.entry.schema))
             if wider is not table:
                 sync_log(table.path)
-            self._commit(wider, changes)
+            try:
+                self._commit(wider, changes)
+            except Truncated:
+                if self._is_living(entry):
+                    raise  # else it was dropped before the table's first lease: the table ends with what it has
         self._report_unless_changed(table.path, table.owner())
         if any(lives(found, run[-1].tick) for found in _names(run[-1], entry)):
             self._lease(table.path)
@@ -269,7 +281,7 @@ class IngestJob:
         name = written.attempt.name if written.attempt else ""
         try:
             version = table.commit(
-                at, first_cut=changes.first_changed, adds=written.adds, removes=written.removes, attempt=name
+                at, changed=changes.changed, adds=written.adds, removes=written.removes, attempt=name
             )
         except CommitConflict:
             if written.attempt is not None:
@@ -314,6 +326,9 @@ class IngestJob:
         self._step(Step.RETIRED)
         report = self._reports[entry.collection_id]
         self._reports[entry.collection_id] = replace(report, path=str(retired), dropped=True)
+
+    def _is_living(self, entry: CollectionEntry) -> bool:
+        return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)
 
     def _is_retired(self, entry: CollectionEntry) -> bool:
         report = self._reports.get(entry.collection_id)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +16,9 @@ import pyarrow.parquet as pq
 from flusher.manifest import DeleteFile, SegmentFile
 from spark_sink.cuts.integrity import verify_file
 from spark_sink.table.arrow_types import AnyArray, AnyField
-from spark_sink.table.columns import OFFSET, PARTITION
+from spark_sink.table.columns import OFFSET, PARTITION, TICK
+
+AnyRows = TypeVar("AnyRows", pa.RecordBatch, pa.Table)
 
 BATCH_ROWS = 65_536
 """Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the speed."""
@@ -32,6 +35,8 @@ class SegmentGroup:
     key: str
     segments: tuple[SegmentFile, ...]
     deletes: tuple[DeleteFile, ...]
+    until_tick: int | None = None
+    """Rows and deletes after it are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,15 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
 
     Raises `Corrupt` naming a file that is not what its cut says, `Truncated` when one is gone.
     """
-    deleted = _deleted_keys(node, group.key, group.deletes) if group.deletes else None
+    deleted = _deleted_keys(node, group.key, group.deletes, group.until_tick) if group.deletes else None
     read = [name for name in target.names if name != PARTITION]
     for segment in group.segments:
         verify_file(node, segment)
         with pq.ParquetFile(node / segment.path) as file:
             present = set(file.schema_arrow.names)
-            wanted = sorted(present.intersection([*read, OFFSET, *([group.key] if deleted else [])]))
-            for batch in file.iter_batches(BATCH_ROWS, columns=wanted):
+            wanted = sorted(present.intersection([*read, OFFSET, TICK, *([group.key] if deleted else [])]))
+            for found in file.iter_batches(BATCH_ROWS, columns=wanted):
+                batch = _up_to(found, group.until_tick)
                 kept = batch if deleted is None else batch.filter(deleted.keep(_plain(batch[group.key]), batch[OFFSET]))
                 if kept.num_rows:
                     yield _shaped(kept, target, group.partition)
@@ -86,13 +92,17 @@ def _column(batch: pa.RecordBatch, field: AnyField, partition: str) -> AnyArray:
 
 
 @lru_cache(maxsize=DELETE_SETS_KEPT)
-def _deleted_keys(node: Path, key: str, files: Sequence[DeleteFile]) -> DeletedKeys:
+def _deleted_keys(node: Path, key: str, files: Sequence[DeleteFile], until_tick: int | None) -> DeletedKeys:
     for file in files:
         verify_file(node, file)
-    tables = [pq.read_table(node / file.path, columns=[key, OFFSET]) for file in files]
+    tables = [_up_to(pq.read_table(node / file.path, columns=[key, OFFSET, TICK]), until_tick) for file in files]
     largest = pa.concat_tables(tables).group_by(key).aggregate([(OFFSET, "max")]).combine_chunks()
     keys = largest[key].combine_chunks()
     return DeletedKeys(_plain(keys), largest[f"{OFFSET}_max"].combine_chunks())
+
+
+def _up_to(rows: AnyRows, until_tick: int | None) -> AnyRows:
+    return rows if until_tick is None else rows.filter(pc.less_equal(rows[TICK], pa.scalar(until_tick, pa.int64())))
 
 
 def _plain(keys: AnyArray) -> AnyArray:

@@ -6,7 +6,9 @@ import pyarrow as pa
 
 if TYPE_CHECKING:
     AnyArray = pa.Array[Any]
+    AnyChunkedArray = pa.ChunkedArray[Any]
     AnyField = pa.Field[Any]
 else:
     AnyArray = pa.Array
+    AnyChunkedArray = pa.ChunkedArray
     AnyField = pa.Field

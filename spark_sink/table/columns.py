@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from spark_sink.table.arrow_types import AnyField
+from spark_sink.table.arrow_types import AnyChunkedArray, AnyField
 from wal.errors import Corrupt, SchemaMismatch
 
 TICK, OFFSET, VCHANNEL, PARTITION = "_tick", "_offset", "_vchannel", "_partition"
@@ -69,6 +69,25 @@ def row_schema(collection: pa.Schema) -> pa.Schema:
 def table_schema(collection: pa.Schema) -> pa.Schema:
     """Return the columns of the table: those of its files, then `_partition`."""
     return row_schema(collection).append(pa.field(PARTITION, pa.string()))
+
+
+def as_given(rows: pa.Table, collection: pa.Schema) -> pa.Table:
+    """Return rows of a table's files with the types of the collection they came from, in its columns' order.
+
+    The columns are those of the collection, then `_tick`, `_offset` and `_vchannel`; one that the rows lack holds null.
+    Raises `Corrupt` when a value is none of the collection's type: no ingest wrote it.
+    """
+    wanted = pa.schema([*collection, *ROW_SYSTEM_COLUMNS])
+    columns: list[AnyChunkedArray] = []
+    for field in wanted:
+        if field.name not in rows.column_names:
+            columns.append(pa.chunked_array([pa.nulls(rows.num_rows, field.type)]))
+            continue
+        try:
+            columns.append(rows[field.name].cast(field.type))
+        except pa.ArrowException as error:
+            raise Corrupt(f"column {field.name} of a table does not hold {field.type}: {error}") from error
+    return pa.Table.from_arrays(columns, schema=wanted)
 
 
 def stored_type(given: pa.DataType, *, column: str) -> pa.DataType:

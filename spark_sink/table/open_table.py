@@ -5,24 +5,28 @@ is conditional on it: the Delta log holds the three as app transactions, so a se
 version is refused by the log itself, whatever lock it did or did not hold. Delta alone would accept a repeated number from
 a fresh handle; therefore a watermark is only ever compared and committed on one handle. ADR 0002 says why Delta.
 
-Every version is the state at its cut. Its commit info carries `streamingnode`: node id, collection id, first changed cut,
-cut, tick, manifest checksum and attempt.
+Every version is the state at its cut. Its commit info carries `streamingnode`: node id, collection id, the ticks of its
+first and last change, cut, tick, manifest checksum and attempt.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
-from pyspark.sql.types import StructType
 
-from spark_sink.table.columns import OFFSET, PARTITION, VCHANNEL, table_schema
+from spark_sink.table.columns import OFFSET, PARTITION, TICK, VCHANNEL, as_given, table_schema
 from spark_sink.table.table_model import CommitNote, NewFile, TableFile, TableIdentity, TableVersion, Watermark
-from wal.errors import AlreadyExists, Corrupt, SchemaMismatch, UnsupportedFormat
+from wal.errors import AlreadyExists, Corrupt, SchemaMismatch, StorageFailed, UnsupportedFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _PROPERTY = "streamingnode."
 _COMMIT_KEY = "streamingnode"
@@ -66,7 +70,7 @@ class OpenTable:
 
         Raises `CommitConflict` when another writer created it first, `AlreadyExists` when the directory holds other things.
         """
-        note = _note(identity, first_cut=before.cut, at=before, attempt="")
+        note = _note(identity, changed=(before.tick, before.tick), at=before, attempt="")
         path.mkdir(parents=True, exist_ok=True)
         try:
             DeltaTable.create(
@@ -116,8 +120,10 @@ class OpenTable:
         return Watermark(cut, tick, crc32c)
 
     @property
-    def spark_schema(self) -> StructType:
+    def spark_schema(self) -> "StructType":
         """The table's columns; Delta and Spark write schemas alike."""
+        from pyspark.sql.types import StructType  # a node reads tables without Spark
+
         return StructType.fromJson(msgspec.json.decode(self._delta.schema().to_json()))
 
     def owner(self) -> TableIdentity:
@@ -139,6 +145,24 @@ class OpenTable:
         for row in pa.table(self._delta.get_add_actions(flatten=False)).select(["path", "partition"]).to_pylist():
             paths.setdefault(row["partition"][PARTITION], []).append(row["path"])
         return paths
+
+    def rows(self, collection: pa.Schema) -> pa.Table:
+        """Return all rows with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
+
+        Each file's are in the order of their ticks, and the files in that of their first. Raises `StorageFailed` when a
+        file that the log names is not there, `Corrupt` when it is not what the log says.
+        """
+        root = self.path.resolve()
+        empty = as_given(pa.table({}), collection).append_column(PARTITION, pa.chunked_array([], pa.string()))
+        tables: list[pa.Table] = []
+        for file in self.files(key=OFFSET):
+            found = _read_file(root, file).sort_by(
+                [(TICK, "ascending"), (VCHANNEL, "ascending"), (OFFSET, "ascending")]
+            )
+            named = pa.repeat(pa.scalar(file.partition, pa.string()), found.num_rows)
+            tables.append(as_given(found, collection).append_column(PARTITION, named))
+        tables.sort(key=lambda table: table[TICK][0].as_py() if table.num_rows else 0)
+        return pa.concat_tables([empty, *tables])
 
     def adopt_columns(self, collection: pa.Schema) -> "OpenTable":
         """Return the table with the collection's newer columns, this one when it has them; old rows hold null there.
@@ -165,10 +189,17 @@ class OpenTable:
         return changed
 
     def commit(
-        self, at: Watermark, *, first_cut: int, adds: Sequence[NewFile], removes: Sequence[TableFile], attempt: str
+        self,
+        at: Watermark,
+        *,
+        changed: tuple[int, int],
+        adds: Sequence[NewFile],
+        removes: Sequence[TableFile],
+        attempt: str,
     ) -> int:
         """Swap files and move the watermark in one commit, and return its version; on disk when `sync` has returned.
 
+        `changed` are the ticks of the first and the last change, the cut's own when there was none.
         Raises `CommitConflict` when this is no longer the newest version that ingests see; the table is unchanged then.
         """
         assert at.cut > self.watermark.cut, "a cut is taken once"
@@ -187,7 +218,7 @@ class OpenTable:
                 self._delta.schema(),
                 [PARTITION],
                 commit_properties=_commit_properties(
-                    identity, at, _note(identity, first_cut=first_cut, at=at, attempt=attempt)
+                    identity, at, _note(identity, changed=changed, at=at, attempt=attempt)
                 ),
             )
         except CommitFailedError as error:
@@ -214,6 +245,24 @@ class OpenTable:
             )
 
 
+def _read_file(root: Path, file: TableFile) -> pa.Table:
+    path = root / file.path
+    if not path.resolve().is_relative_to(root):
+        raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
+    try:
+        if path.stat().st_size != file.bytes:
+            raise Corrupt(f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table")
+        with pq.ParquetFile(path, page_checksum_verification=True) as content:
+            rows = content.read()
+    except FileNotFoundError:
+        raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
+    if file.rows is not None and rows.num_rows != file.rows:
+        raise Corrupt(f"{path} has {rows.num_rows} rows, its table says {file.rows} — restore the table")
+    return rows
+
+
 def _apps(identity: TableIdentity) -> tuple[str, str, str]:
     prefix = f"streamingnode/{identity.node_id}"
     return f"{prefix}/cut", f"{prefix}/tick", f"{prefix}/crc32c"
@@ -227,11 +276,12 @@ def _properties(identity: TableIdentity) -> dict[str, str | None]:
     }
 
 
-def _note(identity: TableIdentity, *, first_cut: int, at: Watermark, attempt: str) -> CommitNote:
+def _note(identity: TableIdentity, *, changed: tuple[int, int], at: Watermark, attempt: str) -> CommitNote:
     return CommitNote(
         node_id=identity.node_id,
         collection_id=identity.collection_id,
-        first_cut=first_cut,
+        first_tick=changed[0],
+        last_tick=changed[1],
         cut=at.cut,
         tick=at.tick,
         crc32c=at.crc32c,

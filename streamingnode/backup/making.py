@@ -18,7 +18,7 @@ import crc32c
 import msgspec
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers, file_paths, manifest_path, read_cut
+from flusher.cuts.cut_log import CUTS, cut_numbers, living, manifest_path, read_cut
 from flusher.files.node_directory import NodeDirectory
 from streamingnode.backup.copied_bytes import copy_file
 from streamingnode.backup.target import Target
@@ -131,8 +131,10 @@ def _copy_all(
     for path in sorted((source.database / DATABASE_NAME).iterdir()):
         if path.is_file() and not path.name.startswith(_NOT_COPIED):
             copy(path, f"{DATABASE_NAME}/{path.name}")
-    for number in [number for number in cut_numbers(source.directory) if number <= newest]:
-        copied = _copy_cut(source.directory, building, number, on_bytes)
+    numbers = [number for number in cut_numbers(source.directory) if number <= newest]
+    here = living(read_cut(NodeDirectory(source.directory), numbers[-1]).manifest) if numbers else frozenset()
+    for number in numbers:
+        copied = _copy_cut(source.directory, building, number, here, on_bytes)
         if copied is None:
             files[:] = [file for file in files if file.path.startswith(f"{DATABASE_NAME}/")]
             _drop_cuts(building)
@@ -142,12 +144,15 @@ def _copy_all(
         copy(path, f"{LEASES}/{path.name}")
 
 
-def _copy_cut(directory: Path, building: Path, number: int, on_bytes: Callable[[int], None]) -> list[CopiedFile] | None:
-    """Copy one cut with its files; None when retention takes it meanwhile."""
+def _copy_cut(
+    directory: Path, building: Path, number: int, here: frozenset[int], on_bytes: Callable[[int], None]
+) -> list[CopiedFile] | None:
+    """Copy one cut with its files, of collections `here`; None when retention takes it meanwhile."""
     place = manifest_path(number)
     try:
         manifest = read_cut(NodeDirectory(directory), number).manifest
-        copied = [copy_file(directory / path, building, path, on_bytes) for path in (place, *file_paths(manifest))]
+        named = [each.path for each in (*manifest.segments, *manifest.deletes) if each.collection_id in here]
+        copied = [copy_file(directory / path, building, path, on_bytes) for path in (place, *named)]
     except Truncated:
         return None
     except FileNotFoundError as error:

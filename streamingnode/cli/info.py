@@ -56,6 +56,9 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 
 def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, object]:
     """Return everything `info` knows, as machines read it."""
+    import msgspec
+
+    from streamingnode.inspection.collection_summary import held_files
     from streamingnode.verification.scrubber import read_status
 
     newest = files.cuts.read(files.cuts.newest) if files.cuts.numbers else None
@@ -88,6 +91,7 @@ def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, obj
             {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
             for lease in files.leases
         ],
+        "files": [msgspec.to_builtins(held) for held in held_files(files.cuts, files.leases)],
         "scrubbed": read_status(files.directory),
         "disk_bytes": files.disk_bytes,
     }
@@ -113,6 +117,7 @@ def _print(
     }
     for line in format_fields(fields):
         output.line(line)
+    _print_held(files, output)
     if records is None:
         output.note(f"checkpoints and readers cannot be read: {unread}")
         return
@@ -161,6 +166,21 @@ def _print_marks(files: "NodeFiles", records: "NodeRecords", output: Output) -> 
     if rows:
         output.line()
         output.table(("holds", "name", "at", "position", "time"), rows)
+
+
+def _print_held(files: "NodeFiles", output: Output) -> None:
+    from streamingnode.inspection.collection_summary import held_files
+
+    held = held_files(files.cuts, files.leases)
+    if held:
+        output.line()
+        output.table(
+            ("collection", "files", "size", "held by"),
+            [
+                (each.name or f"{each.id} (dropped)", each.files, format_bytes(each.bytes), "; ".join(each.held_by))
+                for each in held
+            ],
+        )
 
 
 COMMAND = Command(

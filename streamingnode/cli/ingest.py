@@ -18,12 +18,16 @@ class _Arguments:
     directory: Path
     tables: Path
     cut: bool
+    every_cut: bool
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="the node's directory")
     parser.add_argument("--tables", type=Path, required=True, help="where the tables are, one for each collection")
     parser.add_argument("--no-cut", action="store_false", dest="cut", help="take the cuts that are there, ask for none")
+    parser.add_argument(
+        "--every-cut", action="store_true", help="make each cut a version of its own: slower, and no state is hidden"
+    )
 
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
@@ -54,7 +58,12 @@ def _ingest(arguments: _Arguments, output: Output) -> "IngestReport":
         try:
             progress.stage("ingesting cuts")
             return spark_sink.ingest(
-                spark, node=arguments.directory, tables=arguments.tables, progress=show, request_cut=arguments.cut
+                spark,
+                node=arguments.directory,
+                tables=arguments.tables,
+                progress=show,
+                request_cut=arguments.cut,
+                every_cut=arguments.every_cut,
             )
         finally:
             spark.stop()
@@ -94,6 +103,7 @@ COMMAND = Command(
     examples=(
         "streamingnode ingest data --tables tables",
         "streamingnode ingest data --tables tables --no-cut",
+        "streamingnode ingest data --tables tables --every-cut",
         "streamingnode ingest data --tables tables --json",
     ),
     add_arguments=_add_arguments,

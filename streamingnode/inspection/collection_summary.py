@@ -1,14 +1,17 @@
-"""How far each collection of a node is, as its cuts tell it. No I/O of its own beyond what `CutLog` reads.
+"""How far each collection of a node is, and what holds its files, as cuts, leases and directories tell it. Blocks.
 
 In: the cuts in a node directory. Out: a `CollectionSummary` for each collection that lives at the newest cut. A reader of
-what came after that cut can bring a summary up to date with `counted`.
+what came after that cut can bring a summary up to date with `counted`. And for each collection that has files a
+`HeldFiles`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from flusher.cuts.cut_log import Cut, CutLog, lives
 from flusher.manifest import CollectionEntry
+from spark_sink.ingestion.lease import Lease
 from spark_sink.table.columns import decode_schema
 
 
@@ -48,6 +51,65 @@ def summaries_at_newest(cuts: CutLog) -> dict[int, CollectionSummary]:
     entries = {entry.collection_id: entry for entry in newest.manifest.collections if lives(entry, newest.tick)}
     ticks = _last_ticks(cuts, set(entries))
     return {number: _summary(entry, offsets, ticks.get(number, 0)) for number, entry in entries.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldFiles:
+    """The files of one collection: `name` is empty for one that was dropped, `held_by` says why they are still there."""
+
+    id: int
+    name: str
+    files: int
+    bytes: int
+    held_by: tuple[str, ...]
+
+
+def held_files(cuts: CutLog, leases: Sequence[Lease]) -> list[HeldFiles]:
+    """Return what holds the files of each collection, by id; a lease of another node holds nothing."""
+    if not cuts.numbers:
+        return []
+    newest = cuts.read(cuts.newest).manifest
+    living = {entry.collection_id: entry.name for entry in newest.collections if lives(entry, newest.tick)}
+    ours = [lease for lease in leases if lease.node_id == newest.node_id]
+    sizes = _sizes(cuts)
+    return [
+        HeldFiles(
+            id=number,
+            name=living.get(number, ""),
+            files=len(sizes[number]),
+            bytes=sum(sizes[number]),
+            held_by=_held_by(number, newest.number, living, ours),
+        )
+        for number in sorted(sizes)
+    ]
+
+
+def _held_by(collection_id: int, newest: int, living: Mapping[int, str], leases: Sequence[Lease]) -> tuple[str, ...]:
+    """Return who holds a collection's files. Cuts go in order, so a live one's wait for every table that lags."""
+    with_table = {lease.collection_id for lease in leases}
+    if collection_id not in living:
+        holders = [f"table {lease.table}" for lease in leases if lease.collection_id == collection_id]
+        return tuple(holders) or ("minimum retention",)
+    tableless = [] if collection_id in with_table else ["no table has its rows"]
+    tableless += [
+        f"collection {name}, which has no table"
+        for number, name in living.items()
+        if number not in with_table and number != collection_id
+    ]
+    lagging = [f"table {lease.table} at cut {lease.cut}" for lease in leases if lease.cut < newest]
+    return (*tableless, *lagging) or ("minimum retention",)
+
+
+def _sizes(cuts: CutLog) -> dict[int, list[int]]:
+    """Return the sizes of the files of each collection that has some."""
+    sizes: dict[int, list[int]] = {}
+    for top in ("segments", "deletes"):
+        for path in cuts.directory.files(top):
+            name = path.split("/")[1]
+            if name.isdecimal() and path.endswith(".parquet"):
+                with suppress(FileNotFoundError):  # a running node removes files
+                    sizes.setdefault(int(name), []).append(cuts.directory.size_bytes(path))
+    return sizes
 
 
 def _summary(entry: CollectionEntry, offsets: Mapping[str, int], last_tick: int) -> CollectionSummary:

@@ -1,21 +1,18 @@
 """What a caller may ask a reader for: ticks that are ticks, and types that can be filtered by. No I/O."""
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from scanner.deliver_policy import DeliverPolicy, StartAfterTick
 from wal.errors import InvalidArgument, shown
 from wal.message_type import SYSTEM, MessageType
 from wal.remedy import Remedy
-from wal.timetick import TICK_MAX
+from wal.timetick import tick_given
 
 
-def check_tick(what: str, tick: int | None) -> int | None:
-    """Return the tick given as the argument `what`, None for none. Raises `InvalidArgument`: a clock's time is no tick."""
-    if tick is None or (isinstance(tick, int) and not isinstance(tick, bool) and 0 <= tick <= TICK_MAX):
-        return tick
-    raise InvalidArgument(
-        f"{what}={tick!r} is no time tick — pass one that a message, a result or consistent_tick() gave"
-    )
+def check_tick(what: str, tick: int | datetime | None) -> int | None:
+    """Return the tick given as the argument `what`, None for none. Raises `InvalidArgument`: a clock's number is no tick."""
+    return None if tick is None else tick_given(what, tick)
 
 
 def check_passed(policy: DeliverPolicy, until: int | None, newest: int) -> None:

@@ -5,11 +5,12 @@ the one before it, its files must be those it names, and the newest one must be 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers, file_paths, manifest_path, read_cut
+from flusher.cuts.cut_log import CUTS, cut_numbers, file_paths, living, manifest_path, read_cut
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CutManifest, DataFile, decode_manifest, manifest_crc32c
 from streamingnode.verification.file_check import walk_data_file
@@ -39,6 +40,8 @@ class _Walk:
     report: Report
     before: "tuple[CutManifest, int] | None" = None
     named: dict[str, int] = field(default_factory=dict)
+    living: frozenset[int] | None = None
+    """Collections that live at the newest cut, None when it does not tell."""
 
 
 def walk_cuts(directory: Path, expected: CutExpectation, report: Report) -> Iterator[int]:
@@ -46,6 +49,8 @@ def walk_cuts(directory: Path, expected: CutExpectation, report: Report) -> Iter
     walk = _Walk(directory, expected, report)
     numbers = cut_numbers(directory)
     check_oldest(numbers, expected.first_kept, report)
+    with suppress(OSError, StreamingNodeError):  # what is wrong with it is found in its turn
+        walk.living = living(read_cut(NodeDirectory(directory), numbers[-1]).manifest) if numbers else None
     for number in numbers:
         yield from _walk_cut(walk, number)
     _check_newest(walk, numbers[-1] if numbers else 0)
@@ -169,6 +174,8 @@ def _walk_file(walk: _Walk, manifest: CutManifest, file: DataFile, place: str) -
         return
     walk.named[file.path] = manifest.number
     missing = yield from walk_data_file(walk.directory, file, manifest, walk.report)
+    if walk.living is not None and file.collection_id not in walk.living:
+        return  # retention removes files of a dropped collection before their cut
     if missing and not (walk.expected.running and not (walk.directory / place).exists()):
         detail = f"cut {manifest.number} names it ({file.rows} rows) and it is not there"
         walk.report.damage(Kind.MISSING, file.path, detail, REPAIR)

@@ -40,6 +40,7 @@ def ingest(spark: SparkSession, node: NodeBuilder, tables: Path) -> Ingest:
         *,
         on_step: Callable[[Step], None] | None = None,
         commit_bytes_max: int = COMMIT_BYTES_MAX,
+        every_cut: bool = False,
         now_s: float = 0.0,
         into: Path | None = None,
     ) -> IngestReport:
@@ -50,6 +51,7 @@ def ingest(spark: SparkSession, node: NodeBuilder, tables: Path) -> Ingest:
             progress=lambda _stage, _done, _total: None,
             on_step=on_step,
             commit_bytes_max=commit_bytes_max,
+            every_cut=every_cut,
             now_s=lambda: now_s,
         )
         return job.run()

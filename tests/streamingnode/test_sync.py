@@ -20,6 +20,7 @@ from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from tests.streamingnode.append_double import schema_of
 from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument, OnShutdown, SchemaMismatch
+from wal.timetick import physical_ms
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 ONLY_ASYNC = {"begin_closing", "aclose", "state", "buffered_bytes", "next_messages", "close"}
@@ -45,6 +46,24 @@ def test_every_public_name_is_there_with_the_same_arguments(blocking: type, orig
 
 def _public_names(kind: type) -> set[str]:
     return {name for each in kind.__mro__[:-1] for name in vars(each) if not name.startswith("_")}
+
+
+def test_a_time_goes_wherever_a_tick_does() -> None:
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        ticks = [node.insert("orders", [{"id": 0, "item": "a"}]).time_tick]
+        while physical_ms(ticks[-1]) == physical_ms(ticks[0]):
+            ticks.append(node.insert("orders", [{"id": len(ticks), "item": "a"}]).time_tick)
+        moment = sn.tick_to_time(ticks[-1])
+        before = [tick for tick in ticks if tick <= sn.time_to_tick(moment)]
+        assert 0 < len(before) <= len(ticks)
+        assert node.snapshot("orders", as_of=moment).num_rows == len(before)
+        inserts = [sn.MessageType.INSERT]
+        with node.read("orders", until=moment, types=inserts) as messages:
+            assert [message.time_tick for message in messages] == before
+        end = node.consistent_tick()
+        with node.read("orders", sn.DeliverPolicy.start_after(moment), until=end, types=inserts) as messages:
+            assert [message.time_tick for message in messages] == ticks[len(before) :]
 
 
 def test_script_repeats_a_write_of_a_producer_and_has_it_once() -> None:

@@ -15,6 +15,7 @@ from wal.timetick import (
     compose_tick,
     logical,
     physical_ms,
+    tick_given,
     tick_to_time,
     time_to_tick,
 )
@@ -136,3 +137,12 @@ def test_ticks_never_run_further_ahead_of_the_time_that_passed_than_corrections_
         at_ms = clocks.tick_after(passed_ms=passed_ms, set_by_ms=set_by_ms)
         assert before <= at_ms <= max(before, clocks.now_ms)  # never back, never ahead of the clock
         before = at_ms
+
+
+def test_a_tick_may_be_given_as_the_time_it_stands_for() -> None:
+    moment = datetime(2026, 11, 22, 12, tzinfo=UTC)
+    assert tick_given("as_of", moment) == time_to_tick(moment)
+    assert tick_given("as_of", 7) == 7
+    for wrong in (1.5, True, "now", None, TICK_MAX + 1, moment.replace(tzinfo=None)):
+        with pytest.raises(InvalidArgument):
+            tick_given("as_of", wrong)

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flusher.cuts.cut_log import CutLog, cut_at, live_collection, manifest_path
+from flusher.cuts.cut_log import CutLog, cut_at, cut_covering, live_collection, manifest_path
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import decode_manifest, encode_manifest
 from tests.spark_sink.node_builder import NodeBuilder
@@ -76,13 +76,17 @@ def test_checksum_of_a_deleted_cut_is_known_from_its_successor(node: NodeBuilder
     assert CutLog(node.path).crc32c_of(1) is None
 
 
-def test_cut_at_a_tick_is_the_newest_not_after_it(node: NodeBuilder) -> None:
+def test_the_cut_that_covers_a_tick_is_the_first_at_or_above_it(node: NodeBuilder) -> None:
     cuts = CutLog(node.path)
-    second = cuts.read(2).tick
-    assert [cut_at(cuts, tick=tick) for tick in (second, second + 1, second - 1)] == [2, 2, 1]
+    first, second, third = (cuts.read(number).tick for number in (1, 2, 3))
+    assert [cut_covering(cuts, tick) for tick in (1, first, first + 1, second, second + 1, third)] == [1, 1, 2, 2, 3, 3]
     assert (cut_at(cuts), cut_at(cuts, number=2), cut_at(cuts, number=9)) == (3, 2, 3)
-    with pytest.raises(Truncated):
-        cut_at(cuts, tick=1)
+    with pytest.raises(InvalidArgument, match=f"past the newest cut, at {third}"):
+        cut_covering(cuts, third + 1)
+    manifest(node, 1).unlink()
+    assert cut_covering(CutLog(node.path), first + 1) == 2
+    with pytest.raises(Truncated, match="ask for cut 2 or later"):
+        cut_covering(CutLog(node.path), first)
 
 
 def test_first_cut_of_a_collection_must_still_be_kept(node: NodeBuilder) -> None:

@@ -368,15 +368,43 @@ def test_leases_of_other_nodes_do_not_count_and_unreadable_ones_hold_everything(
     anyio.run(main)
 
 
-def test_a_cut_without_any_lease_may_never_be_removed(tmp_path: Path) -> None:
+def test_a_cut_goes_without_a_lease_only_when_nothing_in_it_lives(tmp_path: Path) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=1)
         await node.enforce(min_age_s=0)
         (manifest,) = manifests(tmp_path)
-        assert not may_remove_cut(manifest, leases=[], live=frozenset(), old_tick=manifest.tick)
-        lease = TableLease("me", 99, 1)
-        assert may_remove_cut(manifest, leases=[lease], live=frozenset(), old_tick=manifest.tick)
-        assert not may_remove_cut(manifest, leases=[lease], live=frozenset(), old_tick=manifest.tick - 1)
-        assert not may_remove_cut(manifest, leases=[lease], live=frozenset({1}), old_tick=manifest.tick)
+        old, (first, second) = manifest.tick, (table.id for table in node.tables)
+        assert may_remove_cut(manifest, leases=[], live=frozenset(), old_tick=old)
+        assert not may_remove_cut(manifest, leases=[], live=frozenset({first}), old_tick=old)
+        assert not may_remove_cut(manifest, leases=[], live=frozenset(), old_tick=old - 1)
+        leases = [TableLease("me", first, 1)]
+        assert may_remove_cut(manifest, leases=leases, live=frozenset({first}), old_tick=old)
+        assert not may_remove_cut(manifest, leases=leases, live=frozenset({first, second}), old_tick=old)
+
+    anyio.run(main)
+
+
+def test_files_of_a_dropped_collection_go_although_their_cuts_stay(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=3)
+        first, second = node.tables
+        node.log.drop_collection(second)
+
+        def left(table: Table) -> int:
+            return sum(1 for path in tmp_path.rglob("*.parquet") if path.parent.name == str(table.id))
+
+        await node.enforce(min_age_s=0)
+        assert (left(first), left(second)) == (3, 3), "no cut names the drop yet"
+        node.log.insert(first, [9])
+        node.log.cut()
+        node.lease(second, 3)
+        await node.enforce(min_age_s=0)
+        assert left(second) == 3, "its table waits for them"
+        (tmp_path / "leases" / f"{second.id}.json").unlink()
+        await node.enforce(min_age_s=7200)
+        assert left(second) == 3, "too young"
+        await node.enforce(min_age_s=0)
+        assert (left(first), left(second)) == (4, 0)
+        assert cut_numbers(NodeDirectory(tmp_path)) == [1, 2, 3, 4]
 
     anyio.run(main)

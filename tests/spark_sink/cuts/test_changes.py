@@ -94,26 +94,28 @@ def test_runs_keep_order_and_bound_but_never_split_a_cut(tmp_path: Path) -> None
     size = cuts[0].data_bytes
     assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=2 * size + 64)] == [[1, 2], [3]]
     assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=1)] == [[1], [2], [3]]
+    assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=9 * size, every_cut=True)] == [[1], [2], [3]]
 
 
 def test_a_dropped_partition_takes_its_segments_along(tmp_path: Path) -> None:
     node = NodeBuilder(tmp_path)
-    collection = node.create(shards=1)
+    node.create(shards=1)
     node.create_partition("orders", "eu")
     node.insert("orders", [{"id": 1, "item": "a", "amount": 1.0}], "eu")
+    inserted = node.tick
     node.cut()
     node.drop_partition("orders", "eu")
+    dropped = node.tick
     node.create_partition("orders", "eu")
     node.cut()
     cuts = CutLog(tmp_path).span(1, 2)
     entry = cuts[0].manifest.collections[0]
     both = changes_of(entry, cuts, after_tick=0)
-    assert (both.segments, both.dropped_names, both.first_changed) == ((), frozenset({"eu"}), 1)
+    assert (both.segments, both.dropped_names, both.changed) == ((), frozenset({"eu"}), (inserted, dropped))
     first = changes_of(entry, cuts[:1], after_tick=0)
-    assert (len(first.segments), first.dropped_names, first.first_changed) == (1, frozenset(), 1)
+    assert (len(first.segments), first.dropped_names, first.changed) == (1, frozenset(), (inserted, inserted))
     second = changes_of(entry, cuts[1:], after_tick=cuts[0].tick)
-    assert (second.dropped_names, second.first_changed) == (frozenset({"eu"}), 2)
-    assert collection.name == "orders"
+    assert (second.dropped_names, second.changed) == (frozenset({"eu"}), (dropped, dropped))
 
 
 def test_cuts_without_files_of_a_collection_do_not_change_it(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_cuts_without_files_of_a_collection_do_not_change_it(tmp_path: Path) -> 
     cuts = CutLog(tmp_path).span(1, 1)
     entry = next(found for found in cuts[0].manifest.collections if found.name == "orders")
     changes = changes_of(entry, cuts, after_tick=0)
-    assert (changes.files, changes.first_changed) == ((), 2)
+    assert (changes.files, changes.changed) == ((), (cuts[0].tick, cuts[0].tick))
 
 
 def test_a_segment_of_an_unknown_partition_is_corrupt(tmp_path: Path) -> None:

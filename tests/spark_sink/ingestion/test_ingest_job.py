@@ -47,6 +47,28 @@ def test_every_version_of_every_table_is_the_model_at_its_cut(
         assert ordered(row.asDict() for row in source.collect()) == node.expected(name)
 
 
+def test_a_table_without_a_lease_ends_when_its_dropped_collection_has_lost_files(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+
+    def stop(step: Step) -> None:
+        if step is Step.CREATED:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        ingest(on_step=stop)
+    node.drop("orders")
+    node.create("stock")
+    node.cut()
+    shutil.rmtree(node.path / "segments")  # as retention does: no lease says that a table waits for them
+    report = ingest(every_cut=True)
+    assert [(table.table, table.dropped) for table in report.tables] == [("orders", True), ("stock", False)]
+    assert ingest(into=tables.with_name("later")).tables[0].table == "stock", "no table is begun for what is gone"
+
+
 def act_at_random(node: NodeBuilder, chance: random.Random) -> None:
     name = chance.choice(sorted(node.collections))
     collection = node.collections[name]

@@ -4,52 +4,58 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 import spark_sink
-from spark_sink.reading.tables import newest_common
-from spark_sink.table.table_model import CommitNote, TableVersion
+from spark_sink.reading.tables import _states_at, newest_common
+from spark_sink.table.table_model import CommitNote, TableVersion, nearest_states, state_at
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, Value, ordered, orders
 from wal.errors import InvalidArgument, Truncated
+from wal.timetick import tick_to_time
 
 
-def version(number: int, first_cut: int, cut: int) -> TableVersion:
-    note = CommitNote(node_id="n", collection_id=1, first_cut=first_cut, cut=cut, tick=cut * 10, crc32c=0)
+def version(number: int, cut: int, first_tick: int, last_tick: int) -> TableVersion:
+    note = CommitNote(
+        node_id="n", collection_id=1, cut=cut, tick=cut * 10, crc32c=0, first_tick=first_tick, last_tick=last_tick
+    )
     return TableVersion(number, note)
 
 
-ORDERS = [version(2, 3, 5), version(1, 1, 2), version(0, 0, 0)]
-"""Took 1..2, then 3..5 in one commit; newest first."""
+ORDERS = [version(2, 5, 23, 47), version(1, 2, 4, 16), version(0, 0, 0, 0)]
+"""Took 1 and 2 in one commit, then 3 to 5 in another; newest first."""
 
-STOCK = [version(3, 5, 5), version(2, 4, 4), version(1, 3, 3), version(0, 0, 0)]
-"""Took cut after cut; unchanged by 1 and 2."""
+STOCK = [version(3, 5, 50, 50), version(2, 4, 31, 38), version(1, 3, 30, 30), version(0, 0, 0, 0)]
+"""Took cut after cut; only 4 changed it."""
 
 
 @pytest.mark.parametrize(
-    "tick, cut, versions",
-    [
-        (None, 5, {"orders": 2, "stock": 3}),
-        (50, 5, {"orders": 2, "stock": 3}),
-        (49, 2, {"orders": 1, "stock": 0}),  # 3 and 4 are hidden inside one commit of orders
-        (9, 0, {"orders": 0, "stock": 0}),
-    ],
+    "tick, number",
+    [(0, 0), (3, 0), (4, None), (15, None), (16, 1), (22, 1), (23, None), (46, None), (47, 2), (50, 2), (51, None)],
 )
-def test_tables_meet_at_the_newest_cut_all_have(tick: int | None, cut: int, versions: dict[str, int]) -> None:
-    meeting = newest_common({"orders": ORDERS, "stock": STOCK}, tick)
-    assert meeting is not None
-    assert (meeting.cut, meeting.tick, meeting.versions) == (cut, cut * 10, versions)
+def test_a_version_is_the_state_from_its_last_change_to_the_next(tick: int, number: int | None) -> None:
+    state = state_at(ORDERS, tick)
+    assert (None if state is None else state.version) == number
 
 
-def test_tables_that_share_no_cut_do_not_meet() -> None:
-    assert newest_common({"orders": [version(0, 1, 2)], "stock": [version(0, 3, 4)]}, None) is None
+@pytest.mark.parametrize(
+    "tick, nearest",
+    [(4, (3, 16)), (46, (22, 47)), (60, (50, None)), (-1, (None, 0)), (35, (22, 47))],
+)
+def test_the_nearest_states_are_those_that_every_table_has(tick: int, nearest: tuple[int | None, int | None]) -> None:
+    assert nearest_states([ORDERS, STOCK], tick) == nearest
 
 
-def test_a_table_that_lags_holds_the_others_back() -> None:
-    meeting = newest_common({"orders": ORDERS[1:], "stock": STOCK}, None)
-    assert meeting is not None
-    assert meeting.cut == 2
+def test_tables_meet_at_the_newest_cut_all_have() -> None:
+    assert newest_common({"orders": ORDERS, "stock": STOCK}) == 50
+    assert newest_common({"orders": ORDERS[1:], "stock": STOCK}) == 20  # one that lags holds the others back
+    assert newest_common({"orders": ORDERS[:1], "stock": STOCK[2:]}) is None  # the states of 3 and 4 are hidden
+
+
+def test_a_state_older_than_the_log_of_its_table_is_no_longer_kept() -> None:
+    with pytest.raises(Truncated, match="ask for 47"):
+        _states_at({"orders": ORDERS[:1]}, 3)
 
 
 def found(frame: DataFrame) -> list[dict[str, Value]]:
@@ -82,15 +88,86 @@ def test_tables_and_source_show_the_state_at_a_tick(
 ) -> None:
     expected = ordered(node.history[2]["orders"])
     assert found(spark_sink.read_table(spark, tables / "orders", as_of_tick=three_cuts[1])) == expected
-    together = spark_sink.read_tables(spark, tables, ["orders", "stock"], as_of_tick=three_cuts[2] - 1)
+    together = spark_sink.read_tables(spark, tables, ["orders", "stock"], as_of_tick=three_cuts[1])
     assert (together.cut, together.tick, found(together["orders"])) == (2, three_cuts[1], expected)
     for option, value in (("asOfCut", 2), ("asOfTick", three_cuts[1])):
         assert found(source(spark, node).option(option, value).load()) == expected
-    assert spark_sink.read_table(spark, tables / "orders", as_of_tick=three_cuts[0] - 1).count() == 0
-    with pytest.raises(Truncated):
-        spark_sink.read_table(spark, tables / "orders", as_of_tick=-1)
+    moment = tick_to_time(three_cuts[1]).isoformat()  # these ticks are whole milliseconds
+    assert found(source(spark, node).option("asOfTick", moment).load()) == expected
+    at_moment = spark_sink.read_table(spark, tables / "orders", as_of_tick=tick_to_time(three_cuts[1]))
+    assert found(at_moment) == expected
     with pytest.raises(InvalidArgument, match="is no table"):
         spark_sink.read_table(spark, tables / "nothing")
+
+
+@pytest.mark.spark
+def test_a_state_hidden_in_one_commit_is_refused_with_its_neighbours(
+    spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create(shards=1)
+    inserted, ticks = [], []
+    for number in range(3):
+        node.insert("orders", orders(number))
+        inserted.append(node.tick)
+        node.cut()
+        ticks.append(node.cut_tick)
+    ingest()
+    together, apart = tables / "orders", tables.with_name("apart")
+    for tick in (inserted[0], ticks[0], ticks[1], inserted[2] - 1):
+        with pytest.raises(
+            InvalidArgument, match=f"nearest are {inserted[0] - 1} .* or {inserted[2]} .*every_cut=True"
+        ):
+            spark_sink.read_table(spark, together, as_of_tick=tick)
+        with pytest.raises(InvalidArgument, match=f"nearest are {inserted[0] - 1} .* or {inserted[2]} "):
+            spark_sink.read_tables(spark, tables, ["orders"], as_of_tick=tick)
+    with pytest.raises(InvalidArgument, match=f"past what .* has taken, up to {ticks[2]} "):
+        spark_sink.read_table(spark, together, as_of_tick=ticks[2] + 1)
+    with pytest.raises(InvalidArgument, match="past what orders has taken"):
+        spark_sink.read_tables(spark, tables, ["orders"], as_of_tick=ticks[2] + 1)
+    ingest(into=apart, every_cut=True)
+    for rows, tick in [
+        (1, inserted[0]),
+        (1, ticks[0]),
+        (2, inserted[1]),
+        (2, ticks[1]),
+        (3, inserted[2]),
+        (3, ticks[2]),
+    ]:
+        assert spark_sink.read_table(spark, apart / "orders", as_of_tick=tick).count() == rows
+        assert spark_sink.read_tables(spark, apart, ["orders"], as_of_tick=tick)["orders"].count() == rows
+        assert source(spark, node).option("asOfTick", tick).load().count() == rows
+
+
+@pytest.mark.spark
+def test_the_source_shows_every_tick_exactly_between_cuts(spark: SparkSession, node: NodeBuilder) -> None:
+    node.create(shards=1)
+    node.create_partition("orders", "eu")
+    node.insert("orders", orders(1, 2))
+    node.insert("orders", orders(9), "eu")
+    before = node.tick
+    node.delete("orders", [1])
+    after = node.tick
+    node.drop_partition("orders", "eu")
+    node.cut()
+    ids = {
+        tick: sorted(row["id"] for row in source(spark, node).option("asOfTick", tick).load().collect())
+        for tick in (before, after, node.cut_tick)
+    }
+    assert ids == {before: [1, 2, 9], after: [2, 9], node.cut_tick: [2]}
+    with pytest.raises(AnalysisException, match="past the newest cut"):
+        source(spark, node).option("asOfTick", node.cut_tick + 1).load()
+
+
+@pytest.mark.spark
+def test_the_source_refuses_streams_and_what_it_does_not_know(spark: SparkSession, node: NodeBuilder) -> None:
+    node.create(shards=1)
+    node.insert("orders", orders(1))
+    node.cut()
+    with pytest.raises(AnalysisException, match=r"no option 'asoftik'.* did you mean 'asOfTick'"):
+        source(spark, node).option("asOfTik", 3).load()
+    stream = spark.readStream.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders")
+    with pytest.raises(StreamingQueryException, match="reads batches, not streams"):
+        stream.load().writeStream.format("noop").start().processAllAvailable()
 
 
 @pytest.mark.spark

@@ -9,7 +9,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import msgspec
@@ -19,6 +19,7 @@ import pytest
 
 from flusher.cuts.cut_log import CutLog
 from spark_sink.ingestion.cut_request import AnsweredCut
+from spark_sink.ingestion.lease import Lease, write_lease
 from streamingnode.cli.row_batch import ROWS_MAX
 from streamingnode.composition import compose
 from streamingnode.config import load_config
@@ -387,6 +388,32 @@ def test_info_names_ticks_that_are_ahead_of_the_clock(tmp_path: Path, run: "Run"
     anyio.run(make)
     assert "clock           ticks are 1 day, 23:" in run("info", tmp_path / "data").out
     assert 47 < cast("float", run("info", tmp_path / "data", "--json").document["ahead_s"]) / 3600 < 48.01
+
+
+def test_info_says_what_holds_the_files_of_each_collection(data: Path, run: "Run") -> None:
+    run("insert", data, "gone", data.with_name("orders.jsonl"), "--create", "--primary-key", "id")
+    run("flush", data)
+
+    def held() -> dict[str, list[str]]:
+        found = cast("list[dict[str, Any]]", run("info", data, "--json").document["files"])
+        return {each["name"] or f"dropped {each['files'] > 0}": each["held_by"] for each in found}
+
+    assert held()["orders"] == ["no table has its rows", "collection gone, which has no table"]
+
+    async def drop() -> None:
+        async with open_node(data) as node:
+            await node.drop_collection("gone")
+            await node.insert("orders", [{"id": 4, "item": "oil"}])
+            await node.flush()
+
+    anyio.run(drop)
+    assert held() == {"orders": ["no table has its rows"], "dropped True": ["minimum retention"]}
+    node_id = str(run("info", data, "--json").document["node_id"])
+    orders = next(int(path.name) for path in sorted((data / "segments").iterdir()))
+    for cut, expected in ((1, "table /t/orders at cut 1"), (2, "minimum retention")):
+        write_lease(data, Lease(table="/t/orders", node_id=node_id, collection_id=orders, cut=cut, tick=1))
+        assert held()["orders"] == [expected]
+    assert "minimum retention" in run("info", data).out
 
 
 def test_empty_node_has_nothing_to_list_or_cut(tmp_path: Path, run: "Run") -> None:
