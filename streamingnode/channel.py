@@ -29,6 +29,7 @@ from wal.live_tail import LiveTail
 from wal.log import LogStore
 from wal.message import MutableMessage
 from wal.message_type import MessageType
+from wal.producer_stamp import Place
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)
@@ -168,6 +169,10 @@ class Channel:
             else:
                 if not self._is_over(term):
                     return opened
+
+    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
+        """Return the place of a named producer's write; see `Producers.place`."""
+        return self.producers.place(producer_id, epoch, sequence)
 
     async def delete_producer(self, name: str) -> bool:
         """Forget a named producer; see `Producers.delete`."""

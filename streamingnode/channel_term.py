@@ -171,6 +171,7 @@ async def _recover(parts: ChannelParts, checkpoint: Checkpoint) -> RecoveredChan
         shard_state=checkpoint.shard_state,
         producers=checkpoint.producers,
         producer_limits=parts.options.producers,
+        held=parts.producers.places.writes(),
     )
 
 
@@ -198,7 +199,9 @@ class _TermBuilder:
         self.shards = ShardManager(
             recovered.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments
         )
-        self.idempotency = IdempotencyInterceptor(recovered.window, message_id_kind(log.wal_name))
+        self.idempotency = IdempotencyInterceptor(
+            recovered.window, parts.producers.places, message_id_kind(log.wal_name)
+        )
         parts.producers.bind(self.idempotency)
         parts.tail.start(next_position=next_position, confirmed_tick=confirmed_tick)
         self.mvcc = MvccManager(confirmed_tick)

@@ -37,9 +37,7 @@ from streamingnode.supervisor import Supervisor
 from streamingnode.upkeep import Upkeep
 from streamingnode.verification.opening_check import refuse_mixed
 from streamingnode.verification.running import RunningParts
-from streamingnode.writing.own_producer import OwnProducer
 from streamingnode.writing.retry import Retry
-from streamingnode.writing.retry_room import RetryRoom
 from wal.append import AppendObserver
 from wal.errors import StorageFull
 from wal.event_log import event_log
@@ -47,7 +45,6 @@ from wal.failpoint import failpoint
 from wal.log import LogStore
 from wal.memory_store import MemoryLogStore
 from wal.message_type import MessageType
-from wal.producer_stamp import NODE_PRODUCER_ID
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.timetick import TickAllocator
 
@@ -247,13 +244,7 @@ def _services(
     async def consistent_tick(_pchannels: Sequence[str]) -> int:
         return await channel.consistent_tick()
 
-    retry = Retry(channel.append, config.retry)
-    own = OwnProducer(
-        retry,
-        RetryRoom(config.producers.results_per_producer_max),
-        epoch=store.term,
-        last_sequence=channel.last_sequence(NODE_PRODUCER_ID),
-    )
+    retry = Retry(channel.append, config.retry, epoch=store.term)
 
     def stop_waiting() -> None:
         retry.close()
@@ -266,7 +257,7 @@ def _services(
         wal_name=channel.log.wal_name,
         durability=config.log.durability,
         catalog=_LiveCatalog(channel),
-        appends={PCHANNEL: own.append},
+        appends={PCHANNEL: retry.append},
         allocate_id=lambda _pchannel: channel.shards.allocate_id(),
         open_scanner=partial(_open_scanner, channel),
         named_readers=readers,

@@ -35,7 +35,6 @@ from streamingnode.writing.deadline import read_within, within
 from streamingnode.writing.direct_write import delete_keys, insert_batches, insert_rows, upsert_rows
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.results import WriteResult, result_of
-from streamingnode.writing.retry_room import RetryRoom
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.txn_arguments import check_keepalive_ms, check_txn_id
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
@@ -187,9 +186,9 @@ class Node(NodeFacts):
         return Producer(
             name,
             opened,
-            last_sequence=producers.last_sequence,
+            producers=producers,
             find_target=self._target,
-            room=RetryRoom(self._config.producers.results_per_producer_max),
+            outstanding_max=self._config.producers.results_per_producer_max,
             group_bytes_max=self._group_bytes_max,
             group_messages_max=self._config.wal.group_messages_max,
             txn_age_s_max=self._config.txn.age_s_max,

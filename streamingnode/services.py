@@ -21,6 +21,7 @@ from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.results import Durability
 from wal.append import Append
 from wal.message_type import MessageType
+from wal.producer_stamp import Place
 
 
 class CatalogReader(Protocol):
@@ -53,6 +54,9 @@ class ProducerDirectory(Protocol):
 
     async def open_producer(self, name: str) -> OpenedProducer:
         """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
+
+    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
+        """Return the place of a write, which is held while anything refers to it."""
 
     async def delete_producer(self, name: str) -> bool:
         """Forget a producer; return whether there was one."""

@@ -80,6 +80,8 @@ def log_end(log: Log) -> Append:
     message_id = message_id_kind(log.wal_name)
 
     async def append_to_log(group: AppendGroup) -> AppendResult:
+        if group.draw is not None:
+            group.draw()  # in the step of the queue: so a producer's own sequences ascend with positions, without gaps
         ticket = group.ticket = log.append(group)
         failpoint("append.queued")
         await ticket.written
