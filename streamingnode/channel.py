@@ -20,6 +20,7 @@ from scanner.registry import ScannerRegistry
 from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_reading_term, open_term
 from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
+from wal.admission import PendingBytes
 from wal.append import AppendGroup, AppendObserver, AppendResult
 from wal.errors import Indeterminate, LogReopening, OnShutdown, StorageFull, StreamingNodeError
 from wal.event_log import event_log
@@ -369,6 +370,7 @@ async def open_channel(
     *,
     ticks: TickAllocator,
     options: ChannelOptions,
+    pending: PendingBytes,
     observer: AppendObserver | None = None,
 ) -> AsyncIterator[Channel]:
     """Open a pchannel of `store` and close it on the way out. Raises what recovery and the log raise.
@@ -387,6 +389,7 @@ async def open_channel(
         producers=producers,
         ticks=ticks,
         options=options,
+        pending=pending,
         observer=observer,
     )
     try:

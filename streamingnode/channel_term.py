@@ -16,6 +16,7 @@ from interceptors.idempotency.window import ProducerLimits
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.redo import RedoInterceptor, RedoLimits
+from interceptors.room import RoomInterceptor
 from interceptors.shard.allocator import SegmentAllocator
 from interceptors.shard.interceptor import ShardInterceptor
 from interceptors.shard.manager import ShardManager
@@ -36,6 +37,7 @@ from scanner.registry import ScannerRegistry
 from scanner.scanner import ScanLimits, Scanner
 from streamingnode.log_state import ReopenOptions
 from wal.adaptor import Wal, WalLimits, log_end
+from wal.admission import PendingBytes
 from wal.append import Append, AppendGroup, AppendObserver, Interceptor
 from wal.failpoint import failpoint
 from wal.live_tail import LiveTail
@@ -80,6 +82,7 @@ class ChannelParts:
     producers: Producers
     ticks: TickAllocator
     options: ChannelOptions
+    pending: PendingBytes
     observer: AppendObserver | None
 
 
@@ -227,6 +230,7 @@ class _TermBuilder:
     def _interceptors(self, log: Log) -> tuple[Interceptor, ...]:
         return (
             self.idempotency,
+            RoomInterceptor(log.admit, self._parts.pending.appends),
             RedoInterceptor(self._parts.options.redo),
             LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
             TimeTickInterceptor(

@@ -38,6 +38,7 @@ from streamingnode.upkeep import Upkeep
 from streamingnode.verification.opening_check import refuse_mixed
 from streamingnode.verification.running import RunningParts
 from streamingnode.writing.retry import Retry
+from wal.admission import PendingBytes
 from wal.append import AppendObserver
 from wal.errors import StorageFull
 from wal.event_log import event_log
@@ -96,8 +97,10 @@ async def compose(
         failpoint("recovery.store_opened")
         if path is not None:
             await _refuse_mixed(path, store)
+        pending = PendingBytes(config.writes.pending_bytes_max)
+        options = _channel_options(config, observer)
         channel = await closing.enter_async_context(
-            open_channel(store, PCHANNEL, ticks=ticks, options=_channel_options(config, observer), observer=appends)
+            open_channel(store, PCHANNEL, ticks=ticks, options=options, pending=pending, observer=appends)
         )
         readers = NamedReaders(channel)
         await readers.load()
@@ -108,7 +111,15 @@ async def compose(
         flusher = _start_flusher(directory, store, channel, readers, config, supervisor, now_ms)
         supervisor.spawn(channel.keep())
         closing.callback(channel.stop_waiting)
-        meter = NodeMeter(channel=channel, flusher=flusher, appends=appends, ticks=ticks, store=store, now_ms=now_ms)
+        meter = NodeMeter(
+            channel=channel,
+            flusher=flusher,
+            appends=appends,
+            ticks=ticks,
+            store=store,
+            pending=pending,
+            now_ms=now_ms,
+        )
         services = _services(path, config, store, channel, readers, flusher, directory, meter)
         supervisor.spawn(services.upkeep.run())
         yield services
@@ -252,6 +263,7 @@ def _services(
 
     return NodeServices(
         statistics=meter.statistics,
+        pending=meter.pending,
         path=None if path is None else str(path),
         node_id=store.node_id,
         wal_name=channel.log.wal_name,

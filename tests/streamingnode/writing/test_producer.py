@@ -23,6 +23,7 @@ from wal.errors import (
     ProducerFenced,
     SchemaMismatch,
     SequenceTooOld,
+    StorageFull,
     TooLarge,
 )
 from wal.producer_stamp import SEQUENCE_MAX
@@ -303,3 +304,17 @@ def test_open_writes_never_span_more_than_the_width(width: int, leaving: list[in
             task.cancel()
 
     asyncio.run(run())
+
+
+async def test_retry_of_a_write_in_the_log_needs_no_room_on_a_full_disk() -> None:
+    settings = {"memory.bytes_max": 64 << 10, "cut_interval_s": None}
+    async with sn.open_node(None, config=load_config(arguments=settings)) as node:
+        await node.create_collection("c", SCHEMA, primary_key="key")
+        feed = await node.producer("feed")
+        first = await feed.insert("c", row(1), sequence=1)
+        with pytest.raises(StorageFull):
+            for key in range(100):
+                await node.insert("c", row(key, "x" * 2_000))
+        with pytest.raises(StorageFull):
+            await feed.insert("c", row(2, "x" * 2_000), sequence=2)
+        assert await feed.insert("c", row(1, "x" * 2_000), sequence=1) == first
