@@ -118,6 +118,7 @@ class ChannelTerm:
         """Drain the appends, then let nobody wait for a tick of this term, nor give one out; idempotent."""
         await self.wal.close()
         self.acks.end()
+        self.transactions.let_go()
 
 
 async def open_term(parts: ChannelParts) -> ChannelTerm:
@@ -198,6 +199,7 @@ class _TermBuilder:
             at_tick=confirmed_tick,
             commits=recovered.commits,
             limits=options.txn,
+            memory=parts.pending.transactions,
         )
         self.shards = ShardManager(
             recovered.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments

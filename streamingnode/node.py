@@ -145,6 +145,7 @@ class Node(NodeFacts):
             group_bytes_max=limits.group_bytes_max,
             group_messages_max=limits.group_messages_max,
             keepalive_ms=keepalive_ms,
+            memory=self._services.pending.transactions,
         )
 
     async def begin_transaction(
@@ -192,6 +193,7 @@ class Node(NodeFacts):
             group_bytes_max=self._group_bytes_max,
             group_messages_max=self._config.wal.group_messages_max,
             txn_age_s_max=self._config.txn.age_s_max,
+            memory=self._services.pending.transactions,
         )
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:

@@ -102,16 +102,20 @@ class Budget:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._returned: deque[int] = deque()
 
-    def try_take(self, size_bytes: int) -> bool:
-        """Hold so many bytes more; return False, and hold nothing, when they do not fit now. Raises `TooLarge` for never."""
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so many bytes more fit now."""
         while self._returned:
             self.give_back(self._returned.popleft())
+        return self._fits(size_bytes)
+
+    def try_take(self, size_bytes: int) -> bool:
+        """Hold so many bytes more; return False, and hold nothing, when they do not fit now. Raises `TooLarge` for never."""
         if size_bytes > self.bytes_max:
             raise TooLarge(
                 f"{size_bytes} bytes in one write, {self.bytes_max} may be pending — write fewer at a time, "
                 "or raise writes.pending_bytes_max"
             )
-        if self._waiters or not self._fits(size_bytes):
+        if self._waiters or not self.has_room(size_bytes):
             return False
         self.held_bytes += size_bytes
         return True
@@ -131,7 +135,7 @@ class Budget:
             raise
 
     def keep(self, size_bytes: int) -> None:
-        """Hold what is there already, over the bound if need be: a transaction that a restart finds open."""
+        """Hold what has room, or is there already: a transaction that a restart finds open."""
         self.held_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:

@@ -31,6 +31,7 @@ from streamingnode.writing.results import NOTHING, WriteResult, result_of
 from streamingnode.writing.transaction import Transaction, TransactionState
 from streamingnode.writing.txn_arguments import check_keepalive_ms
 from streamingnode.writing.write_target import WriteTarget
+from wal.admission import Budget
 from wal.append import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
 from wal.producer_stamp import Place, ProducerStamp, check_sequence
@@ -109,6 +110,7 @@ class Producer:
         group_bytes_max: int,
         group_messages_max: int,
         txn_age_s_max: float,
+        memory: Budget,
     ) -> None:
         self._name = name
         self._epoch = opened.epoch
@@ -119,6 +121,7 @@ class Producer:
         self._group_bytes_max = group_bytes_max
         self._group_messages_max = group_messages_max
         self._txn_age_s_max = txn_age_s_max
+        self._memory = memory
 
     @property
     def name(self) -> str:
@@ -222,6 +225,7 @@ class Producer:
             group_messages_max=self._group_messages_max,
             keepalive_ms=keepalive_ms,
             commit_through=self._through(place),
+            memory=self._memory,
         )
 
     def _place(self, sequence: int | None) -> Place:

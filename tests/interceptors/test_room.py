@@ -46,7 +46,7 @@ class Path:
         self.room = RoomInterceptor(self.admit, memory)
         self.chain = Chain.of([idempotency, self.room, RedoInterceptor()], self.end)
 
-    async def admit(self, _size_bytes: int, *, makes_room: bool = False) -> None:
+    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         if self.full and not makes_room:
             raise FULL
 
