@@ -65,7 +65,11 @@ class Node(NodeFacts):
         self._targets = WriteTargets(services.appends)
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
-            spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
+            spawn,
+            self._insert_alone,
+            group_bytes_max=self._group_bytes_max,
+            memory=services.pending.rows,
+            limits=config.coalescer,
         )
         self._coalesced_rows_max = config.coalescer.insert_rows_max
         self._changes = CatalogChanges(services, self._info, self._append)

@@ -308,7 +308,12 @@ class Transaction:
             self._memory.give_back()
 
     async def _commit_streamed(self) -> WriteResult:
-        await self._send_bodies()
+        try:
+            await self._send_bodies()
+        except Overloaded:  # at once, not when it expires: it holds what others wait for
+            with suppress(StreamingNodeError):
+                await self._append(rollback_group(self._txn_id, reason="no room for its last rows"))
+            raise
         result = await self._append_commit(commit_group(self._txn_id))
         if result.txn_id != self._txn_id:  # an earlier try of the same write is in the log, so this one may not be
             with suppress(StreamingNodeError):
