@@ -191,11 +191,11 @@ class Node(NodeFacts):
         return Producer(
             name,
             opened,
-            producers=producers,
+            last_sequence=producers.last_sequence,
+            hold_place=producers.place,
             find_target=self._target,
             outstanding_max=self._config.producers.results_per_producer_max,
-            group_bytes_max=self._group_bytes_max,
-            group_messages_max=self._config.wal.group_messages_max,
+            limits=self._config.wal,
             txn_age_s_max=self._config.txn.age_s_max,
             memory=self._services.pending.transactions,
         )

@@ -1,6 +1,7 @@
 """What writes hold in memory stays within its bound, and none of them waits for ever, whatever they do at the same time."""
 
 import gc
+from collections.abc import Awaitable
 from random import Random
 
 import anyio
@@ -67,30 +68,40 @@ async def test_writes_of_all_kinds_end_and_stay_within_the_bound(seed: int) -> N
         assert refused, "and it was met"
 
 
+async def as_many_as_fit(node: sn.Node) -> list[Transaction]:
+    """Return open transactions that leave no room for another."""
+    buffered = list[Transaction]()
+    with pytest.raises(Overloaded, match="pending_bytes_max"):
+        for key in range(100):
+            txn = node.transaction()
+            await txn.insert("c", rows(key, 3_000))
+            buffered.append(txn)
+    return buffered
+
+
+async def expect_refusal(call: Awaitable[object]) -> None:
+    with pytest.raises(Overloaded, match="pending_bytes_max") as caught:
+        await call
+    assert caught.value.retryable == "yes"
+
+
 async def test_open_transactions_are_refused_at_the_bound_and_keep_nobody_else_from_writing() -> None:
     async with sn.open_node(None, config=load_config(arguments=SETTINGS)) as node:
         await node.create_collection("c", SCHEMA, primary_key="key")
         streamed = await node.begin_transaction()
         for key in range(5):
             await node.insert("c", rows(key, 6_000), txn_id=streamed)
-        buffered = list[Transaction]()
-        with pytest.raises(Overloaded, match="pending_bytes_max"):
-            for key in range(100):
-                txn = node.transaction()
-                await txn.insert("c", rows(key, 3_000))
-                buffered.append(txn)
+        buffered = await as_many_as_fit(node)
         assert len(buffered) > 5
         for refused in (node.insert("c", rows(9, 3_000), txn_id=streamed), buffered[0].insert("c", rows(9, 3_000))):
             check_bounds(node)
-            with pytest.raises(Overloaded, match="pending_bytes_max") as caught:
-                await refused
-            assert caught.value.retryable == "yes"
+            await expect_refusal(refused)
         for key in range(30):
             await node.insert("c", rows(key, 7_000))
         await buffered[0].commit()  # goes on without the refused rows
         await node.commit_transaction(streamed)
         await buffered[1].rollback()
-        del buffered, txn, refused, caught  # the others are ended by nobody
+        del buffered, refused  # the others are ended by nobody
         gc.collect()
         await node.insert("c", rows(1, 10))
         async with node.transaction() as txn:

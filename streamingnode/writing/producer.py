@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from interceptors.idempotency.producers import OpenedProducer
 from streamingnode.rows.row_shape import Keys, Rows
-from streamingnode.services import ProducerDirectory
 from streamingnode.writing.append_groups import (
     TRANSACTION_OVERHEAD_BYTES,
     Write,
@@ -31,6 +30,7 @@ from streamingnode.writing.results import NOTHING, WriteResult, result_of
 from streamingnode.writing.transaction import Transaction, TransactionState
 from streamingnode.writing.txn_arguments import check_keepalive_ms
 from streamingnode.writing.write_target import WriteTarget
+from wal.adaptor import WalLimits
 from wal.admission import Budget
 from wal.append import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
@@ -104,22 +104,23 @@ class Producer:
         name: str,
         opened: OpenedProducer,
         *,
-        producers: ProducerDirectory,
+        last_sequence: Callable[[int], int],
+        hold_place: Callable[[int, int, int], Place],
         find_target: Callable[[str], WriteTarget],
         outstanding_max: int,
-        group_bytes_max: int,
-        group_messages_max: int,
+        limits: WalLimits,
         txn_age_s_max: float,
         memory: Budget,
     ) -> None:
         self._name = name
         self._epoch = opened.epoch
         self._id = opened.producer_id
-        self._producers = producers
+        self._last_in_log = last_sequence
+        self._hold_place = hold_place
         self._find_target = find_target
         self._outstanding = Outstanding(outstanding_max)
-        self._group_bytes_max = group_bytes_max
-        self._group_messages_max = group_messages_max
+        self._group_bytes_max = limits.group_bytes_max
+        self._group_messages_max = limits.group_messages_max
         self._txn_age_s_max = txn_age_s_max
         self._memory = memory
 
@@ -136,7 +137,7 @@ class Producer:
     @property
     def last_sequence(self) -> int:
         """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
-        return self._producers.last_sequence(self._id)
+        return self._last_in_log(self._id)
 
     async def insert(
         self,
@@ -232,7 +233,7 @@ class Producer:
         """Return the place of a write; one whose sequence is given is held from now on."""
         if sequence is None:
             return Place(ProducerStamp(self._id, self._epoch, 0))
-        return self._producers.place(self._id, self._epoch, check_sequence(sequence))
+        return self._hold_place(self._id, self._epoch, check_sequence(sequence))
 
     def _through(self, place: Place) -> Callable[[Append], Append]:
         """Return what makes an append carry the stamp and wait for its turn among the outstanding ones."""
