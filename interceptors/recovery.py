@@ -6,13 +6,13 @@ that says otherwise means that the log or the checkpoint is not what was written
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from anyio import to_thread
 
 from interceptors.idempotency.snapshot import decode_window
-from interceptors.idempotency.window import ProducerLimits, Window
+from interceptors.idempotency.window import ProducerLimits, Window, Write
 from interceptors.shard.state import ShardState
 from interceptors.txn.commits import Commits
 from wal.errors import Corrupt
@@ -55,12 +55,15 @@ async def recover(
     shard_state: bytes | None = None,
     producers: bytes | None = None,
     producer_limits: ProducerLimits | None = None,
+    held: Collection[Write] = frozenset(),
 ) -> RecoveredChannel:
     """Return the channel that `log` says, from a checkpoint at `position` (an LC) and `tick`.
 
+    Of the writes that are `held` nothing is forgotten on the way.
+
     Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log starts after `position`.
     """
-    window = await _recovered_window(log, producers, producer_limits)
+    window = await _recovered_window(log, producers, producer_limits, held)
     state = ShardState() if shard_state is None else ShardState.restore(shard_state)
 
     def begin_missing(commit: Message) -> None:
@@ -106,9 +109,11 @@ def _commits_from(first: LogEntry) -> Commits:
     return Commits(known_after=first.time_tick - 1 if first.first_position > FIRST_POSITION else 0)
 
 
-async def _recovered_window(log: Log, saved: bytes | None, limits: ProducerLimits | None) -> Window:
+async def _recovered_window(
+    log: Log, saved: bytes | None, limits: ProducerLimits | None, held: Collection[Write]
+) -> Window:
     if saved is None:
-        return Window(limits)
+        return Window(limits, held=held)
     kind = message_id_kind(log.wal_name)
     # In a thread: a full window takes longer than the event loop may be held.
-    return await to_thread.run_sync(lambda: Window.thaw(decode_window(saved, kind), limits))
+    return await to_thread.run_sync(lambda: Window.thaw(decode_window(saved, kind), limits, held=held))

@@ -20,6 +20,7 @@ from scanner.registry import ScannerRegistry
 from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_reading_term, open_term
 from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
+from wal.admission import PendingBytes
 from wal.append import AppendGroup, AppendObserver, AppendResult
 from wal.errors import Indeterminate, LogReopening, OnShutdown, StorageFull, StreamingNodeError
 from wal.event_log import event_log
@@ -29,6 +30,7 @@ from wal.live_tail import LiveTail
 from wal.log import LogStore
 from wal.message import MutableMessage
 from wal.message_type import MessageType
+from wal.producer_stamp import Place
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)
@@ -178,6 +180,10 @@ class Channel:
             except StreamingNodeError:
                 if not self._is_over(term):
                     raise
+
+    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
+        """Return the place of a named producer's write; see `Producers.place`."""
+        return self.producers.place(producer_id, epoch, sequence)
 
     async def delete_producer(self, name: str) -> bool:
         """Forget a named producer; see `Producers.delete`."""
@@ -374,6 +380,7 @@ async def open_channel(
     *,
     ticks: TickAllocator,
     options: ChannelOptions,
+    pending: PendingBytes,
     observer: AppendObserver | None = None,
 ) -> AsyncIterator[Channel]:
     """Open a pchannel of `store` and close it on the way out. Raises what recovery and the log raise.
@@ -392,6 +399,7 @@ async def open_channel(
         producers=producers,
         ticks=ticks,
         options=options,
+        pending=pending,
         observer=observer,
     )
     try:

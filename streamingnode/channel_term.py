@@ -16,6 +16,7 @@ from interceptors.idempotency.window import ProducerLimits
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.redo import RedoInterceptor, RedoLimits
+from interceptors.room import RoomInterceptor
 from interceptors.shard.allocator import SegmentAllocator
 from interceptors.shard.interceptor import ShardInterceptor
 from interceptors.shard.manager import ShardManager
@@ -36,6 +37,7 @@ from scanner.registry import ScannerRegistry
 from scanner.scanner import ScanLimits, Scanner
 from streamingnode.log_state import ReopenOptions
 from wal.adaptor import Wal, WalLimits, log_end
+from wal.admission import PendingBytes
 from wal.append import Append, AppendGroup, AppendObserver, Interceptor
 from wal.failpoint import failpoint
 from wal.live_tail import LiveTail
@@ -80,6 +82,7 @@ class ChannelParts:
     producers: Producers
     ticks: TickAllocator
     options: ChannelOptions
+    pending: PendingBytes
     observer: AppendObserver | None
 
 
@@ -115,6 +118,7 @@ class ChannelTerm:
         """Drain the appends, then let nobody wait for a tick of this term, nor give one out; idempotent."""
         await self.wal.close()
         self.acks.end()
+        self.transactions.let_go()
 
 
 async def open_term(parts: ChannelParts) -> ChannelTerm:
@@ -171,6 +175,7 @@ async def _recover(parts: ChannelParts, checkpoint: Checkpoint) -> RecoveredChan
         shard_state=checkpoint.shard_state,
         producers=checkpoint.producers,
         producer_limits=parts.options.producers,
+        held=parts.producers.places.writes(),
     )
 
 
@@ -194,11 +199,14 @@ class _TermBuilder:
             at_tick=confirmed_tick,
             commits=recovered.commits,
             limits=options.txn,
+            memory=parts.pending.transactions,
         )
         self.shards = ShardManager(
             recovered.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments
         )
-        self.idempotency = IdempotencyInterceptor(recovered.window, message_id_kind(log.wal_name))
+        self.idempotency = IdempotencyInterceptor(
+            recovered.window, parts.producers.places, message_id_kind(log.wal_name)
+        )
         parts.producers.bind(self.idempotency)
         parts.tail.start(next_position=next_position, confirmed_tick=confirmed_tick)
         self.mvcc = MvccManager(confirmed_tick)
@@ -224,6 +232,7 @@ class _TermBuilder:
     def _interceptors(self, log: Log) -> tuple[Interceptor, ...]:
         return (
             self.idempotency,
+            RoomInterceptor(log.admit, self._parts.pending.appends),
             RedoInterceptor(self._parts.options.redo),
             LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
             TimeTickInterceptor(

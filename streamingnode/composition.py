@@ -39,9 +39,8 @@ from streamingnode.supervisor import Supervisor
 from streamingnode.upkeep import Upkeep
 from streamingnode.verification.opening_check import refuse_mixed
 from streamingnode.verification.running import RunningParts
-from streamingnode.writing.own_producer import OwnProducer
 from streamingnode.writing.retry import Retry
-from streamingnode.writing.retry_room import RetryRoom
+from wal.admission import PendingBytes
 from wal.append import AppendObserver
 from wal.errors import StorageFailed, StorageFull
 from wal.event_log import event_log
@@ -49,7 +48,6 @@ from wal.failpoint import failpoint
 from wal.log import LogStore
 from wal.memory_store import MemoryLogStore
 from wal.message_type import MessageType
-from wal.producer_stamp import NODE_PRODUCER_ID
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
@@ -102,8 +100,10 @@ async def compose(
         failpoint("recovery.store_opened")
         if path is not None:
             await _refuse_mixed(path, store)
+        pending = PendingBytes(config.writes.pending_bytes_max)
+        options = _channel_options(config, observer)
         channel = await closing.enter_async_context(
-            open_channel(store, PCHANNEL, ticks=ticks, options=_channel_options(config, observer), observer=appends)
+            open_channel(store, PCHANNEL, ticks=ticks, options=options, pending=pending, observer=appends)
         )
         readers = NamedReaders(channel)
         await readers.load()
@@ -114,7 +114,15 @@ async def compose(
         flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
         supervisor.spawn(channel.keep())
         closing.callback(channel.stop_waiting)
-        meter = NodeMeter(channel=channel, flusher=flusher, appends=appends, ticks=ticks, store=store, now_ms=now_ms)
+        meter = NodeMeter(
+            channel=channel,
+            flusher=flusher,
+            appends=appends,
+            ticks=ticks,
+            store=store,
+            pending=pending,
+            now_ms=now_ms,
+        )
         services = _services(path, config, store, channel, ticks, readers, flusher, meter)
         supervisor.spawn(services.upkeep.run())
         yield services
@@ -268,13 +276,7 @@ def _services(
     async def consistent_tick(_pchannels: Sequence[str]) -> int:
         return await channel.consistent_tick()
 
-    retry = Retry(channel.append, config.retry)
-    own = OwnProducer(
-        retry,
-        RetryRoom(config.producers.results_per_producer_max),
-        epoch=store.term,
-        last_sequence=channel.last_sequence(NODE_PRODUCER_ID),
-    )
+    retry = Retry(channel.append, config.retry, epoch=store.term)
 
     def stop_waiting() -> None:
         retry.close()
@@ -282,12 +284,13 @@ def _services(
 
     return NodeServices(
         statistics=meter.statistics,
+        pending=meter.pending,
         path=None if path is None else str(path),
         node_id=store.node_id,
         wal_name=channel.log.wal_name,
         durability=config.log.durability,
         catalog=_LiveCatalog(channel),
-        appends={PCHANNEL: own.append},
+        appends={PCHANNEL: retry.append},
         allocate_id=lambda _pchannel: channel.shards.allocate_id(),
         open_scanner=partial(_open_scanner, channel),
         named_readers=readers,

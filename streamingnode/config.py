@@ -105,6 +105,13 @@ class TickOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WriteLimits:
+    """How much the writes of a node hold in memory together; see `wal.admission.PendingBytes`."""
+
+    pending_bytes_max: int = 512 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsOptions:
     """What is measured beyond what costs next to nothing, and how often the file beside the node tells of it, in seconds.
 
@@ -122,6 +129,7 @@ class NodeConfig:
     log: RocksOptions = field(default_factory=RocksOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     wal: WalLimits = field(default_factory=WalLimits)
+    writes: WriteLimits = field(default_factory=WriteLimits)
     redo: RedoLimits = field(default_factory=RedoLimits)
     txn: TxnLimits = field(default_factory=TxnLimits)
     producers: ProducerLimits = field(default_factory=ProducerLimits)

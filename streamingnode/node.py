@@ -37,7 +37,6 @@ from streamingnode.writing.deadline import read_within, within
 from streamingnode.writing.direct_write import delete_keys, insert_batches, insert_rows, upsert_rows
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.results import WriteResult, result_of
-from streamingnode.writing.retry_room import RetryRoom
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.txn_arguments import check_keepalive_ms, check_txn_id
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
@@ -86,7 +85,11 @@ class Node(NodeFacts):
         self._targets = WriteTargets(naming, self._consistent_tick)
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
-            supervisor.spawn, self._insert_alone, group_bytes_max=self._group_bytes_max, limits=config.coalescer
+            supervisor.spawn,
+            self._insert_alone,
+            group_bytes_max=self._group_bytes_max,
+            memory=services.pending.rows,
+            limits=config.coalescer,
         )
         self._coalesced_rows_max = config.coalescer.insert_rows_max
         self._changes = CatalogChanges(services, self._info, self._append)
@@ -173,6 +176,7 @@ class Node(NodeFacts):
             group_bytes_max=limits.group_bytes_max,
             group_messages_max=limits.group_messages_max,
             keepalive_ms=keepalive_ms,
+            memory=self._services.pending.transactions,
         )
 
     @_naming_failure
@@ -221,10 +225,10 @@ class Node(NodeFacts):
             directory=producers,
             find_target=self._target,
             consistent_tick=self._consistent_tick,
-            room=RetryRoom(self._config.producers.results_per_producer_max),
-            group_bytes_max=self._group_bytes_max,
-            group_messages_max=self._config.wal.group_messages_max,
+            outstanding_max=self._config.producers.results_per_producer_max,
+            limits=self._config.wal,
             txn_age_s_max=self._config.txn.age_s_max,
+            memory=self._services.pending.transactions,
         )
 
     @_naming_failure

@@ -16,6 +16,7 @@ from streamingnode.statistics import (
     WriteStatistics,
 )
 from streamingnode.writing.coalescer import Coalescer
+from wal.admission import PendingBytes
 from wal.log import LogStore
 from wal.rocks.space import SpaceLevel
 from wal.rocks.store import RocksStore
@@ -38,6 +39,7 @@ class NodeMeter:
     appends: AppendMeter
     ticks: TickAllocator
     store: LogStore
+    pending: PendingBytes
     now_ms: Callable[[], int]
     clock: Callable[[], float] = time.monotonic
     opened_s: float = field(default_factory=time.monotonic)
@@ -90,6 +92,10 @@ class NodeMeter:
             coalesced_groups_in_flight=coalescer.groups_in_flight,
             open_transactions=transactions.live,
             open_transaction_bytes=transactions.size_bytes,
+            pending_bytes_max=self.pending.bytes_max,
+            pending_row_bytes=self.pending.rows.held_bytes,
+            pending_append_bytes=self.pending.appends.held_bytes,
+            pending_transaction_bytes=self.pending.transactions.held_bytes,
             growing_segments=len(shards.segments),
             growing_segment_bytes=shards.growing_bytes,
         )

@@ -19,6 +19,7 @@ from streamingnode.upkeep import Upkeep
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import ProducerDirectory
 from streamingnode.writing.results import Durability
+from wal.admission import PendingBytes
 from wal.append import Append
 from wal.message_type import MessageType
 
@@ -80,9 +81,9 @@ class NodeServices:
     named reader. `flush` makes a cut and returns it, or the newest one when there is nothing to cut. `snapshot` returns a
     collection's current rows, or those as of a tick. `consistent_tick` returns, for pchannels, a tick that no append
     acknowledged before the call is above; `newest_tick` returns one that is above every tick given out, and no earlier than
-    now. `upkeep` verifies, scrubs and backs up what is on the disk. `statistics` is told
-    the inserts that wait outside these parts. `stop_waiting` sends away whoever waits for a failed log to come back,
-    `stop_appends` whoever waits for anything but the disk; it returns when no append is under way any more.
+    now. `upkeep` verifies, scrubs and backs up what is on the disk. `statistics` is told the inserts that wait outside these
+    parts. `pending` is the room in memory that writes share. `stop_waiting` sends away whoever waits for a failed log to
+    come back, `stop_appends` whoever waits for anything but the disk; it returns when no append is under way any more.
     """
 
     path: str | None
@@ -104,3 +105,4 @@ class NodeServices:
     stop_appends: Callable[[], Awaitable[None]]
     upkeep: Upkeep
     statistics: Callable[[Coalescer], NodeStatistics]
+    pending: PendingBytes

@@ -65,12 +65,20 @@ class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on its way into the log, or may still have to leave it."""
+    """What is on its way into the log, or may still have to leave it.
+
+    The `pending` bytes are held in memory: rows that wait to be put together, appends that the log has not acknowledged,
+    open transactions. They are at most a quarter, a quarter and half of `pending_bytes_max`.
+    """
 
     waiting_rows: int
     coalesced_groups_in_flight: int
     open_transactions: int
     open_transaction_bytes: int
+    pending_bytes_max: int
+    pending_row_bytes: int
+    pending_append_bytes: int
+    pending_transaction_bytes: int
     growing_segments: int
     growing_segment_bytes: int
 

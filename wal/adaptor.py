@@ -1,8 +1,8 @@
 """The WAL of one pchannel: a log with a term, a lifecycle and an append path in front of it.
 
-An append passes these checks in order: is the WAL available, does the group fit, is there room in the log's queue; then it
-gets the term and runs through the chain. A caller that is cancelled or times out stops waiting, and what it began is
-finished or undone without it; closing waits for that. The WAL is given its chain and its readers; it knows neither
+An append passes these checks in order: is the WAL available, does the group fit; then it gets the term and runs through the
+chain, which waits for room behind the window of retries. A caller that is cancelled or times out stops waiting, and what it
+began is finished or undone without it; closing waits for that. The WAL is given its chain and its readers; it knows neither
 interceptors nor scanners.
 
 Opening is staged: the first tick of the new term is durable before anything is recovered, so every earlier owner's
@@ -80,6 +80,8 @@ def log_end(log: Log) -> Append:
     message_id = message_id_kind(log.wal_name)
 
     async def append_to_log(group: AppendGroup) -> AppendResult:
+        if group.draw is not None:
+            group.draw()  # in the step of the queue: so a producer's own sequences ascend with positions, without gaps
         ticket = group.ticket = log.append(group)
         failpoint("append.queued")
         await ticket.written
@@ -233,7 +235,7 @@ class Wal(Generic[PolicyT, ReaderT]):
         if _has_books_to_close(group):
             return await self._run_detached(group)
         try:
-            result = await self._admit_and_append(group)
+            result = await self._append_in_chain(group)
         except asyncio.CancelledError:
             if group.ticket is None:  # it waited for room, a lock or a redo, and all of these leave no trace
                 self._ended(group)
@@ -262,7 +264,7 @@ class Wal(Generic[PolicyT, ReaderT]):
 
     async def _run(self, group: AppendGroup, outcome: asyncio.Future[AppendResult]) -> None:
         try:
-            result = await self._admit_and_append(group)
+            result = await self._append_in_chain(group)
             if not outcome.done():
                 outcome.set_result(result)
         except asyncio.CancelledError:
@@ -282,11 +284,8 @@ class Wal(Generic[PolicyT, ReaderT]):
         if self._drained is not None and not self._in_flight and not self._drained.done():
             self._drained.set_result(None)
 
-    async def _admit_and_append(self, group: AppendGroup) -> AppendResult:
+    async def _append_in_chain(self, group: AppendGroup) -> AppendResult:
         try:
-            await self._log.admit(group.size_bytes, makes_room=group.makes_room)
-            failpoint("append.admitted")
-            self._check_available()  # the WAL may have closed while the queue was full
             group.stamp_wal_term(self._term)
             assert self._chain is not None, "an available WAL has a chain"
             return await self._chain.append(group)

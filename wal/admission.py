@@ -1,4 +1,4 @@
-"""Room in a log's queue: who may append next when writes come faster than the disk takes them.
+"""Room for writes: in a log's queue, when they come faster than the disk takes them, and in the node's memory.
 
 In: sizes before an append, what is queued, what has been written. Out: a wait, first come first served. A store asks it
 in `admit`, and tells it of each append and each completed write. The bound is soft by what is admitted but not yet
@@ -8,6 +8,8 @@ appended: admission reserves nothing, so an append that is given up owes nothing
 import asyncio
 from collections import deque
 from typing import NamedTuple
+
+from wal.errors import TooLarge
 
 
 class _Place(NamedTuple):
@@ -87,3 +89,87 @@ class Admission:
 
     def _fits(self, queued_bytes: int, size_bytes: int) -> bool:
         return not queued_bytes or queued_bytes + size_bytes <= self._bytes_max
+
+
+class Budget:
+    """At most `bytes_max` bytes held at a time, given out first come, first served. Lives on the event loop."""
+
+    __slots__ = ("_returned", "_waiters", "bytes_max", "held_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._returned: deque[int] = deque()
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so many bytes more fit now."""
+        while self._returned:
+            self.give_back(self._returned.popleft())
+        return self._fits(size_bytes)
+
+    def try_take(self, size_bytes: int) -> bool:
+        """Hold so many bytes more; return False, and hold nothing, when they do not fit now. Raises `TooLarge` for never."""
+        if size_bytes > self.bytes_max:
+            raise TooLarge(
+                f"{size_bytes} bytes in one write, {self.bytes_max} may be pending — write fewer at a time, "
+                "or raise writes.pending_bytes_max"
+            )
+        if self._waiters or not self.has_room(size_bytes):
+            return False
+        self.held_bytes += size_bytes
+        return True
+
+    async def take(self, size_bytes: int) -> None:
+        """Hold so many bytes more once they fit; cancelled while it waits, it holds nothing. Raises as `try_take`."""
+        if self.try_take(size_bytes):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((size_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was let in and cancelled in the same step of the loop
+                self.held_bytes -= size_bytes
+            self._let_in()
+            raise
+
+    def keep(self, size_bytes: int) -> None:
+        """Hold what has room, or is there already: a transaction that a restart finds open."""
+        self.held_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Hold so many bytes less, and let in who fits now."""
+        self.held_bytes -= size_bytes
+        self._let_in()
+
+    def give_back_later(self, size_bytes: int) -> None:
+        """Hold so many bytes less from the next `try_take` on; for any thread."""
+        self._returned.append(size_bytes)
+
+    def _let_in(self) -> None:
+        while self._waiters and (self._waiters[0][1].done() or self._fits(self._waiters[0][0])):
+            size_bytes, turn = self._waiters.popleft()
+            if not turn.done():
+                self.held_bytes += size_bytes
+                turn.set_result(None)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self.held_bytes + size_bytes <= self.bytes_max
+
+
+class PendingBytes:
+    """What the writes of a node hold in memory, in three parts that together are at most `bytes_max`.
+
+    A quarter for rows that wait to be put together, a quarter for appends on their way to the log, half for open
+    transactions. Apart, because otherwise they could wait for each other in a circle: rows leave when an append ends, an
+    append ends when the log has it, and a transaction ends when its caller says so, who may be waiting for the other two.
+    So rows and appends wait for room, and a transaction that finds none is refused.
+    """
+
+    __slots__ = ("appends", "bytes_max", "rows", "transactions")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.rows, self.appends = Budget(bytes_max // 4), Budget(bytes_max // 4)
+        self.transactions = Budget(bytes_max // 2)

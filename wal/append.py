@@ -11,7 +11,7 @@ from wal.errors import InvalidArgument
 from wal.message import MutableMessage
 from wal.message_id import MessageId
 from wal.message_type import EXCLUSIVE, MAKES_ROOM
-from wal.producer_stamp import ProducerStamp
+from wal.producer_stamp import Place, ProducerStamp
 
 
 class AppendTicket(msgspec.Struct, frozen=True):
@@ -36,7 +36,8 @@ class AppendGroup:
 
     `barrier_tick` makes the append wait until everything at or below it is confirmed. The chain stamps the rest:
     `row_offsets` maps each vchannel to the first offset and the count of the rows inserted there, `ticket` is set once the
-    group has its place in the log. `producer` says which write this is, for those that may be retried; `twin` is another
+    group has its place in the log. `producer` says which write this is, for those that may be retried; `draw` gives it
+    the producer's next sequence where it has none yet, and `place` keeps that of a write with a sequence. `twin` is another
     try at the same write, which this one waits for or was repeated by.
     """
 
@@ -46,6 +47,8 @@ class AppendGroup:
     row_offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
     ticket: AppendTicket | None = None
     producer: ProducerStamp | None = None
+    place: Place | None = None
+    draw: Callable[[], None] | None = None
     twin: "AppendGroup | None" = None
 
     @property

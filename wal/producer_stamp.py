@@ -18,11 +18,26 @@ SEQUENCE_MAX = (1 << 63) - 1
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
-    """One write of one producer; sequences count from 1, may have gaps and may come out of order."""
+    """One write of one producer; sequences count from 1, may have gaps and may come out of order.
+
+    On the way to the log 0 stands for the next one, which is drawn in the step that gives the group its place there.
+    """
 
     producer_id: int
     epoch: int
     sequence: int
+
+
+class Place:
+    """Keeps the place of one write while somebody refers to it: whoever may still send the write, and its group.
+
+    Not the stamp itself, because entries that readers keep in memory carry that, too.
+    """
+
+    __slots__ = ("__weakref__", "stamp")
+
+    def __init__(self, stamp: ProducerStamp) -> None:
+        self.stamp = stamp
 
 
 def check_sequence(sequence: object) -> int:

@@ -1,9 +1,10 @@
 """Recognises retries, in front of everything that costs something: a retry waits for no lock and gets no tick.
 
 In comes a stamped group. If its write is in the window, its first result goes back. If another try of it is under way, this
-one waits for that outcome. Otherwise it passes, as the first try, and what becomes of it is remembered. A try that was
-cancelled after the log had it is decided by its ticket alone, as everywhere; one that never reached the log leaves no trace,
-and whoever waits for it comes next. Groups without a stamp pass untouched.
+one waits for that outcome. Otherwise it passes, as the first try, and what becomes of it is remembered. A group that is
+the producer's next write, whichever that will be, passes too and is given its sequence where it goes to the log. A try
+that was cancelled after the log had it is decided by its ticket alone, as everywhere; one that never reached the log leaves
+no trace, and whoever waits for it comes next. Groups without a stamp pass untouched.
 """
 
 import asyncio
@@ -11,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from interceptors.idempotency.results import result_of_group
-from interceptors.idempotency.window import Window
+from interceptors.idempotency.window import Places, Window
 from wal.append import Append, AppendGroup, AppendResult, AppendTicket
 from wal.errors import Indeterminate
 from wal.message_id import MessageId
-from wal.producer_stamp import ProducerStamp
+from wal.producer_stamp import Place, ProducerStamp
 
 
 class _Try:
@@ -48,8 +49,9 @@ class IdempotencyInterceptor:
 
     name = "idempotency"
 
-    def __init__(self, window: Window, message_id: type[MessageId]) -> None:
+    def __init__(self, window: Window, places: Places, message_id: type[MessageId]) -> None:
         self.window = window
+        self._places = places
         self._message_id = message_id
         self._under_way: dict[tuple[int, int], _Try] = {}
 
@@ -62,13 +64,17 @@ class IdempotencyInterceptor:
         stamp = group.producer
         if stamp is None:
             return await append(group)
+        if not stamp.sequence:
+            return await self._append_next(group, append, stamp)
         known = self.window.find(stamp)
         while known is None and (other := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
             group.twin = other.group
             known = await other.outcome() or self.window.find(stamp)
         if known is not None:
             return known
-        return await self._append_first(group, append, stamp)
+        group.twin = None
+        attempt = self._under_way[stamp.producer_id, stamp.sequence] = _Try(group)
+        return await self._run(attempt, append)
 
     async def ready(self) -> None:
         """Return at once: the window is recovered before the chain is built."""
@@ -90,24 +96,46 @@ class IdempotencyInterceptor:
             with suppress(Exception):  # it is its appender's; here only its end matters
                 await tries[0].outcome()
 
-    async def _append_first(self, group: AppendGroup, append: Append, stamp: ProducerStamp) -> AppendResult:
-        group.twin = None
-        attempt = self._under_way[stamp.producer_id, stamp.sequence] = _Try(group)
+    async def _append_next(self, group: AppendGroup, append: Append, stamp: ProducerStamp) -> AppendResult:
+        """Append a write that nobody can have sent before, because its sequence is drawn with its place in the log."""
+        self.window.check_epoch(stamp)
+        attempt = _Try(group)
+
+        def draw() -> None:
+            self.window.check_epoch(stamp)  # it may have been fenced since, and `settled` knows only what is under way
+            drawn = group.producer = self._places.draw(stamp.producer_id, stamp.epoch)
+            group.draw = None
+            self._under_way[drawn.producer_id, drawn.sequence] = attempt
+
+        group.draw = draw
+        return await self._run(attempt, append)
+
+    async def _run(self, attempt: _Try, append: Append) -> AppendResult:
         try:
-            result = await append(group)
+            result = await append(attempt.group)
         except BaseException as error:
-            self._failed(attempt, stamp, error)
+            self._failed(attempt, error)
             raise
-        self._succeeded(attempt, stamp, result)
+        self._succeeded(attempt, result)
         return result
 
-    def _succeeded(self, attempt: _Try, stamp: ProducerStamp, result: AppendResult) -> None:
+    def _succeeded(self, attempt: _Try, result: AppendResult) -> None:
+        stamp = attempt.group.producer
+        assert stamp is not None, "only stamped groups are tries"
         del self._under_way[stamp.producer_id, stamp.sequence]
         self.window.add(stamp, result)
+        attempt.group.place = None  # now: frames of a `Redo` refer to the group until garbage is collected
         attempt.succeed(result)
 
-    def _failed(self, attempt: _Try, stamp: ProducerStamp, error: BaseException) -> None:
-        ticket = attempt.group.ticket
+    def _failed(self, attempt: _Try, error: BaseException) -> None:
+        ticket, stamp = attempt.group.ticket, attempt.group.producer
+        assert stamp is not None, "only stamped groups are tries"
+        if not stamp.sequence:
+            attempt.group.draw = None  # it came nowhere near the log
+            return
+        if attempt.group.place is None or attempt.group.place.stamp is not stamp:
+            # Its sequence was drawn, and its outcome may be open: from here on whoever has the group may send it again.
+            attempt.group.place = self._places.hold(Place(stamp))
         if isinstance(error, asyncio.CancelledError) and ticket is not None:
             ticket.durable.add_done_callback(self._decided_by(ticket, attempt, stamp))
             return
@@ -126,7 +154,7 @@ class IdempotencyInterceptor:
         def decided(durable: asyncio.Future[None]) -> None:
             error = Indeterminate("nobody knows what became of it") if durable.cancelled() else durable.exception()
             if error is None:
-                self._succeeded(attempt, stamp, result)
+                self._succeeded(attempt, result)
             else:
                 del self._under_way[stamp.producer_id, stamp.sequence]
                 attempt.fail(error)

@@ -2,7 +2,8 @@
 
 In come names; out go opened producers. The names outlive terms of the log; the window they are checked against is that of
 the interceptor of the present term, which `bind` brings. A window that was rebuilt knows only what the log says, so `bind`
-also tells it which epochs were given out since, and which producers are gone.
+also tells it which epochs were given out since, and which producers are gone. The places of writes that
+somebody may still send are kept here, too.
 """
 
 import asyncio
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 import msgspec
 
 from interceptors.idempotency.interceptor import IdempotencyInterceptor
-from interceptors.idempotency.window import ProducerLimits
+from interceptors.idempotency.window import Places, ProducerLimits
 from wal.errors import Corrupt, Indeterminate, Overloaded, ProducerFenced
 from wal.log import LogStore
 from wal.outlast import carry_on
-from wal.producer_stamp import NODE_PRODUCER_ID
+from wal.producer_stamp import NODE_PRODUCER_ID, Place, ProducerStamp
 
 _ID_BITS = 62
 
@@ -52,6 +53,7 @@ class Producers:
         draw_id: Callable[[], int] = lambda: secrets.randbits(_ID_BITS),
     ) -> None:
         self.limits = limits or ProducerLimits()
+        self.places = Places()
         self._store = store
         self._prefix = f"producer/{pchannel}/"
         self._draw_id = draw_id
@@ -71,6 +73,13 @@ class Producers:
         window.fence(NODE_PRODUCER_ID, 0)
         for record in self._records.values():
             window.fence(record.producer_id, record.epoch)
+        for producer_id in self._live_ids():
+            self.places.reach(producer_id, window.last_sequence(producer_id))
+        # What took its place while the window was rebuilt was not held there: it may be in the log, and forgotten again.
+        for write in self.places.writes():
+            if write not in window.held and window.has_forgotten(write):
+                self.places.let_go(write)
+        window.held = self.places
         self._interceptor = interceptor
 
     @property
@@ -81,6 +90,17 @@ class Producers:
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 when it has none."""
         return self._bound.window.last_sequence(producer_id)
+
+    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
+        """Return the place of a write: nothing of it is forgotten, and no floor refuses it, while something refers to that.
+
+        A write that is forgotten already gets a place that keeps nothing, and will be refused.
+        """
+        place = Place(ProducerStamp(producer_id, epoch, sequence))
+        write = (producer_id, sequence)
+        if write not in self.places and self._bound.window.has_forgotten(write):
+            return place
+        return self.places.hold(place)
 
     async def open(self, name: str) -> OpenedProducer:
         """Open a producer, made if it is new, and fence whoever opened it before; durable when this returns.
@@ -143,6 +163,7 @@ class Producers:
             window.fence(record.producer_id, record.epoch + 1)
             await self._bound.settled(record.producer_id)
             window.keep_only(self._live_ids())
+            self.places.forget(record.producer_id)
             return True
 
     @property

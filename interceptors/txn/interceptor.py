@@ -113,7 +113,7 @@ class TxnInterceptor:
             acknowledged = True
         except BaseException:
             if group.ticket is None:
-                session.drop_bodies(bodies)
+                self._sessions.drop_bodies(session, bodies)
             raise
         finally:
             self._sessions.bodies_ended(session, acknowledged=acknowledged)

@@ -12,7 +12,8 @@ from typing import Self
 
 from interceptors.change import Change
 from interceptors.txn.commits import Commits
-from interceptors.txn.session import DOOMABLE, Doom, Session, SessionEvent, SessionState, TxnLimits
+from interceptors.txn.session import DOOMABLE, Doom, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
+from wal.admission import Budget
 from wal.append import AppendGroup
 from wal.errors import InvalidArgument, InvalidTransactionState, Overloaded, StreamingNodeError, TransactionExpired
 from wal.headers import BeginTxnHeader
@@ -29,16 +30,21 @@ def steady_ms() -> int:
 
 
 class TxnManager:
-    """Holds the sessions, oldest first. Lives on the event loop; `now_ms` is a clock that never leaps."""
+    """Holds the sessions, oldest first. Lives on the event loop; `now_ms` is a clock that never leaps.
+
+    The bodies of all sessions count against `memory`, which is the node's, until their transactions end or `let_go`.
+    """
 
     def __init__(
         self,
         limits: TxnLimits | None = None,
         *,
         commits: Commits | None = None,
+        memory: Budget | None = None,
         now_ms: Callable[[], int] = steady_ms,
     ) -> None:
         self.limits = limits or TxnLimits()
+        self._memory = Budget(self.limits.size_bytes_max * self.limits.sessions_max) if memory is None else memory
         self._now_ms = now_ms
         self._sessions: dict[int, Session] = {}
         self._begins: dict[int, AppendGroup | int] = {}
@@ -58,6 +64,7 @@ class TxnManager:
         at_tick: int,
         commits: Commits | None = None,
         limits: TxnLimits | None = None,
+        memory: Budget | None = None,
         now_ms: Callable[[], int] = steady_ms,
     ) -> Self:
         """Return a manager of the transactions that the log leaves open at `at_tick`, each begin with its bodies.
@@ -65,7 +72,7 @@ class TxnManager:
         `fences` maps vchannels to the tick of their last exclusive message; `commits` has what the log says of others. A
         client may go on with a transaction whose keepalive has not passed meanwhile; how long that was only ticks can tell.
         """
-        manager = cls(limits, commits=commits, now_ms=now_ms)
+        manager = cls(limits, commits=commits, memory=memory, now_ms=now_ms)
         for begin, bodies in sorted(open_transactions, key=lambda each: each[0].position):
             manager._recover(begin, bodies, at_tick)
         manager._fences = dict(fences) if manager._sessions else {}
@@ -121,14 +128,30 @@ class TxnManager:
         return session
 
     def join(self, group: AppendGroup, txn_id: int) -> tuple[Session, list[Change]]:
-        """Add a group of bodies to its session. Raises a typed error, after dooming the session where that is why."""
+        """Add a group of bodies to its session. Raises a typed error, after dooming the session where that is why.
+
+        Raises `Overloaded`, which changes nothing, when there is no room in memory. It never waits for it: room comes from
+        other transactions, whose callers may be waiting in the same way.
+        """
         session = self._get(txn_id)
         bodies = [Change.of(message) for message in group.messages]
         self._judge(session, {body.vchannel for body in bodies})
         if session.state is SessionState.IN_FLIGHT and session.overflows(bodies):
             self._doom(session, Doom.TOO_LARGE)
+        size_bytes = size_of_bodies(bodies)
+        if session.state is SessionState.IN_FLIGHT and not self._memory.has_room(size_bytes):
+            raise Overloaded(
+                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
+                "end some of them first, or raise writes.pending_bytes_max"
+            )
         session.add_bodies(bodies)
+        self._memory.keep(size_bytes)
         return session, bodies
+
+    def drop_bodies(self, session: Session, bodies: list[Change]) -> None:
+        """Take back bodies that were just added: the log never had them."""
+        session.drop_bodies(bodies)
+        self._memory.give_back(size_of_bodies(bodies))
 
     def bodies_ended(self, session: Session, *, acknowledged: bool) -> None:
         """Count one append of bodies as over; one that was acknowledged keeps the session alive."""
@@ -162,8 +185,15 @@ class TxnManager:
         if session.state is SessionState.COMMITTED:
             self._commits.add(session.txn_id)
         del self._sessions[session.txn_id], self._begins[session.txn_id]
+        self._memory.give_back(session.size_bytes)
         if not self._sessions:
             self._fences.clear()
+
+    def let_go(self) -> None:
+        """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
+        self._memory.give_back(self.size_bytes)
+        self._sessions.clear()
+        self._begins.clear()
 
     # --- exclusive messages and time ------------------------------------------------------------------------------------
 
@@ -263,6 +293,7 @@ class TxnManager:
         if bodies:
             session.add_bodies([Change.of(body) for body in bodies])
             session.bodies_ended(None)
+            self._memory.keep(session.size_bytes)
         self._sessions[session.txn_id] = session
         self._begins[session.txn_id] = begin.position
 

@@ -142,7 +142,7 @@ class Session:
 
     def overflows(self, bodies: list[Change]) -> bool:
         """Whether `bodies` would pass the size limits."""
-        size_bytes = self.size_bytes + _size_bytes(bodies)
+        size_bytes = self.size_bytes + size_of_bodies(bodies)
         return size_bytes > self.limits.size_bytes_max or len(self.bodies) + len(bodies) > self.limits.bodies_max
 
     def set_doom(self, doom: Doom) -> None:
@@ -154,14 +154,14 @@ class Session:
         """Take bodies that are on their way, in log order. Raises a typed error when the session takes none."""
         self.apply(SessionEvent.BODY)
         self.bodies += bodies
-        self.size_bytes += _size_bytes(bodies)
+        self.size_bytes += size_of_bodies(bodies)
         self.in_flight += 1
 
     def drop_bodies(self, bodies: list[Change]) -> None:
         """Take back the bodies last added: the log never had them."""
         assert self.bodies[-len(bodies) :] == bodies, "bodies are refused in the step that added them"
         del self.bodies[-len(bodies) :]
-        self.size_bytes -= _size_bytes(bodies)
+        self.size_bytes -= size_of_bodies(bodies)
 
     def bodies_ended(self, acknowledged_ms: int | None) -> bool:
         """Count one append of bodies as ended, None: failed; return whether none is on its way any more."""
@@ -195,5 +195,6 @@ class Session:
         )
 
 
-def _size_bytes(bodies: list[Change]) -> int:
+def size_of_bodies(bodies: list[Change]) -> int:
+    """Return what bodies count for in the size of a transaction."""
     return sum(body.payload_bytes for body in bodies) + MESSAGE_OVERHEAD_BYTES * len(bodies)

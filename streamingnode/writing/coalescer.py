@@ -9,7 +9,7 @@ fails alone.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,6 +22,7 @@ from streamingnode.writing.deadline import within
 from streamingnode.writing.results import WriteResult, result_of
 from streamingnode.writing.row_shares import share_result
 from streamingnode.writing.write_target import WriteTarget
+from wal.admission import Budget
 from wal.append import AppendGroup
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
 
@@ -39,24 +40,24 @@ class CoalescerLimits:
 
     Inserts of over `insert_rows_max` rows gain nothing and go alone. A group ends at `group_rows_max`, or at the rows that
     made `group_bytes` lately: larger ones hold the log's writer. With `groups_in_flight_max` groups of a lane on their
-    way, inserts wait and are put together meanwhile; over `waiting_rows_max` waiting rows, callers wait to be let in.
+    way, inserts wait and are put together meanwhile.
     """
 
     insert_rows_max: int = 16
     group_rows_max: int = 2048
     group_bytes: int = 1 << 20
     groups_in_flight_max: int = 4
-    waiting_rows_max: int = 65_536
 
 
 class _Insert:
     """One caller's rows, waiting or under way."""
 
-    __slots__ = ("future", "rows", "taken")
+    __slots__ = ("future", "rows", "size_bytes", "taken")
 
     def __init__(self, rows: DictRows, future: "asyncio.Future[WriteResult]") -> None:
         self.rows = rows
         self.future = future
+        self.size_bytes = sum(map(_guess_row_bytes, rows))
         self.taken = False
 
     def succeed(self, result: WriteResult) -> None:
@@ -69,12 +70,19 @@ class _Insert:
 
 
 class Coalescer:
-    """The lanes of one node; lives on the event loop."""
+    """The lanes of one node; lives on the event loop. Rows count against `memory` until their group has ended."""
 
     def __init__(
-        self, spawn: Spawn, write_alone: WriteAlone, *, group_bytes_max: int, limits: CoalescerLimits | None = None
+        self,
+        spawn: Spawn,
+        write_alone: WriteAlone,
+        *,
+        group_bytes_max: int,
+        memory: Budget,
+        limits: CoalescerLimits | None = None,
     ) -> None:
         self.limits = limits or CoalescerLimits()
+        self._memory = memory
         self._spawn = spawn
         self._write_alone = write_alone
         self._group_bytes_max = group_bytes_max
@@ -129,17 +137,19 @@ class Coalescer:
                 self._start(lane)
 
     def _join(self, lane: "_Lane", insert: _Insert) -> Awaitable[WriteResult]:
-        if lane.waiting_rows >= self.limits.waiting_rows_max:
+        if not self._memory.try_take(insert.size_bytes):
             return self._join_later(lane, insert)
+        return self._let_in(lane, insert)
+
+    async def _join_later(self, lane: "_Lane", insert: _Insert) -> WriteResult:
+        await self._memory.take(insert.size_bytes)
+        return await self._let_in(lane, insert)
+
+    def _let_in(self, lane: "_Lane", insert: _Insert) -> "asyncio.Future[WriteResult]":
         lane.waiting.append(insert)
         lane.waiting_rows += len(insert.rows)
         self._start(lane)
         return insert.future
-
-    async def _join_later(self, lane: "_Lane", insert: _Insert) -> WriteResult:
-        while lane.waiting_rows >= self.limits.waiting_rows_max:
-            await lane.wait_for_room()
-        return await self._join(lane, insert)
 
     def _start(self, lane: "_Lane") -> None:
         """Have what waits sent in the next turn of the event loop, unless enough groups are on their way."""
@@ -154,7 +164,7 @@ class Coalescer:
         """Make a lane; those of dropped collections go when it is one too many."""
         if len(self._lanes) >= _LANES_MAX:
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.sending}
-        lane = self._lanes[target.info.id, partition_id] = _Lane(target, partition_id, _guess_row_bytes(rows))
+        lane = self._lanes[target.info.id, partition_id] = _Lane(target, partition_id, _guess_row_bytes(rows[0]))
         return lane
 
     async def _send_waiting(self, lane: "_Lane") -> None:
@@ -162,19 +172,28 @@ class Coalescer:
         inserts: list[_Insert] = []
         try:
             lane.starting = False
-            while inserts := lane.take(self.limits):
-                await self._send(lane, inserts)
+            while inserts := self._take(lane):
+                try:
+                    await self._send(lane, inserts)
+                finally:
+                    self._memory.give_back(_bytes_of(inserts))
         except asyncio.CancelledError:
             _fail(
                 inserts, Indeterminate("the node closed before the insert was acknowledged — read back after reopening")
             )
-            while inserts := lane.take(self.limits):
+            while inserts := self._take(lane):
                 _fail(inserts, OnShutdown("the node closed before the insert was begun — open it again"))
+                self._memory.give_back(_bytes_of(inserts))
             raise
         finally:
             lane.sending -= 1
             if lane.waiting:  # a bug ended this task; it was in a group that is gone
                 self._start(lane)
+
+    def _take(self, lane: "_Lane") -> list[_Insert]:
+        inserts, abandoned_bytes = lane.take(self.limits)
+        self._memory.give_back(abandoned_bytes)
+        return inserts
 
     async def _send(self, lane: "_Lane", inserts: list[_Insert]) -> None:
         try:
@@ -218,7 +237,6 @@ class _Lane:
     """Inserts into one partition; `sending` tasks take from it, the next one is `starting`."""
 
     __slots__ = (
-        "_room",
         "_row_bytes",
         "_together",
         "loop",
@@ -240,40 +258,32 @@ class _Lane:
         self.starting = False
         self._row_bytes = row_bytes
         self._together = True
-        self._room: asyncio.Future[None] | None = None
 
     @property
     def lonely(self) -> bool:
         """Whether nothing waits or is on its way, and the last group was one insert; a new lane does not know yet."""
         return not self.sending and not self.waiting and not self._together
 
-    def take(self, limits: CoalescerLimits) -> list[_Insert]:
-        """Return the inserts of the next group, oldest first, without those whose callers are gone; empty when none is."""
+    def take(self, limits: CoalescerLimits) -> tuple[list[_Insert], int]:
+        """Return the inserts of the next group, oldest first, and the bytes of those passed whose callers are gone."""
         rows_max = max(1, min(limits.group_rows_max, limits.group_bytes // self._row_bytes))
-        waiting, taken, rows = self.waiting, [], 0
+        waiting, taken, rows, abandoned_bytes = self.waiting, [], 0, 0
         while waiting and (not rows or rows + len(waiting[0].rows) <= rows_max):
             insert = waiting.popleft()
             self.waiting_rows -= len(insert.rows)
-            if not insert.future.done():
+            if insert.future.done():
+                abandoned_bytes += insert.size_bytes
+            else:
                 insert.taken = True
                 taken.append(insert)
                 rows += len(insert.rows)
         if taken:
             self._together = len(taken) > 1
-        if self._room is not None and self.waiting_rows < limits.waiting_rows_max:
-            self._room.set_result(None)
-            self._room = None
-        return taken
+        return taken, abandoned_bytes
 
     def learn_row_bytes(self, row_bytes: int) -> None:
         """Remember how large rows are lately: up at once, down slowly."""
         self._row_bytes = max(1, row_bytes, self._row_bytes - (self._row_bytes >> 3))
-
-    async def wait_for_room(self) -> None:
-        """Return when a group was taken."""
-        if self._room is None:
-            self._room = self.loop.create_future()
-        await asyncio.shield(self._room)
 
 
 _LANES_MAX = 1024
@@ -303,11 +313,23 @@ def _fail(inserts: list[_Insert], error: Exception) -> None:
         insert.fail(error)
 
 
-def _guess_row_bytes(rows: DictRows) -> int:
-    """Guess the size of a row from the first one, so that a lane of large rows does not begin with a giant group."""
-    row = rows[0]
+def _bytes_of(inserts: list[_Insert]) -> int:
+    return sum([insert.size_bytes for insert in inserts])
+
+
+def _guess_row_bytes(row: Mapping[str, object]) -> int:
+    """Guess the size of a row: that of its text and bytes, however deep, and something for each other cell."""
     try:
-        cells = list(row.values())
-    except AttributeError:  # no dict: it will be refused with its place
+        return sum(map(_guess_bytes, row.values())) or 1
+    except (AttributeError, TypeError, RecursionError):  # no dict, or no row: it will be refused with its place
         return 1024
-    return sum(len(cell) if isinstance(cell, (str, bytes)) else _ROW_BYTES_GUESS_PER_CELL for cell in cells) or 1
+
+
+def _guess_bytes(cell: object) -> int:
+    if isinstance(cell, (str, bytes)):
+        return len(cell) + _ROW_BYTES_GUESS_PER_CELL
+    if isinstance(cell, dict):
+        return sum(map(_guess_bytes, cell.values()), _ROW_BYTES_GUESS_PER_CELL)
+    if isinstance(cell, (list, tuple)):
+        return sum(map(_guess_bytes, cell), _ROW_BYTES_GUESS_PER_CELL)
+    return _ROW_BYTES_GUESS_PER_CELL

@@ -5,7 +5,10 @@ what it copies, or one that is given in order. Out goes one result for each sequ
 one append group or one transaction, so it is in the log whole, under its one sequence, or not at all.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import pyarrow as pa
@@ -25,14 +28,15 @@ from streamingnode.writing.append_groups import (
 from streamingnode.writing.deadline import within
 from streamingnode.writing.direct_write import Progress, checked_keys, checked_rows, checked_upsert_rows
 from streamingnode.writing.results import WriteResult, nothing_at, result_of
-from streamingnode.writing.retry_room import RetryRoom
 from streamingnode.writing.transaction import Transaction, TransactionState
 from streamingnode.writing.txn_arguments import check_keepalive_ms
 from streamingnode.writing.write_target import WriteTarget
+from wal.adaptor import WalLimits
+from wal.admission import Budget
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument
 from wal.message import MutableMessage
-from wal.producer_stamp import SEQUENCE_MAX, ProducerStamp, check_sequence
+from wal.producer_stamp import Place, ProducerStamp, check_sequence
 
 NOTE_BYTES_MAX = 4_096
 
@@ -46,6 +50,9 @@ class ProducerDirectory(Protocol):
     async def open_producer(self, name: str) -> OpenedProducer:
         """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
 
+    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
+        """Return the place of a write, which is held while anything refers to it."""
+
     async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
         """Note something with a producer of this epoch, durably. Raises `ProducerFenced`."""
 
@@ -56,14 +63,63 @@ class ProducerDirectory(Protocol):
         """Return the highest sequence of a producer that is in the log, 0 when it has none."""
 
 
+class Outstanding:
+    """The writes of one producer that have begun and not ended: a next one waits while the oldest lies a window behind.
+
+    So after a crash every write that may be in the log is among those that the log remembers. Who waits is let in first
+    come, first served. Lives on the event loop.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._next = 0
+        self._open: dict[int, None] = {}
+        self._waiting: deque[asyncio.Future[int]] = deque()
+
+    async def enter(self) -> int:
+        """Take a place, and return its number: 0 for the first, one more each time. Cancelling while it waits takes none."""
+        if not self._waiting and self._has_room():
+            return self._take()
+        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                with suppress(ValueError):  # passed over by `leave` already
+                    self._waiting.remove(turn)
+            else:  # it was let in and cancelled in the same step of the loop
+                self.leave(turn.result())
+            raise
+
+    def leave(self, number: int) -> None:
+        """Give a place back: the outcome is known, or nobody waits for it any more."""
+        del self._open[number]
+        while self._waiting and self._has_room():
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(self._take())
+
+    def _has_room(self) -> bool:
+        return not self._open or self._next - next(iter(self._open)) < self._width
+
+    def _take(self) -> int:
+        number = self._next
+        self._next += 1
+        self._open[number] = None
+        return number
+
+
 class Producer:
     """One opening of a named producer; made by `Node.producer`, used on the node's event loop by any number of tasks.
 
-    The sequence of a write is `sequence=`, from 1 to 2^63 - 1, or one more than the highest used so far. A write that is in
-    the log already is not written again: the call returns what the first one returned, even if it now has other rows. So
-    after an error, a deadline or a crash, repeat the call with the same sequence. Sequences may have gaps and may come out
-    of order, as long as none is older than the newest `producers.results_per_producer_max` results: then `SequenceTooOld`.
-    Whoever opens the name again fences this producer: its calls raise `ProducerFenced`.
+    The sequence of a write is `sequence=`, from 1 to 2^63 - 1, or one more than the highest used so far when it goes to the
+    log, which for a transaction is its commit. A write that is in the log already is not written again: the call returns
+    what the first one returned, even if it now has other rows. So after an error, a deadline or a crash, repeat the call
+    with the same sequence. Sequences may have gaps and may come out of order. A given one keeps its place from the call on;
+    what comes later than the newest `producers.results_per_producer_max` results is `SequenceTooOld`, and as many writes
+    may be under way at a time before others wait. Whoever opens the name again fences this producer: its calls raise
+    `ProducerFenced`.
     """
 
     def __init__(
@@ -74,23 +130,23 @@ class Producer:
         directory: ProducerDirectory,
         find_target: Callable[[str], WriteTarget],
         consistent_tick: Callable[[], Awaitable[int]],
-        room: RetryRoom,
-        group_bytes_max: int,
-        group_messages_max: int,
+        outstanding_max: int,
+        limits: WalLimits,
         txn_age_s_max: float,
+        memory: Budget,
     ) -> None:
         self._name = name
         self._epoch = opened.epoch
         self._id = opened.producer_id
-        self._last_given = opened.last_sequence
         self._directory = directory
         self._note = opened.note
         self._find_target = find_target
         self._consistent_tick = consistent_tick
-        self._room = room
-        self._group_bytes_max = group_bytes_max
-        self._group_messages_max = group_messages_max
+        self._outstanding = Outstanding(outstanding_max)
+        self._group_bytes_max = limits.group_bytes_max
+        self._group_messages_max = limits.group_messages_max
         self._txn_age_s_max = txn_age_s_max
+        self._memory = memory
 
     @property
     def name(self) -> str:
@@ -139,7 +195,7 @@ class Producer:
         async def fill(txn: Transaction, table: pa.Table) -> None:
             await txn.insert(collection, table, partition=partition)
 
-        call = _Call("the insert", self._stamp(sequence), target, write, fill, bytes_max=self._group_bytes_max)
+        call = _Call("the insert", self._place(sequence), target, write, fill, bytes_max=self._group_bytes_max)
         return await self._run(call, lambda: checked_rows(target, rows), timeout)
 
     async def upsert(
@@ -159,7 +215,7 @@ class Producer:
             await txn.upsert(collection, table, partition=partition)
 
         bytes_max = self._group_bytes_max - TRANSACTION_OVERHEAD_BYTES
-        call = _Call("the upsert", self._stamp(sequence), target, write, fill, bytes_max=bytes_max, whole=True)
+        call = _Call("the upsert", self._place(sequence), target, write, fill, bytes_max=bytes_max, whole=True)
         return await self._run(call, lambda: checked_upsert_rows(target, rows), timeout)
 
     async def delete(
@@ -172,7 +228,7 @@ class Producer:
             await txn.delete(collection, table)
 
         bytes_max = self._group_bytes_max
-        call = _Call("the delete", self._stamp(sequence), target, delete_of(target), fill, bytes_max=bytes_max)
+        call = _Call("the delete", self._place(sequence), target, delete_of(target), fill, bytes_max=bytes_max)
         return await self._run(call, lambda: checked_keys(target, keys), timeout)
 
     def transaction(self, *, sequence: int | None = None, keepalive_s: float | None = None) -> Transaction:
@@ -181,7 +237,7 @@ class Producer:
         When its write is in the log already, leaving the block writes nothing, and `txn.result` is that of the first time.
         """
         keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self._txn_age_s_max)
-        return self._transaction(self._stamp(sequence), keepalive_ms)
+        return self._transaction(self._place(sequence), keepalive_ms)
 
     # --- one call -------------------------------------------------------------------------------------------------------
 
@@ -195,8 +251,8 @@ class Producer:
             messages = call.in_one_group(batches)
             if messages is not None:
                 group = call.progress.group = AppendGroup(messages)
-                return result_of(await self._through(call.stamp)(call.target.append)(group))
-            call.transaction = self._transaction(call.stamp)
+                return result_of(await self._through(call.place)(call.target.append)(group))
+            call.transaction = self._transaction(call.place)
             async with call.transaction as txn:
                 await call.fill(txn, pa.Table.from_batches(batches))
             assert txn.result is not None, "left without an error, so committed"
@@ -204,37 +260,34 @@ class Producer:
 
         return await within(timeout, run, call.what, begun=lambda: call.begun)
 
-    def _transaction(self, stamp: ProducerStamp, keepalive_ms: int = 0) -> Transaction:
+    def _transaction(self, place: Place, keepalive_ms: int = 0) -> Transaction:
         return Transaction(
             self._find_target,
             self._consistent_tick,
             group_bytes_max=self._group_bytes_max,
             group_messages_max=self._group_messages_max,
             keepalive_ms=keepalive_ms,
-            commit_through=self._through(stamp),
+            commit_through=self._through(place),
+            memory=self._memory,
         )
 
-    def _stamp(self, sequence: int | None) -> ProducerStamp:
+    def _place(self, sequence: int | None) -> Place:
+        """Return the place of a write; one whose sequence is given is held from now on."""
         if sequence is None:
-            if self._last_given >= SEQUENCE_MAX:
-                raise InvalidArgument(
-                    f"producer {self._name!r} has used sequence {SEQUENCE_MAX} — use another producer"
-                )
-            sequence = self._last_given + 1
-        self._last_given = max(self._last_given, check_sequence(sequence))
-        return ProducerStamp(self._id, self._epoch, sequence)
+            return Place(ProducerStamp(self._id, self._epoch, 0))
+        return self._directory.place(self._id, self._epoch, check_sequence(sequence))
 
-    def _through(self, stamp: ProducerStamp) -> Callable[[Append], Append]:
-        """Return what makes an append carry the stamp, with its place among those that may be repeated."""
+    def _through(self, place: Place) -> Callable[[Append], Append]:
+        """Return what makes an append carry the stamp and wait for its turn among the outstanding ones."""
 
         def stamping(append: Append) -> Append:
             async def append_stamped(group: AppendGroup) -> AppendResult:
-                group.producer = stamp
-                place = await self._room.enter()
+                group.producer, group.place = place.stamp, place
+                number = await self._outstanding.enter()
                 try:
                     return await append(group)
                 finally:
-                    self._room.leave(place)
+                    self._outstanding.leave(number)
 
             return append_stamped
 
@@ -244,12 +297,12 @@ class Producer:
 class _Call:
     """One write on its way: what it is, and how far it has come for whoever stops waiting."""
 
-    __slots__ = ("_bytes_max", "_whole", "_write", "fill", "progress", "stamp", "target", "transaction", "what")
+    __slots__ = ("_bytes_max", "_whole", "_write", "fill", "place", "progress", "target", "transaction", "what")
 
     def __init__(
         self,
         what: str,
-        stamp: ProducerStamp,
+        place: Place,
         target: WriteTarget,
         write: Write,
         fill: FillTransaction,
@@ -258,7 +311,7 @@ class _Call:
         whole: bool = False,
     ) -> None:
         self.what = what
-        self.stamp = stamp
+        self.place = place
         self.target = target
         self.fill = fill
         self.progress = Progress()

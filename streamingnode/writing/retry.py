@@ -1,8 +1,10 @@
-"""Sends a stamped write again until its outcome is known: exact, because the log recognises it by its stamp.
+"""Sends a write again until its outcome is known: exact, because the log recognises it by its stamp.
 
-In comes a group with a producer, out goes its one result, or an error that says what is true: when a first try may have
-reached the log and no later one could find out, the error stays `Indeterminate`, whatever the last try met. A refusal that
-comes from behind the log's window is an answer: the window would have known of a first try that happened.
+In come append groups of the node's callers: inserts that were put together, single writes, transactions, schema changes.
+What has no stamp of a named producer is the node's own next write. Out goes the group's one result, or an error that says
+what is true: when a first try may have reached the log and no later one could find out, the error stays `Indeterminate`,
+whatever the last try met. A refusal that comes from behind the log's window is an answer: the window would have known of a
+first try that happened.
 """
 
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from wal.errors import (
 )
 from wal.headers import Header
 from wal.message import MutableMessage
+from wal.producer_stamp import NODE_PRODUCER_ID, ProducerStamp
 
 UNANSWERED = (OnShutdown, ChannelFenced, LogReopening, StorageFailed, StorageFull, ProducerFenced, SequenceTooOld)
 """Refusals that come before, or from, the window: they say nothing about an earlier try."""
@@ -43,17 +46,20 @@ class RetryLimits:
 
 
 class Retry:
-    """Repeats writes on one log, until `close`."""
+    """Repeats writes on one log, until `close`; `epoch` is the term in which the node was opened."""
 
-    def __init__(self, append: Append, limits: RetryLimits | None = None) -> None:
+    def __init__(self, append: Append, limits: RetryLimits | None = None, *, epoch: int) -> None:
         self._append = append
+        self._own_next = ProducerStamp(NODE_PRODUCER_ID, epoch, 0)
         self._limits = limits or RetryLimits()
         self._closing = anyio.Event()
         self.repeated = 0
         """How many tries were not the first."""
 
     async def append(self, group: AppendGroup) -> AppendResult:
-        """Append a stamped group; raises what an append raises. Cancelling leaves a try that the log has to the log."""
+        """Append a group, once; raises what an append raises. Cancelling leaves a try that the log has to the log."""
+        if group.producer is None:
+            group.producer = self._own_next
         copy = _copier(group)
         try:
             return await self._append(group)
@@ -103,7 +109,7 @@ def _is_worth_repeating(error: StreamingNodeError, *, in_doubt: bool) -> bool:
 
 
 def _copier(group: AppendGroup) -> Callable[[], AppendGroup]:
-    """Return what makes a group as this one is now: the append path stamps a group for good."""
+    """Return what makes a group as this one is now, but for a sequence that it is given: that is the write's for good."""
     unstamped = [(message.header, message.txn_id) for message in group.messages]
     return partial(_copy, group, unstamped)
 
@@ -121,4 +127,4 @@ def _copy(group: AppendGroup, unstamped: list[tuple[Header, int]]) -> AppendGrou
         )
         for message, (header, txn_id) in zip(group.messages, unstamped, strict=True)
     ]
-    return AppendGroup(messages, barrier_tick=group.barrier_tick, producer=group.producer)
+    return AppendGroup(messages, barrier_tick=group.barrier_tick, producer=group.producer, place=group.place)

@@ -30,13 +30,17 @@ from streamingnode.writing.direct_write import checked_keys, checked_rows, check
 from streamingnode.writing.results import WriteResult, nothing_at, result_of
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
 from streamingnode.writing.write_target import WriteTarget
+from wal.admission import Budget
 from wal.append import Append, AppendGroup
 from wal.codec import MESSAGES_PER_ENTRY_MAX
-from wal.errors import InvalidTransactionState, StreamingNodeError, TransactionTooWide
+from wal.errors import InvalidTransactionState, Overloaded, StreamingNodeError, TransactionTooWide
 from wal.message import MutableMessage
 
 TRANSACTION_MESSAGES = 2
 """Its begin and its commit, beside the bodies."""
+
+MEMORY_BYTES_MAX = 256 << 20
+"""What a transaction may hold that shares no budget with others."""
 
 ROLLBACK_S_MAX = 5.0
 """How long leaving the block waits for a rollback; without one the session expires by itself."""
@@ -84,6 +88,35 @@ OPEN = frozenset({_S.BUFFERING, _S.STREAMING})
 NOT_ENDED = OPEN | {_S.DOOMED}
 
 
+class Buffered:
+    """What one transaction holds of the node's memory; gives it back at the latest when the transaction is collected."""
+
+    __slots__ = ("_memory", "bytes")
+
+    def __init__(self, memory: Budget) -> None:
+        self._memory = memory
+        self.bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """Hold so many bytes more. Raises `Overloaded`: it must not wait for other transactions, which may wait for it."""
+        if not self._memory.try_take(size_bytes):
+            raise Overloaded(
+                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
+                "end some of them first, or raise writes.pending_bytes_max"
+            )
+        self.bytes += size_bytes
+
+    def give_back(self) -> None:
+        """Hold nothing any more."""
+        size_bytes, self.bytes = self.bytes, 0
+        self._memory.give_back(size_bytes)
+
+    def __del__(self) -> None:
+        """Give back what a transaction held that nobody ended; in whatever thread garbage is collected."""
+        if self.bytes:
+            self._memory.give_back_later(self.bytes)
+
+
 class Transaction:
     """One transaction; made by `Node.transaction`, open from then until it is committed or rolled back.
 
@@ -102,9 +135,11 @@ class Transaction:
         group_messages_max: int = MESSAGES_PER_ENTRY_MAX,
         keepalive_ms: int = 0,
         commit_through: Callable[[Append], Append] | None = None,
+        memory: Budget | None = None,
     ) -> None:
         self._find_target = find_target
         self._consistent_tick = consistent_tick
+        self._memory = Buffered(memory or Budget(MEMORY_BYTES_MAX))
         self._group_bytes_max = group_bytes_max
         self._bodies_bytes_max = group_bytes_max - TRANSACTION_OVERHEAD_BYTES
         self._bodies_max = group_messages_max - TRANSACTION_MESSAGES
@@ -135,6 +170,9 @@ class Transaction:
 
     async def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on without these rows.
+
+        So it does after `Overloaded`, when the open transactions of the node hold half of `writes.pending_bytes_max`, unless
+        some of the rows were in already.
 
         Past one append group it also raises what an append raises; rows may be lost then, and only a rollback is left.
         """
@@ -178,6 +216,7 @@ class Transaction:
         self._check_in(NOT_ENDED)
         self._apply(TransactionEvent.ROLLBACK)
         self._bodies, self._bodies_bytes = [], 0
+        self._memory.give_back()
         async with self._sending:
             if self._txn_id:
                 await self._append(rollback_group(self._txn_id, reason="rolled back by its caller"))
@@ -218,11 +257,19 @@ class Transaction:
 
     async def _add(self, target: WriteTarget, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         self._check_open()
+        added = False
         for batch in plan_slices(batches, write, self._bodies_bytes_max):
             for messages in fitting_messages(batch, write, self._bodies_bytes_max):
                 size_bytes = sum(message.size_bytes for message in messages)
                 if self._outgrows(len(messages), size_bytes):
                     await self._stream_bodies()
+                try:
+                    self._memory.take(size_bytes)
+                except Overloaded:
+                    if added and self._state in OPEN:
+                        self._apply(TransactionEvent.BODIES_LOST)  # half of the call's rows are in
+                    raise
+                added = True
                 self._bodies += messages
                 self._bodies_bytes += size_bytes
 
@@ -251,18 +298,27 @@ class Transaction:
         if bodies:
             for body in bodies:
                 body.txn_id = self._txn_id
+            self._memory.give_back()  # they count as the session's from its append on
             await self._append(AppendGroup(bodies))
 
     async def _commit(self) -> WriteResult:
         if self._txn_id:
             return await self._commit_streamed()
         bodies, self._bodies, self._bodies_bytes = self._bodies, [], 0
-        if not bodies:
-            return nothing_at(await self._consistent_tick())
-        return await self._append_commit(AppendGroup(as_transaction(bodies)))
+        try:
+            if not bodies:
+                return nothing_at(await self._consistent_tick())
+            return await self._append_commit(AppendGroup(as_transaction(bodies)))
+        finally:
+            self._memory.give_back()
 
     async def _commit_streamed(self) -> WriteResult:
-        await self._send_bodies()
+        try:
+            await self._send_bodies()
+        except Overloaded:  # at once, not when it expires: it holds what others wait for
+            with suppress(StreamingNodeError):
+                await self._append(rollback_group(self._txn_id, reason="no room for its last rows"))
+            raise
         result = await self._append_commit(commit_group(self._txn_id))
         if result.txn_id != self._txn_id:  # an earlier try of the same write is in the log, so this one may not be
             with suppress(StreamingNodeError):

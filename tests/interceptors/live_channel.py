@@ -12,6 +12,7 @@ import msgspec
 
 from interceptors.chain import build
 from interceptors.idempotency.interceptor import IdempotencyInterceptor
+from interceptors.idempotency.window import Places
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.redo import RedoInterceptor, RedoLimits
@@ -134,7 +135,8 @@ class LiveChannel:
         self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
         self.rollbacks = RollbackWorker(self.txn)
-        self.idempotency = IdempotencyInterceptor(recovered.window, MemoryMessageId)
+        self.places = Places()
+        self.idempotency = IdempotencyInterceptor(recovered.window, self.places, MemoryMessageId)
         interceptors: list[Interceptor] = [
             self.idempotency,
             RedoInterceptor(limits.redo),

@@ -21,7 +21,7 @@ from wal.append import AppendGroup
 pytestmark = pytest.mark.anyio
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
-CHAIN = ["shard", "txn", "timetick", "lock", "redo", "idempotency"]
+CHAIN = ["shard", "txn", "timetick", "lock", "redo", "room", "idempotency"]
 
 
 class Heard:

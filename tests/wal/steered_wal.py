@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from interceptors.chain import Chain
 from interceptors.lock import LockInterceptor
 from interceptors.redo import Redo, RedoInterceptor, RedoLimits
+from interceptors.room import RoomInterceptor
 from interceptors.timetick.ack_manager import AckManager
 from interceptors.timetick.interceptor import TimeTickInterceptor
 from interceptors.timetick.mvcc import MvccManager
 from interceptors.timetick.release import ReaderRelease
 from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits
+from wal.admission import Budget
 from wal.append import Append, AppendGroup, AppendObserver, AppendResult
 from wal.headers import DropCollectionHeader
 from wal.live_tail import LiveTail
@@ -107,7 +109,8 @@ class SteeredWal:
             wal_name=log.wal_name, ticks=self.ticks, acks=self.acks, mvcc=mvcc, oldest_open_begin=lambda: None
         )
         redo = RedoInterceptor(RedoLimits(wait_s_max=5))
-        return Chain.of([redo, self.lock, timetick, self.gatekeeper], end)
+        room = RoomInterceptor(log.admit, Budget(1 << 30))
+        return Chain.of([room, redo, self.lock, timetick, self.gatekeeper], end)
 
 
 def drop(vchannel: str = A) -> AppendGroup:

@@ -1,9 +1,13 @@
 import asyncio
+from random import Random
 
+import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from wal.admission import Admission
-from wal.errors import OnShutdown, StorageFull
+from wal.admission import Admission, Budget
+from wal.errors import OnShutdown, StorageFull, TooLarge
 
 pytestmark = pytest.mark.anyio
 
@@ -129,3 +133,57 @@ async def test_what_makes_room_passes_when_larger_ones_before_it_are_refused() -
     await drop
     with pytest.raises(StorageFull):
         await rows
+
+
+# --- bytes in memory ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10), st.integers(0, 5), st.booleans()), max_size=30),
+    st.randoms(use_true_random=False),
+)
+def test_budget_is_never_exceeded_and_whoever_waits_gets_a_turn_in_order(
+    takers: list[tuple[int, int, bool]], random: Random
+) -> None:
+    """Each taker holds its bytes for some steps and then ends; some are cancelled while they wait."""
+
+    async def run() -> None:
+        budget, turns, gone = Budget(10), list[int](), set[int]()
+
+        async def take(number: int, size_bytes: int, steps: int) -> None:
+            await budget.take(size_bytes)
+            turns.append(number)
+            for _ in range(steps):
+                assert 0 <= budget.held_bytes <= budget.bytes_max
+                await asyncio.sleep(0)
+            budget.give_back(size_bytes)
+
+        tasks = [
+            asyncio.get_running_loop().create_task(take(number, size_bytes, steps))
+            for number, (size_bytes, steps, _) in enumerate(takers)
+        ]
+        for _ in range(random.randrange(10)):
+            await asyncio.sleep(0)
+        for number, (_, _, cancelled) in enumerate(takers):
+            if cancelled and number not in turns:
+                gone.add(number)
+                tasks[number].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert turns == sorted(turns)
+        assert set(turns) | gone == set(range(len(takers))), "nobody waits for ever"
+        assert budget.held_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_more_than_a_budget_has_is_refused_at_once() -> None:
+    with pytest.raises(TooLarge, match="pending_bytes_max"):
+        Budget(10).try_take(11)
+
+
+async def test_what_another_thread_gives_back_counts_from_the_next_look_on() -> None:
+    budget = Budget(10)
+    assert budget.try_take(10)
+    assert not budget.try_take(1)
+    await anyio.to_thread.run_sync(budget.give_back_later, 10)
+    assert budget.try_take(10)

@@ -12,7 +12,7 @@ from interceptors.idempotency.window import ProducerLimits, Window
 from tests.interceptors.idempotency.test_window import result_at
 from tests.scanner.test_named_reader import SlowStore, turns
 from wal.append import AppendGroup, AppendResult
-from wal.errors import Corrupt, Indeterminate, Overloaded, ProducerFenced
+from wal.errors import Corrupt, Indeterminate, Overloaded, ProducerFenced, SequenceTooOld
 from wal.memory_store import MemoryLogStore
 from wal.message_id import MemoryMessageId
 from wal.producer_stamp import NODE_PRODUCER_ID, ProducerStamp
@@ -29,7 +29,7 @@ async def opened(
 ) -> Producers:
     producers = Producers(store, "p0", ProducerLimits(producers_max=2), draw_id=lambda: next(draw or ids()))
     await producers.load()
-    producers.bind(IdempotencyInterceptor(window or Window(), MemoryMessageId))
+    producers.bind(IdempotencyInterceptor(window or Window(), producers.places, MemoryMessageId))
     return producers
 
 
@@ -57,7 +57,7 @@ async def test_opening_fences_the_one_before_and_says_how_far_it_came() -> None:
 async def test_opening_waits_for_what_the_one_before_has_under_way() -> None:
     store, window = MemoryLogStore(), Window()
     producers = Producers(store, "p0", draw_id=lambda: 5)
-    interceptor = IdempotencyInterceptor(window, MemoryMessageId)
+    interceptor = IdempotencyInterceptor(window, producers.places, MemoryMessageId)
     producers.bind(interceptor)
     first = await producers.open("feed")
     acknowledged: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
@@ -165,3 +165,23 @@ async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it
         window.find(ProducerStamp(first.producer_id, first.epoch, 1))
     again = await producers.open("feed")
     assert window.find(ProducerStamp(again.producer_id, again.epoch, 1)) is None
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the window was rebuilt", "meanwhile"])
+async def test_place_counts_only_if_nothing_of_its_write_was_forgotten_since(before: bool) -> None:
+    """The log has the write, from a failed try whose caller gave up, and the rebuilt window keeps one result."""
+    store = MemoryLogStore()
+    producers = await opened(store, draw=ids(5))
+    feed = await producers.open("feed")
+    stamps = [ProducerStamp(feed.producer_id, feed.epoch, sequence) for sequence in (1, 2)]
+    place = producers.place(feed.producer_id, feed.epoch, 1) if before else None
+    rebuilt = Window(ProducerLimits(results_per_producer_max=1), held=producers.places.writes())
+    for number, stamp in enumerate(stamps, 1):
+        rebuilt.add(stamp, result_at(number))
+    place = place or producers.place(feed.producer_id, feed.epoch, 1)
+    producers.bind(IdempotencyInterceptor(rebuilt, producers.places, MemoryMessageId))
+    if before:
+        assert rebuilt.find(place.stamp) == result_at(1)
+    else:
+        with pytest.raises(SequenceTooOld):
+            rebuilt.find(place.stamp)

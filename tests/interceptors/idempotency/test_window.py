@@ -5,14 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from interceptors.idempotency.snapshot import decode_window, encode_window
-from interceptors.idempotency.window import ProducerLimits, Window
+from interceptors.idempotency.window import Places, ProducerLimits, Window
 from wal.append import AppendResult
 from wal.errors import ProducerFenced, SequenceTooOld
 from wal.message_id import MemoryMessageId
-from wal.producer_stamp import ProducerStamp
+from wal.producer_stamp import Place, ProducerStamp
 from wal.timetick import add_ms, compose_tick
 
-LIMITS = ProducerLimits(results_per_producer_max=4, results_max=9)
+LIMITS = ProducerLimits(results_per_producer_max=4, results_max=9, results_age_s=0.004)
+"""Ticks of the machine below are 1 ms apart, so that results also go by age."""
 FIRST_TICK = compose_tick(1_000_000)
 producers = st.sampled_from([1, 7, 9])
 sequences = st.integers(1, 14)
@@ -22,17 +23,23 @@ def result_at(number: int, tick: int = 0) -> AppendResult:
     """Return a result that differs from every other number's."""
     position = MemoryMessageId(number)
     offsets = {"p0_1v0": (number, 2)} if number % 2 else {}
-    return AppendResult(position, 1, tick or FIRST_TICK + number, position, txn_id=number % 3, row_offsets=offsets)
+    return AppendResult(
+        position, 1, tick or add_ms(FIRST_TICK, number), position, txn_id=number % 3, row_offsets=offsets
+    )
 
 
 class WindowMachine(RuleBasedStateMachine):
     """Writes, retries, zombies, checkpoints and crashes; `written` is the log."""
 
     saved = Bundle("saved")
+    latest: tuple[bytes, int] | None = None
 
     @initialize()
     def open(self) -> None:
-        self.window = Window(LIMITS)
+        self.places = Places()
+        self.held: dict[tuple[int, int], Place] = {}
+        self.held_most = 0
+        self.window = Window(LIMITS, held=self.places)
         self.written: dict[tuple[int, int], tuple[AppendResult, int]] = {}
         self.epochs = dict.fromkeys([1, 7, 9], 0)
         self.fence_all()
@@ -64,6 +71,18 @@ class WindowMachine(RuleBasedStateMachine):
     def write_next(self, producer_id: int) -> None:
         self.write(producer_id, self.window.last_sequence(producer_id) + 1)
 
+    @rule(producer_id=producers, sequence=sequences)
+    def hold(self, producer_id: int, sequence: int) -> None:
+        """A caller names a write, and keeps it for as long as it may still send it."""
+        key = producer_id, sequence
+        if not self.window.has_forgotten(key):
+            self.held[key] = self.places.hold(Place(ProducerStamp(producer_id, self.epochs[producer_id], sequence)))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        del self.held[data.draw(st.sampled_from(sorted(self.held)))]
+
     @rule(producer_id=producers)
     def open_again(self, producer_id: int) -> None:
         self.epochs[producer_id] += 1
@@ -79,14 +98,34 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(target=saved, back=st.integers(0, 6))
     def checkpoint(self, back: int) -> tuple[bytes, int]:
         """Save as of a tick that lies some writes back, as a cut does."""
-        tick = FIRST_TICK + max(0, len(self.written) - back)
-        return encode_window(self.window.freeze(tick)), tick
+        tick = add_ms(FIRST_TICK, max(0, len(self.written) - back))
+        self.latest = encode_window(self.window.freeze(tick)), tick
+        return self.latest
 
     @rule(saved=saved)
     def crash(self, saved: tuple[bytes, int]) -> None:
-        """Go on with a checkpoint and what the log has above its tick."""
+        """Go on with a checkpoint and what the log has above its tick, in another process."""
+        self.held.clear()
+        self.places, self.latest = Places(), saved
+        self.rebuild(saved)
+
+    @precondition(lambda self: self.latest is not None)
+    @rule(meanwhile=st.none() | st.tuples(producers, sequences))
+    def reopen(self, meanwhile: tuple[int, int] | None) -> None:
+        """The same in one process, which keeps what is held, and where a caller may come meanwhile."""
+        before, held = self.window, self.places.writes()
+        assert self.latest is not None
+        self.rebuild(self.latest, held)
+        if meanwhile is not None and not before.has_forgotten(meanwhile):
+            self.held[meanwhile] = self.places.hold(Place(ProducerStamp(meanwhile[0], 0, meanwhile[1])))
+            if meanwhile not in held and self.window.has_forgotten(meanwhile):
+                self.places.let_go(meanwhile)
+                del self.held[meanwhile]
+        self.window.held = self.places
+
+    def rebuild(self, saved: tuple[bytes, int], held: frozenset[tuple[int, int]] = frozenset()) -> None:
         data, tick = saved
-        self.window = Window.thaw(decode_window(data, MemoryMessageId), LIMITS)
+        self.window = Window.thaw(decode_window(data, MemoryMessageId), LIMITS, held=held or self.places)
         for (producer_id, sequence), (result, epoch) in self.written.items():
             if result.time_tick > tick:
                 self.window.add(ProducerStamp(producer_id, epoch, sequence), result)
@@ -97,6 +136,11 @@ class WindowMachine(RuleBasedStateMachine):
         for (producer_id, sequence), (result, _) in self.written.items():
             found = self.find(producer_id, sequence)
             assert found == result or isinstance(found, SequenceTooOld)
+
+    @invariant()
+    def a_write_that_is_held_is_never_too_old(self) -> None:
+        for producer_id, sequence in self.held:
+            assert not isinstance(self.find(producer_id, sequence), SequenceTooOld)
 
     @invariant()
     def the_next_sequence_is_always_a_first_try(self) -> None:
@@ -115,7 +159,8 @@ class WindowMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_bounds_hold(self) -> None:
-        assert self.window.results <= LIMITS.results_max
+        self.held_most = max(self.held_most, len(self.held))
+        assert self.window.results <= LIMITS.results_max + self.held_most, "held ones come on top, until the next write"
         kept = [isinstance(self.find(*key), AppendResult) for key in self.written]
         assert sum(kept) == self.window.results
 

@@ -22,7 +22,8 @@ from tests.streamingnode.append_double import (
     schema_of,
     write_target,
 )
-from wal.errors import DeadlineExceeded, Indeterminate, OnShutdown, Overloaded, SchemaMismatch, StorageFull
+from wal.admission import Budget
+from wal.errors import DeadlineExceeded, Indeterminate, OnShutdown, Overloaded, SchemaMismatch, StorageFull, TooLarge
 
 pytestmark = pytest.mark.anyio
 
@@ -33,12 +34,17 @@ GROUP_BYTES_MAX = 64 << 10
 class Inserts:
     """A coalescer over an append double, and the tasks of its callers."""
 
-    def __init__(self, *, shards: int = 1, limits: CoalescerLimits | None = None) -> None:
+    def __init__(self, *, shards: int = 1, limits: CoalescerLimits | None = None, bytes_max: int = 1 << 20) -> None:
+        self.memory = Budget(bytes_max)
         self.log = AppendDouble()
         self.target = write_target(self.log, SCHEMA, shards=shards)
         self.supervisor = Supervisor(self._failed)
         self.coalescer = Coalescer(
-            self.supervisor.spawn, self._write_alone, group_bytes_max=GROUP_BYTES_MAX, limits=limits
+            self.supervisor.spawn,
+            self._write_alone,
+            group_bytes_max=GROUP_BYTES_MAX,
+            memory=self.memory,
+            limits=limits,
         )
         self.failures: list[BaseException] = []
 
@@ -231,17 +237,28 @@ async def test_groups_in_flight_are_bounded_and_what_waits_goes_together() -> No
     assert sorted(map(str, inserts.ids)) == sorted(map(str, range(10)))
 
 
-async def test_callers_wait_when_too_many_rows_wait() -> None:
-    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1, waiting_rows_max=3, group_rows_max=2))
+async def test_callers_wait_when_too_many_bytes_wait() -> None:
+    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1, group_rows_max=2), bytes_max=150)
     inserts.log.hold()
     tasks = [inserts.start(key) for key in range(20)]
     for _ in range(10):
         await asyncio.sleep(0)
-        assert inserts.coalescer.waiting_rows <= 3
+        assert inserts.memory.held_bytes <= 150, "each row has 16 bytes for its key and some 22 for its text"
+    assert inserts.coalescer.waiting_rows == 1, "three rows fit, two of them on their way"
+    tasks[2].cancel()
     inserts.log.let_go()
+    del tasks[2]
     results = await asyncio.gather(*tasks)
-    assert sorted(map(int, map(str, inserts.ids))) == list(range(20))
-    assert len({result.row_offsets["p0_7v0"] for result in results}) == 20
+    assert sorted(map(int, map(str, inserts.ids))) == [0, 1, *range(3, 20)]
+    assert len({result.row_offsets["p0_7v0"] for result in results}) == 19
+    assert inserts.memory.held_bytes == 0
+
+
+async def test_large_nested_values_count_for_what_they_hold() -> None:
+    inserts = Inserts(bytes_max=10_000)
+    for value in ("x" * 10_000, ["x" * 5_000] * 2, {"a": {"b": b"x" * 10_000}}):
+        with pytest.raises(TooLarge, match="pending_bytes_max"):
+            await inserts.start_rows([{"id": 1, "item": value}], timeout=60)
 
 
 async def test_group_ends_at_its_rows() -> None:

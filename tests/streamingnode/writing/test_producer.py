@@ -1,13 +1,18 @@
 """What a named producer refuses, and how it numbers."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
+import anyio
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import streamingnode as sn
 from streamingnode.config import load_config
-from streamingnode.writing.producer import NOTE_BYTES_MAX
+from streamingnode.writing.producer import NOTE_BYTES_MAX, Outstanding
 from tests.streamingnode.append_double import schema_of
 from wal.errors import (
     CollectionNotFound,
@@ -18,6 +23,7 @@ from wal.errors import (
     ProducerFenced,
     SchemaMismatch,
     SequenceTooOld,
+    StorageFull,
     TooLarge,
 )
 from wal.producer_stamp import SEQUENCE_MAX
@@ -185,3 +191,152 @@ async def test_producer_of_a_closed_node_is_shut_down_too() -> None:
         await feed.insert("c", row(1))
     with pytest.raises(OnShutdown):
         await node.producer("feed")
+
+
+# --- a first try is never too old, however long it takes (the fixture remembers four results) --------------------------
+
+
+async def test_transaction_block_that_stays_open_keeps_its_sequence_beside_many_writes(node: sn.Node) -> None:
+    feed = await node.producer("feed")
+    async with feed.transaction(sequence=1) as txn:
+        await txn.insert("c", row(1))
+        for sequence in range(2, 22):
+            await feed.insert("c", row(sequence), sequence=sequence)
+    assert await feed.insert("c", row(1), sequence=1) == txn.result, "its result is known while the block is"
+    assert feed.last_sequence == 21
+    assert (await node.snapshot("c")).num_rows == 21
+
+
+async def test_transaction_without_a_sequence_gets_it_when_it_commits(node: sn.Node) -> None:
+    feed = await node.producer("feed")
+    async with feed.transaction() as txn:
+        await txn.insert("c", row(0))
+        for sequence in range(1, 21):
+            first = await feed.insert("c", row(sequence))
+            assert feed.last_sequence == sequence
+            assert await feed.insert("c", row(sequence), sequence=sequence) == first
+    assert feed.last_sequence == 21
+    assert txn.result == await feed.insert("c", row(0), sequence=21)
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["sequences given", "sequences drawn"])
+async def test_many_tasks_that_each_write_many_rows_are_never_too_old(node: sn.Node, numbered: bool) -> None:
+    feed = await node.producer("feed")
+    numbers = iter(range(1, 401))
+
+    async def write() -> None:
+        for _ in range(10):
+            number = next(numbers)
+            await feed.insert("c", row(number), sequence=number if numbered else None)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(40):
+            tasks.start_soon(write)
+    assert feed.last_sequence == 400, "without gaps"
+    assert (await node.snapshot("c")).num_rows == 400
+
+
+@pytest.mark.parametrize("sequence", [None, 1], ids=["sequence drawn", "sequence given"])
+async def test_large_insert_is_in_time_beside_many_small_ones(node: sn.Node, sequence: int | None) -> None:
+    feed = await node.producer("feed")
+    table = pa.table({"key": range(200), "pad": ["x" * 1000] * 200}, schema=SCHEMA)  # over ten groups
+
+    async def write_small() -> None:
+        for number in range(1000, 1040):
+            await feed.insert("c", row(number), sequence=None if sequence is None else number)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(feed.insert, "c", table, sequence=sequence))
+        tasks.start_soon(write_small)
+    assert (await node.snapshot("c")).num_rows == 240
+
+
+async def test_sequence_below_what_is_forgotten_is_still_too_old(node: sn.Node) -> None:
+    feed = await node.producer("feed")
+    for number in range(10, 16):
+        await feed.insert("c", row(number), sequence=number)
+    with pytest.raises(SequenceTooOld):
+        await feed.insert("c", row(1), sequence=1)
+    transaction = feed.transaction(sequence=10)
+    with pytest.raises(SequenceTooOld):
+        async with transaction as txn:
+            await txn.insert("c", row(10))
+
+
+# --- what is under way at a time ---------------------------------------------------------------------------------------
+
+
+async def test_write_waits_while_the_oldest_open_one_is_a_window_behind() -> None:
+    writes = Outstanding(3)
+    places = [await writes.enter() for _ in range(3)]
+    waiting = asyncio.get_running_loop().create_task(writes.enter())
+    for place in (1, 2):
+        writes.leave(place)
+        await asyncio.sleep(0)
+    assert not waiting.done(), "the oldest one is still open"
+    writes.leave(0)
+    assert (places, await waiting) == ([0, 1, 2], 3)
+
+
+async def test_write_that_comes_later_does_not_overtake_those_that_wait() -> None:
+    writes = Outstanding(1)
+    await writes.enter()
+    waiting = asyncio.get_running_loop().create_task(writes.enter())
+    await asyncio.sleep(0)
+    writes.leave(0)  # the one that waits has not run yet
+    late = asyncio.get_running_loop().create_task(writes.enter())
+    assert await waiting == 1
+    await asyncio.sleep(0)
+    assert not late.done()
+    writes.leave(1)
+    assert await late == 2
+
+
+@pytest.mark.parametrize("let_in", [False, True], ids=["while it waits", "as it is let in"])
+async def test_cancelled_wait_takes_no_place(let_in: bool) -> None:
+    writes = Outstanding(1)
+    await writes.enter()
+    first, second = [asyncio.get_running_loop().create_task(writes.enter()) for _ in range(2)]
+    await asyncio.sleep(0)
+    if let_in:
+        writes.leave(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    if not let_in:
+        writes.leave(0)
+    await second
+    assert first.cancelled()
+
+
+@given(width=st.integers(1, 4), leaving=st.lists(st.integers(0, 10), max_size=30))
+def test_open_writes_never_span_more_than_the_width(width: int, leaving: list[int]) -> None:
+    async def run() -> None:
+        writes, held, waiting = Outstanding(width), list[int](), list[asyncio.Task[int]]()
+        for choice in leaving:
+            waiting.append(asyncio.get_running_loop().create_task(writes.enter()))
+            for _ in range(4):
+                await asyncio.sleep(0)
+            held += [task.result() for task in waiting if task.done()]
+            waiting = [task for task in waiting if not task.done()]
+            assert not held or max(held) - min(held) < width
+            assert held or not waiting, "somebody is always let in"
+            if held:
+                writes.leave(held.pop(choice % len(held)))
+        for task in waiting:
+            task.cancel()
+
+    asyncio.run(run())
+
+
+async def test_retry_of_a_write_in_the_log_needs_no_room_on_a_full_disk() -> None:
+    settings = {"memory.bytes_max": 64 << 10, "cut_interval_s": None}
+    async with sn.open_node(None, config=load_config(arguments=settings)) as node:
+        await node.create_collection("c", SCHEMA, primary_key="key")
+        feed = await node.producer("feed")
+        first = await feed.insert("c", row(1), sequence=1)
+        with pytest.raises(StorageFull):
+            for key in range(100):
+                await node.insert("c", row(key, "x" * 2_000))
+        with pytest.raises(StorageFull):
+            await feed.insert("c", row(2, "x" * 2_000), sequence=2)
+        assert await feed.insert("c", row(1, "x" * 2_000), sequence=1) == first

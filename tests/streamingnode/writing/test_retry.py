@@ -5,9 +5,7 @@ import asyncio
 import anyio
 import pytest
 
-from streamingnode.writing.own_producer import OwnProducer
 from streamingnode.writing.retry import Retry, RetryLimits
-from streamingnode.writing.retry_room import RetryRoom
 from wal.append import AppendGroup, AppendResult
 from wal.errors import (
     CollectionNotFound,
@@ -24,7 +22,7 @@ from wal.headers import InsertHeader
 from wal.message import MutableMessage
 from wal.message_id import MemoryMessageId
 from wal.message_type import MessageType
-from wal.producer_stamp import NODE_PRODUCER_ID, ProducerStamp
+from wal.producer_stamp import NODE_PRODUCER_ID, Place, ProducerStamp
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +62,7 @@ def a_group() -> AppendGroup:
 
 async def test_every_try_carries_the_same_stamp_and_messages_as_they_were_built() -> None:
     log = ScriptedLog(OPEN, REOPENING, FULL, OPEN)
-    assert await Retry(log.append, LIMITS).append(a_group()) == RESULT
+    assert await Retry(log.append, LIMITS, epoch=5).append(a_group()) == RESULT
     assert log.seen == [(HEADER, 0, ProducerStamp(7, 1, 3))] * 5
     assert len({id(group) for group in log.groups}) == 5
 
@@ -77,7 +75,7 @@ async def test_every_try_carries_the_same_stamp_and_messages_as_they_were_built(
 async def test_a_write_that_did_nothing_is_not_repeated(error: StreamingNodeError) -> None:
     log = ScriptedLog(error)
     with pytest.raises(type(error)):
-        await Retry(log.append, LIMITS).append(a_group())
+        await Retry(log.append, LIMITS, epoch=5).append(a_group())
     assert len(log.groups) == 1
 
 
@@ -87,7 +85,7 @@ async def test_a_write_that_did_nothing_is_not_repeated(error: StreamingNodeErro
 async def test_refusal_that_knows_nothing_of_the_first_try_leaves_it_indeterminate(error: StreamingNodeError) -> None:
     log = ScriptedLog(OPEN, error)
     with pytest.raises(Indeterminate) as caught:
-        await Retry(log.append, LIMITS).append(a_group())
+        await Retry(log.append, LIMITS, epoch=5).append(a_group())
     assert caught.value is OPEN
     assert caught.value.__cause__ is error
 
@@ -95,14 +93,14 @@ async def test_refusal_that_knows_nothing_of_the_first_try_leaves_it_indetermina
 async def test_refusal_from_behind_the_window_is_the_answer() -> None:
     log = ScriptedLog(OPEN, CollectionNotFound("dropped meanwhile"))
     with pytest.raises(CollectionNotFound):
-        await Retry(log.append, LIMITS).append(a_group())
+        await Retry(log.append, LIMITS, epoch=5).append(a_group())
 
 
 async def test_giving_up_says_that_the_outcome_is_open() -> None:
     log = ScriptedLog(*[OPEN] * 100_000)
     limits = RetryLimits(first_s=0.0, max_s=0.0, give_up_s=0.2)
     with anyio.fail_after(10), pytest.raises(Indeterminate):
-        await Retry(log.append, limits).append(a_group())
+        await Retry(log.append, limits, epoch=5).append(a_group())
     assert len(log.groups) > 1
 
 
@@ -116,18 +114,18 @@ async def test_giving_up_does_not_wait_for_a_try_that_hangs() -> None:
         raise AssertionError
 
     with anyio.fail_after(10), pytest.raises(Indeterminate):
-        await Retry(hang, RetryLimits(first_s=0.0, give_up_s=0.01)).append(a_group())
+        await Retry(hang, RetryLimits(first_s=0.0, give_up_s=0.01), epoch=5).append(a_group())
 
 
 async def test_no_time_to_give_up_means_no_repeating() -> None:
     log = ScriptedLog(OPEN)
     with pytest.raises(Indeterminate):
-        await Retry(log.append, RetryLimits(give_up_s=0)).append(a_group())
+        await Retry(log.append, RetryLimits(give_up_s=0), epoch=5).append(a_group())
     assert len(log.groups) == 1
 
 
 async def test_closing_ends_a_pause_at_once() -> None:
-    retry = Retry(ScriptedLog(OPEN).append, RetryLimits(first_s=3600, max_s=3600, give_up_s=7200))
+    retry = Retry(ScriptedLog(OPEN).append, RetryLimits(first_s=3600, max_s=3600, give_up_s=7200), epoch=5)
     writing = asyncio.get_running_loop().create_task(retry.append(a_group()))
     await anyio.wait_all_tasks_blocked()
     assert not writing.done()
@@ -140,23 +138,29 @@ async def test_closing_ends_a_pause_at_once() -> None:
 async def test_first_group_says_that_a_repeated_one_may_be_in_the_log() -> None:
     log = ScriptedLog(OPEN)
     group = a_group()
-    await Retry(log.append, LIMITS).append(group)
+    await Retry(log.append, LIMITS, epoch=5).append(group)
     assert not group.begun
     log.groups[1].ticket = object()  # type: ignore[assignment]
     assert group.begun
 
 
-async def test_own_writes_are_numbered_on_from_the_last_one() -> None:
+async def test_own_write_keeps_the_sequence_that_the_log_drew_for_its_first_try() -> None:
     log = ScriptedLog(OPEN)
-    own = OwnProducer(Retry(log.append, LIMITS), RetryRoom(4), epoch=5, last_sequence=41)
-    for _ in range(2):
-        await own.append(AppendGroup(a_group().messages))
-    stamps = [stamp for _, _, stamp in log.seen]
-    assert stamps == [ProducerStamp(NODE_PRODUCER_ID, 5, each) for each in (42, 42, 43)]
+    group = AppendGroup(a_group().messages)
+
+    async def append(group: AppendGroup) -> AppendResult:
+        if len(log.groups) == 0:
+            assert group.producer == ProducerStamp(NODE_PRODUCER_ID, 5, 0), "its next write, whichever that will be"
+            group.place = Place(ProducerStamp(NODE_PRODUCER_ID, 5, 42))
+            group.producer = group.place.stamp
+        return await log.append(group)
+
+    await Retry(append, LIMITS, epoch=5).append(group)
+    assert [stamp for _, _, stamp in log.seen] == [ProducerStamp(NODE_PRODUCER_ID, 5, 42)] * 2
+    assert [group.place for group in log.groups] == [group.place] * 2, "held from the first try to the last"
 
 
 async def test_stamp_of_a_named_producer_is_left_as_it_is() -> None:
     log = ScriptedLog(OPEN)
-    own = OwnProducer(Retry(log.append, LIMITS), RetryRoom(4), epoch=5, last_sequence=41)
-    await own.append(a_group())
+    await Retry(log.append, LIMITS, epoch=5).append(a_group())
     assert [stamp for _, _, stamp in log.seen] == [ProducerStamp(7, 1, 3)] * 2

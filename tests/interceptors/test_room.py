@@ -1,0 +1,108 @@
+"""Room is waited for behind the window of retries and before redo, and never by what others wait for."""
+
+import asyncio
+
+import anyio
+import pytest
+
+from interceptors.chain import Chain
+from interceptors.idempotency.interceptor import IdempotencyInterceptor
+from interceptors.idempotency.window import Places, Window
+from interceptors.redo import Redo, RedoInterceptor
+from interceptors.room import RoomInterceptor
+from tests.interceptors.idempotency.test_window import result_at
+from wal.admission import Budget
+from wal.append import AppendGroup, AppendResult
+from wal.errors import OnShutdown, StorageFull, TooLarge
+from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader
+from wal.message import MutableMessage
+from wal.message_id import MemoryMessageId
+from wal.message_type import MessageType
+from wal.producer_stamp import ProducerStamp
+
+pytestmark = pytest.mark.anyio
+
+FULL = StorageFull("/", 0, 1)
+
+
+def rows(size_bytes: int, stamp: ProducerStamp | None = None) -> AppendGroup:
+    message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 1, 3), "p0_1v0", b"x" * size_bytes)
+    return AppendGroup([message], producer=stamp)
+
+
+def control(kind: MessageType, header: Header) -> AppendGroup:
+    return AppendGroup([MutableMessage(kind, header)])
+
+
+class Path:
+    """Idempotency, room and redo in front of a log that is full when told, and of appends that are sent back once."""
+
+    def __init__(self, memory: Budget) -> None:
+        self.memory, self.full, self.appended = memory, False, list[AppendGroup]()
+        self.until: asyncio.Future[None] | None = None
+        window = Window()
+        window.fence(7, 1)
+        idempotency = IdempotencyInterceptor(window, Places(), MemoryMessageId)
+        self.room = RoomInterceptor(self.admit, memory)
+        self.chain = Chain.of([idempotency, self.room, RedoInterceptor()], self.end)
+
+    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
+        if self.full and not makes_room:
+            raise FULL
+
+    async def end(self, group: AppendGroup) -> AppendResult:
+        if group.messages[0].type is MessageType.INSERT and self.until is not None and not self.until.done():
+            raise Redo(self.until, waiting_for="a segment")
+        self.appended.append(group)
+        return result_at(len(self.appended))
+
+
+def size_of(group: AppendGroup) -> int:
+    return group.size_bytes
+
+
+async def test_full_disk_is_no_answer_to_a_retry_of_what_is_in_the_log() -> None:
+    path = Path(Budget(10_000))
+    stamp = ProducerStamp(7, 1, 1)
+    first = await path.chain.append(rows(10, stamp))
+    path.full = True
+    assert await path.chain.append(rows(10, stamp)) == first
+    with pytest.raises(StorageFull):
+        await path.chain.append(rows(10, ProducerStamp(7, 1, 2)))
+    assert path.memory.held_bytes == 0
+
+
+async def test_append_that_waits_in_redo_counts_and_the_next_one_waits_for_its_room() -> None:
+    path = Path(Budget(2 * size_of(rows(1000)) - 1))
+    path.until = asyncio.get_running_loop().create_future()
+    first, second = [asyncio.ensure_future(path.chain.append(rows(1000))) for _ in range(2)]
+    await anyio.wait_all_tasks_blocked()
+    assert path.memory.held_bytes == size_of(rows(1000))
+    created = await path.chain.append(control(MessageType.CREATE_SEGMENT, CreateSegmentHeader(1, 2, 3, 4, 5, 6)))
+    assert created, "what the first one waits for finds its way past both"
+    path.until.set_result(None)
+    await asyncio.gather(first, second)
+    assert path.memory.held_bytes == 0
+
+
+async def test_whole_transaction_counts_and_a_streamed_end_does_not() -> None:
+    path = Path(Budget(300))
+    begin = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(0))
+    commit = MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader())
+    with pytest.raises(TooLarge, match="pending_bytes_max"):
+        await path.chain.append(AppendGroup([begin, *rows(1000).messages, commit]))
+    assert path.memory.try_take(300)
+    await path.chain.append(AppendGroup([begin]))
+    await path.chain.append(AppendGroup([commit]))
+
+
+async def test_closing_sends_away_who_waits_for_room() -> None:
+    path = Path(Budget(size_of(rows(10))))
+    assert path.memory.try_take(1)
+    waiting = asyncio.ensure_future(path.chain.append(rows(10)))
+    await anyio.wait_all_tasks_blocked()
+    await path.chain.graceful_close()
+    path.memory.give_back(1)
+    with pytest.raises(OnShutdown):
+        await waiting
+    assert (path.memory.held_bytes, path.appended) == (0, [])
