@@ -51,6 +51,7 @@ class AckManager:
         self._release = release
         self._confirmed_tick = confirmed_tick
         self.promised_tick = 0
+        """No later term goes below it, so readers may have ticks without an entry up to it; only ever raised."""
         self._pending: deque[Acker] = deque()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waits = 0

@@ -15,7 +15,7 @@ from wal.message_type import MessageType
 from wal.timetick import add_ms
 
 PROMISED_AHEAD_MS = 1_000
-"""An idle log writes a page this often. After a kill, ticks may begin as far ahead of the clock, which soon is there."""
+"""An idle log writes a page this often. The next opening's ticks begin above it, ahead of the clock for so long at most."""
 
 
 class TimeTickSyncOperator:
