@@ -213,9 +213,11 @@ class _TermBuilder:
         self.acks = AckManager(
             parts.ticks,
             confirmed_tick=confirmed_tick,
-            release=ReaderRelease(parts.tail, self.mvcc, parts.store.promise_tick),
+            release=ReaderRelease(parts.tail, self.mvcc),
         )
-        self.sync_operator = TimeTickSyncOperator(self.acks, source_id=parts.store.node_id)
+        self.sync_operator = TimeTickSyncOperator(
+            self.acks, promise_tick=parts.store.promise_tick, source_id=parts.store.node_id
+        )
         self._make_workers()
         return Chain.of(self._interceptors(log), end, observer=parts.observer if options.time_interceptors else None)
 
@@ -241,6 +243,7 @@ class _TermBuilder:
                 acks=self.acks,
                 oldest_open_begin=self.transactions.oldest_open_begin,
                 mvcc=self.mvcc,
+                promise=self.sync_operator.promise,
             ),
             TxnInterceptor(self.transactions),
             ShardInterceptor(self.shards, self._allocator, self._sealer),

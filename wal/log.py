@@ -93,8 +93,8 @@ class LogStore(Protocol):
     def short_of_space(self) -> bool:
         """Whether log should be given up before appends have to be refused."""
 
-    def promise_tick(self, tick: int) -> None:
-        """Remember that `tick` is about to be given to readers without an entry in the log. Costs no fsync."""
+    async def promise_tick(self, tick: int) -> None:
+        """Remember that ticks up to `tick` may be given to readers without an entry in the log. Costs no fsync."""
 
     async def open_log(self, name: str) -> Log:
         """Return the log of pchannel `name`, made if it is new, verified if not."""

@@ -154,7 +154,7 @@ class MemoryLogStore:
         """Whether log should be given up before appends have to be refused."""
         return self.used_bytes > SHORT_SHARE * self._options.bytes_max
 
-    def promise_tick(self, tick: int) -> None:
+    async def promise_tick(self, tick: int) -> None:
         """Nothing outlives this term, so there is nothing to remember."""
         self.check_open()
 

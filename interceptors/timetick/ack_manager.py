@@ -4,6 +4,9 @@ In: one allocation for each append or idle tick, and later its outcome. Out: det
 `release` as soon as everything below them has ended. An append whose outcome is unknown is never acknowledged, so nothing
 at or above its tick is ever confirmed in this term: that is the whole treatment of an indeterminate write.
 
+An idle tick is in no entry of the log, so it is confirmed only where the store remembers that no later term may go below it:
+up to `promised_tick`, which others raise.
+
 Ticks are allocated in ascending order, hence a queue where the reference needs heaps. Lives on the event loop.
 """
 
@@ -11,18 +14,22 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from interceptors.timetick.ack_detail import AckDetail, AckKind
-from wal.errors import Indeterminate, StreamingNodeError
+from wal.errors import Indeterminate
 from wal.message import LogEntry
 from wal.timetick import TickAllocator
 
 Release = Callable[[Sequence[AckDetail]], None]
-"""Takes newly confirmed details, ascending and never empty; must not suspend or append.
+"""Takes newly confirmed details, ascending and never empty; must not suspend, append or fail."""
 
-Raises a `StreamingNodeError` when a tick without an entry cannot be promised to readers; entries are released all the same.
-"""
+
+class Unpromised(Exception):
+    """A mark has to wait until ticks from `tick` on are promised; never leaves the append path."""
+
+    def __init__(self, tick: int) -> None:
+        self.tick = tick
+        super().__init__(tick)
 
 
 class Acker:
@@ -43,6 +50,8 @@ class AckManager:
         self._ticks = ticks
         self._release = release
         self._confirmed_tick = confirmed_tick
+        self.promised_tick = 0
+        """No later term goes below it, so readers may have ticks without an entry up to it; only ever raised."""
         self._pending: deque[Acker] = deque()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waits = 0
@@ -76,13 +85,11 @@ class AckManager:
 
     def confirm(self, acker: Acker, entry: LogEntry) -> None:
         """The append is durable as `entry`."""
-        with suppress(StreamingNodeError):  # of a tick behind it; who waits for that has heard
-            self._end(acker, AckDetail(AckKind.ENTRY, acker.tick, entry))
+        self._end(acker, AckDetail(AckKind.ENTRY, acker.tick, entry))
 
     def fail(self, acker: Acker) -> None:
         """The append certainly did not happen."""
-        with suppress(StreamingNodeError):
-            self._end(acker, AckDetail(AckKind.FAILED, acker.tick))
+        self._end(acker, AckDetail(AckKind.FAILED, acker.tick))
 
     def abandon(self, acker: Acker) -> None:
         """Nobody knows whether the append happened: nothing at or above its tick is confirmed from here on."""
@@ -111,13 +118,17 @@ class AckManager:
     def mark(self) -> int:
         """Return a tick above every allocated one, carried by nothing: confirmed once everything below has ended.
 
-        Marks with no append between them are one. Raises `Indeterminate` when no tick can be confirmed any more.
+        Marks with no append between them are one. Raises `Unpromised` beyond `promised_tick`, `Indeterminate` when no tick
+        can be confirmed any more.
         """
         if self._indeterminate_tick:
             raise self._unreachable(self._ticks.last + 1)
         if self._pending and (last := self._pending[-1]).detail is not None and last.detail.kind is AckKind.SYNC:
             return last.tick
         acker = self.allocate()
+        if acker.tick > self.promised_tick:
+            self._pending.pop()  # a tick that nobody has heard of needs no end
+            raise Unpromised(acker.tick)
         self._end(acker, AckDetail(AckKind.SYNC, acker.tick))
         return acker.tick
 
@@ -152,27 +163,12 @@ class AckManager:
                 pending.popleft()
                 details.append(ended)
         tick = details[-1].tick
-        try:
-            self._release(details)
-        except (
-            StreamingNodeError
-        ) as error:  # a tick that could not be promised: who waits for it is told, not left waiting
-            for waiter in self._waiters_until(tick):
-                waiter.set_exception(error)
-                waiter.exception()
-            raise
+        self._release(details)
         self._confirmed_tick = tick
-        for waiter in self._waiters_until(tick):
-            waiter.set_result(None)
-
-    def _waiters_until(self, tick: int) -> list[asyncio.Future[None]]:
-        """Take out who still waits for something up to `tick`."""
-        due = []
         while self._waiting and self._waiting[0][0] <= tick:
             _, _, waiter = heapq.heappop(self._waiting)
             if not waiter.done():
-                due.append(waiter)
-        return due
+                waiter.set_result(None)
 
     def _unreachable(self, tick: int) -> Indeterminate:
         return Indeterminate(

@@ -6,10 +6,10 @@ confirmed when it turns out durable, and stops all later ticks when nobody can k
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from interceptors.redo import Redo
-from interceptors.timetick.ack_manager import Acker, AckManager
+from interceptors.timetick.ack_manager import Acker, AckManager, Unpromised
 from interceptors.timetick.mvcc import MvccManager
 from wal.append import Append, AppendGroup, AppendResult, AppendTicket
 from wal.errors import InvalidArgument
@@ -26,7 +26,10 @@ before and take place later.
 
 
 class TimeTickInterceptor:
-    """The tick and the last-confirmed position of every append of one log."""
+    """The tick and the last-confirmed position of every append of one log.
+
+    `promise` lets ticks without an entry be confirmed up to one; see `TimeTickSyncOperator.promise`.
+    """
 
     name = "timetick"
 
@@ -38,12 +41,14 @@ class TimeTickInterceptor:
         acks: AckManager,
         mvcc: MvccManager,
         oldest_open_begin: OldestOpenBegin,
+        promise: Callable[[int], Awaitable[None]],
     ) -> None:
         self._wal_name = wal_name
         self._ticks = ticks
         self._acks = acks
         self._mvcc = mvcc
         self._oldest_open_begin = oldest_open_begin
+        self._promise = promise
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         """Append at a new tick, above the group's barrier.
@@ -79,7 +84,11 @@ class TimeTickInterceptor:
                 "use a tick that a node has given out, and check the clocks"
             )
         self._ticks.observe(barrier_tick)
-        self._acks.mark()
+        try:
+            self._acks.mark()
+        except Unpromised as unpromised:
+            waiting_for = f"a promise of ticks up to barrier tick {barrier_tick}"
+            raise Redo(self._promise(unpromised.tick), waiting_for=waiting_for) from None
         if self._acks.confirmed_tick < barrier_tick:
             raise Redo(self._acks.confirmed(barrier_tick), waiting_for=f"everything up to barrier tick {barrier_tick}")
 

@@ -154,8 +154,8 @@ class CheckedStore:
     async def reopen(self) -> None:
         await self._store.reopen()
 
-    def promise_tick(self, tick: int) -> None:
-        self._store.promise_tick(tick)
+    async def promise_tick(self, tick: int) -> None:
+        await self._store.promise_tick(tick)
 
     async def open_log(self, name: str) -> Log:
         return await self._store.open_log(name)

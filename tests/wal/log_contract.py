@@ -239,7 +239,7 @@ class LogContract:
         with pytest.raises(OnShutdown):
             await store.get_meta("a")
         with pytest.raises(OnShutdown):
-            store.promise_tick(1)
+            await store.promise_tick(1)
 
     async def test_closing_ends_the_wait_of_readers(self, store: LogStore, log: Log) -> None:
         waiter = asyncio.ensure_future(log.wait_beyond(0))

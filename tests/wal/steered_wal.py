@@ -20,6 +20,7 @@ from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.message import LogEntry, MutableMessage
 from wal.message_type import MessageType
+from wal.timetick import TICK_MAX
 
 
 class Store:
@@ -95,6 +96,9 @@ class SteeredWal:
         locks_free = all(lock.idle for lock in self.lock._locks.values())
         return not self.wal.in_flight and not self.acks.pending and locks_free
 
+    async def _promise(self, tick: int) -> None:
+        raise AssertionError(f"{tick} is promised already")
+
     async def _recover(self, log: Log, first_tick: LogEntry) -> int:
         return first_tick.time_tick
 
@@ -102,11 +106,17 @@ class SteeredWal:
         self.first_tick = first_tick
         self.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=recovered)
         mvcc = MvccManager(recovered)
-        release = ReaderRelease(self.tail, mvcc, lambda _tick: None)
+        release = ReaderRelease(self.tail, mvcc)
         self.acks = AckManager(self.ticks, confirmed_tick=recovered, release=release)
+        self.acks.promised_tick = TICK_MAX
         self.lock = LockInterceptor(fail_transactions=lambda vchannels, _tick: self.failed.append(vchannels))
         timetick = TimeTickInterceptor(
-            wal_name=log.wal_name, ticks=self.ticks, acks=self.acks, mvcc=mvcc, oldest_open_begin=lambda: None
+            wal_name=log.wal_name,
+            ticks=self.ticks,
+            acks=self.acks,
+            mvcc=mvcc,
+            oldest_open_begin=lambda: None,
+            promise=self._promise,
         )
         redo = RedoInterceptor(RedoLimits(wait_s_max=5))
         room = RoomInterceptor(log.admit, Budget(1 << 30))

@@ -54,7 +54,7 @@ class Claim:
             )
 
     def check_number(self) -> None:
-        """Raise `ChannelFenced` when somebody else has claimed the directory: one read of a page, for the event loop."""
+        """Raise `ChannelFenced` when somebody else has claimed the directory: one read of a page."""
         found = os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET)
         if found not in (self._mine, self._taking):
             raise ChannelFenced(

@@ -6,7 +6,7 @@ the next open, the least that must be there, and a tick below which no new one m
 
 Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the
 higher generation counts, and in sectors of their own a promised tick and the claim of the latest owner. The writer
-thread alone writes the slots, the event loop alone the promise, an opening alone the claim, so there is no lock.
+thread alone writes the slots, one call at a time the promise, an opening alone the claim, so there is no lock.
 Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and loses at
 most one sync interval of the floor, never of the log.
 """
@@ -174,12 +174,13 @@ def read_floor(directory: Path) -> Floor | None:
 class FloorFile:
     """The open floor file of a running store. Nothing waits for the disk but `sync`; a power cut forgets what came after."""
 
-    __slots__ = ("_descriptor", "_dirty", "_floor", "_positions")
+    __slots__ = ("_descriptor", "_dirty", "_floor", "_positions", "_promised")
 
     def __init__(self, directory: Path, floor: Floor) -> None:
         self._descriptor = open_regular(directory / FLOOR_NAME, os.O_RDWR)
         self._positions = dict(floor.positions)
         self._floor = msgspec.structs.replace(floor, generation=floor.generation + 1, positions=self._positions)
+        self._promised = floor.tick
         self._dirty = False
 
     @property
@@ -208,8 +209,10 @@ class FloorFile:
         self._dirty = True
 
     def promise(self, tick: int) -> None:
-        """Raise the promised tick; survives a kill at once. One page write, microseconds; event loop only."""
-        os.pwrite(self._descriptor, encode_promise(tick), PROMISE_OFFSET)
+        """Raise the promised tick, never lower it; survives a kill at once. Blocks, one call at a time."""
+        if tick > self._promised:
+            os.pwrite(self._descriptor, encode_promise(tick), PROMISE_OFFSET)
+            self._promised = tick
 
     def sync(self) -> None:
         """Make the floor survive a power cut, then turn to the other slot. Writer thread only."""

@@ -83,7 +83,8 @@ class RocksStore:
         self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
         self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict, lacking=opened.lacking)
         self._logs: dict[str, RocksLog] = {}
-        self._opening, self._closing = anyio.Lock(), anyio.Lock()
+        self._opening, self._closing, self._promising = anyio.Lock(), anyio.Lock(), anyio.Lock()
+        self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
         self._closed = False
         self._begin(opened)
         _guard_forks(self)
@@ -112,19 +113,20 @@ class RocksStore:
         """Raise `ChannelFenced` when another owner has taken the directory; any thread, some microseconds."""
         self._owned.claim.check()
 
-    def promise_tick(self, tick: int) -> None:
-        """Remember a tick across a kill, without a sync: one page write, some microseconds."""
-        self._commit.check_promising()
-        try:
-            self._owned.claim.check_number()  # an idle owner writes nothing else by which it would notice another one
-            self._owned.floor.promise(tick)
-            failpoint("append.tick_promised")
-        except ChannelFenced as error:
-            self._commit.failed([], error)
-            raise
-        except OSError as error:
-            self._commit.failed([], error)  # a later term might go below the tick: nothing more is given to readers
-            raise StorageFailed(f"the floor file of {self._directory} cannot be written: {error}") from error
+    async def promise_tick(self, tick: int) -> None:
+        """Remember a tick across a kill, without a sync: one page written by a thread."""
+        self._commit.check_promising()  # at once: the lock may be of a process that this one was forked from
+        async with self._promising:  # closing waits for it: the descriptors must not be another file's meanwhile
+            self._commit.check_promising()
+            try:
+                await outlast(anyio.to_thread.run_sync(self._promise, tick, limiter=self._promiser))
+            except ChannelFenced as error:
+                self._commit.failed([], error)
+                raise
+            except OSError as error:
+                if self._commit.state is not CommitState.VERIFYING:  # the next term asks again
+                    self._commit.failed([], error)
+                raise StorageFailed(f"the floor file of {self._directory} cannot be written: {error}") from error
 
     async def open_log(self, name: str) -> RocksLog:
         """Return the log of pchannel `name`, made if it is new; both of its ends are checked."""
@@ -304,7 +306,15 @@ class RocksStore:
         finally:
             failpoint("append.closing_database_closed")
             self._closed = True
-            self._owned.let_go()
+            async with self._promising:
+                self._owned.let_go()
+
+    def _promise(self, tick: int) -> None:
+        claim = self._owned.claim
+        claim.check_number()  # an idle owner writes nothing else by which it would notice another one
+        self._owned.floor.promise(tick)
+        failpoint("append.tick_promised")
+        claim.check_number()  # who has claimed since may have read the floor before the promise was there
 
     async def _make_log(self, name: str) -> int:
         self._commit.check_writable()

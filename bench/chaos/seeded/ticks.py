@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.chaos.seeded.bug import Right, SeededBug, nothing
+from bench.chaos.seeded.bug import Right, SeededBug
 from bench.chaos.simulation.store import SimulatedStore
 from interceptors.timetick.interceptor import TimeTickInterceptor
 from interceptors.timetick.sync_operator import TimeTickSyncOperator
@@ -49,13 +49,20 @@ def _last_confirmed_one_too_far(right: Right) -> Right:
     return oldest_open_begin
 
 
+def _promise_nothing(_right: Right) -> Right:
+    async def promise_tick(_store: SimulatedStore, _tick: int) -> None:
+        """Forget it."""
+
+    return promise_tick
+
+
 TICK_GOES_BACK = SeededBug("tick goes back", TickAllocator, "allocate", _tick_goes_back)
 CONFIRMED_WHEN_QUEUED = SeededBug(
     "readers see what is not durable", TimeTickInterceptor, "_decide", _confirmed_when_queued
 )
 STALE_TICK = SeededBug("stale consistent tick", TimeTickSyncOperator, "consistent_tick", _stale_tick)
 OTHERS = (
-    SeededBug("the floor does not know what readers know", SimulatedStore, "promise_tick", nothing),
+    SeededBug("the floor does not know what readers know", SimulatedStore, "promise_tick", _promise_nothing),
     SeededBug("readers resume at their own position", TxnManager, "oldest_open_begin", _own_position_confirmed),
     SeededBug("last-confirmed one too far", TxnManager, "oldest_open_begin", _last_confirmed_one_too_far),
 )

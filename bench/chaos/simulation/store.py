@@ -105,9 +105,11 @@ class SimulatedStore:
         """Whether writes are taken."""
         return not self._closed and self._failure is None
 
-    def promise_tick(self, tick: int) -> None:
+    async def promise_tick(self, tick: int) -> None:
         """Remember a tick in the floor file."""
         self.check_writable()
+        await self.hop()
+        self.check_open()
         self.disk.floor.tick = max(self.disk.floor.tick, tick)
 
     async def open_log(self, name: str) -> SimulatedLog:

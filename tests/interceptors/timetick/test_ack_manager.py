@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interceptors.timetick.ack_detail import AckDetail, AckKind
-from interceptors.timetick.ack_manager import Acker, AckManager
+from interceptors.timetick.ack_manager import Acker, AckManager, Unpromised
 from tests.wal.manual_log import allocator
 from wal.errors import Indeterminate
 from wal.message import LogEntry
-from wal.timetick import TickAllocator
+from wal.timetick import TICK_MAX, TickAllocator
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +36,7 @@ class Bench:
         self.released = Released()
         self.first = self.ticks.allocate()
         self.acks = AckManager(self.ticks, confirmed_tick=self.first, release=self.released)
+        self.acks.promised_tick = TICK_MAX
 
     def allocate(self, count: int) -> list[Acker]:
         return [self.acks.allocate() for _ in range(count)]
@@ -232,21 +233,15 @@ async def test_ended_term_gives_readers_no_further_tick_and_lets_nobody_wait() -
     assert bench.released.take() == [first.tick]
 
 
-async def test_who_waits_for_a_tick_that_could_not_be_promised_is_told_and_the_next_tick_is_confirmed() -> None:
-    ticks = allocator()
-    refuses = True
-
-    def release(_details: Sequence[AckDetail]) -> None:
-        if refuses:
-            raise Indeterminate("the store takes no writes")
-
-    acks = AckManager(ticks, confirmed_tick=ticks.allocate(), release=release)
-    pending = acks.allocate()
-    waiting = acks.confirmed(acks.mark())
-    acks.confirm(pending, entry(pending.tick))
-    with pytest.raises(Indeterminate):
-        await asyncio.wait_for(waiting, 1)
-    with pytest.raises(Indeterminate):
-        acks.mark()
-    refuses = False
-    await asyncio.wait_for(acks.confirmed(acks.mark()), 1)
+async def test_mark_beyond_what_is_promised_is_told_to_nobody() -> None:
+    bench = Bench()
+    bench.acks.promised_tick = bench.ticks.last
+    with pytest.raises(Unpromised) as unpromised:
+        bench.acks.mark()
+    assert bench.released.details == []
+    assert (bench.acks.pending, bench.acks.confirmed_tick) == (0, bench.first)
+    bench.acks.promised_tick = unpromised.value.tick
+    with pytest.raises(Unpromised):
+        bench.acks.mark()
+    bench.acks.promised_tick = TICK_MAX
+    assert bench.acks.mark() > unpromised.value.tick

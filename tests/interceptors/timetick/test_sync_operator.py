@@ -2,8 +2,10 @@ import asyncio
 
 import pytest
 
+from interceptors.timetick.sync_operator import PROMISED_AHEAD_MS
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import insert, settle
+from wal.errors import StorageFailed
 from wal.headers import TimeTickHeader
 from wal.timetick import physical_ms
 
@@ -16,9 +18,35 @@ async def test_idle_tick_follows_the_clock_and_is_promised_before_readers_hear_o
     channel.clock.now_ms += 200
     second = await channel.sync_operator.sync()
     assert physical_ms(second) - physical_ms(first) == 200
-    assert channel.promised == [first, second]
+    assert len(channel.promised) == 1
+    assert channel.promised[0] >= second
+    channel.clock.now_ms += PROMISED_AHEAD_MS
+    third = await channel.sync_operator.sync()
+    assert len(channel.promised) == 2
+    assert channel.promised[1] >= third > channel.promised[0]
+    channel.clock.now_ms -= PROMISED_AHEAD_MS
+    second = await channel.sync_operator.sync()
+    assert len(channel.promised) == 2
     assert channel.tail.confirmed_tick == channel.sync_operator.confirmed_tick == second
     assert channel.log.next_position == 1, "nothing was written"
+
+
+async def test_tick_that_cannot_be_promised_is_an_error_and_readers_hear_of_it_once_it_can() -> None:
+    channel = TickChannel()
+    channel.promise_refusal = StorageFailed("the floor file cannot be written")
+    for _ in range(2):
+        with pytest.raises(StorageFailed):
+            await asyncio.wait_for(channel.sync_operator.sync(), 1)
+    assert channel.tail.confirmed_tick == channel.first_tick
+    channel.promise_refusal = None
+    assert await channel.sync_operator.sync() == channel.tail.confirmed_tick
+
+
+async def test_calls_that_come_together_wait_for_one_promise() -> None:
+    channel = TickChannel()
+    ticks = await asyncio.gather(*(channel.sync_operator.consistent_tick() for _ in range(20)))
+    assert len(channel.promised) == 1
+    assert channel.promised[0] >= max(ticks)
 
 
 async def test_consistent_tick_is_above_everything_acknowledged_and_wakes_readers() -> None:

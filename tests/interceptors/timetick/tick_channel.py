@@ -27,12 +27,18 @@ class TickChannel:
         self.tail = LiveTail()
         self.tail.start(next_position=1, confirmed_tick=self.first_tick)
         self.promised: list[int] = []
+        self.promise_refusal: Exception | None = None
         self.mvcc = MvccManager(self.first_tick)
-        release = ReaderRelease(self.tail, self.mvcc, self._promise)
+        release = ReaderRelease(self.tail, self.mvcc)
         self.acks = AckManager(self.ticks, confirmed_tick=self.first_tick, release=release)
-        self.sync_operator = TimeTickSyncOperator(self.acks, source_id="node-1")
+        self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise, source_id="node-1")
         self.timetick = TimeTickInterceptor(
-            wal_name="memory", ticks=self.ticks, acks=self.acks, mvcc=self.mvcc, oldest_open_begin=oldest_open_begin
+            wal_name="memory",
+            ticks=self.ticks,
+            acks=self.acks,
+            mvcc=self.mvcc,
+            oldest_open_begin=oldest_open_begin,
+            promise=self.sync_operator.promise,
         )
         redo = RedoInterceptor(RedoLimits(wait_s_max=5))
         self.append = build([redo, self.timetick], log_end(self.log))
@@ -54,6 +60,9 @@ class TickChannel:
         read = reader.poll(bytes_max=1 << 30)
         return [] if read is None else [entry.time_tick for entry in read.entries]
 
-    def _promise(self, tick: int) -> None:
+    async def _promise(self, tick: int) -> None:
         assert tick > self.tail.confirmed_tick, "the promise comes before readers hear of it"
+        if self.promise_refusal is not None:
+            raise self.promise_refusal
+        await asyncio.sleep(0)
         self.promised.append(tick)

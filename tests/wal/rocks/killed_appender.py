@@ -40,7 +40,7 @@ async def append_until_killed(path: Path, seed: int, durability: str) -> None:
             print("appended", log.name, ticket.first_position + count - 1, ticked)
         sys.stdout.flush()
         tick += 5
-        store.promise_tick(tick)
+        await store.promise_tick(tick)
         print("promised", tick, flush=True)
         if chance.random() < 0.2:
             await store.put_meta({"k": str(tick).encode()})

@@ -1,8 +1,10 @@
 """An owner that another one has overtaken, where it does nothing that would show it, or not any more."""
 
 import asyncio
+import os
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
@@ -70,15 +72,84 @@ async def overtake(store: RocksStore, directory: Path) -> None:
 
 
 async def test_idle_owner_that_was_overtaken_promises_no_tick(store: RocksStore, tmp_path: Path) -> None:
-    store.promise_tick(TICK)
+    await store.promise_tick(TICK)
     await overtake(store, tmp_path / "node")
     before = (tmp_path / "node" / "floor").read_bytes()
     with pytest.raises(ChannelFenced):
-        store.promise_tick(TICK + 1)
+        await store.promise_tick(TICK + 1)
     assert store.state is CommitState.FENCED
     assert (tmp_path / "node" / "floor").read_bytes() == before
     with anyio.fail_after(10):
         await store.wait_failed()
+
+
+async def test_owner_overtaken_between_a_promise_and_its_answer_promises_nothing(
+    store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other owner may have read the floor file before the promise was in it."""
+    other, promise = Claim(tmp_path / "node"), FloorFile.promise
+
+    def promise_once_overtaken(floor: FloorFile, tick: int) -> None:
+        other.take(store.term + 1)
+        promise(floor, tick)
+
+    monkeypatch.setattr(FloorFile, "promise", promise_once_overtaken)
+    with pytest.raises(ChannelFenced):
+        await store.promise_tick(TICK)
+    assert store.state is CommitState.FENCED
+    other.close()
+
+
+async def test_closing_waits_for_a_promise_that_is_being_written(
+    store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go, promise = threading.Event(), threading.Event(), FloorFile.promise
+
+    def wait(floor: FloorFile, tick: int) -> None:
+        writing.set()
+        assert go.wait(30)
+        promise(floor, tick)  # a closed descriptor would raise, and another file's would take the bytes
+
+    monkeypatch.setattr(FloorFile, "promise", wait)
+    promising = asyncio.ensure_future(store.promise_tick(TICK))
+    await anyio.to_thread.run_sync(writing.wait)
+    promising.cancel()
+    closing = asyncio.ensure_future(store.close())
+    while store.state is not CommitState.CLOSED:
+        await anyio.lowlevel.checkpoint()
+    go.set()
+    await closing
+    with pytest.raises(asyncio.CancelledError):
+        await promising
+    floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
+    assert floor is not None
+    assert floor.tick == TICK
+
+
+async def test_a_promise_is_never_lowered_and_touches_no_file_on_the_event_loop(
+    store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_loop: list[str] = []
+
+    def watched(name: str) -> Callable[..., object]:
+        call = getattr(os, name)
+
+        def watch(*arguments: object) -> object:
+            if threading.current_thread() is threading.main_thread():
+                on_the_loop.append(name)
+            return call(*arguments)
+
+        return watch
+
+    for name in ("pread", "pwrite", "stat", "fsync"):
+        monkeypatch.setattr(os, name, watched(name))
+    for tick in (TICK + 5, TICK):
+        await store.promise_tick(tick)
+    monkeypatch.undo()
+    assert on_the_loop == []
+    floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
+    assert floor is not None
+    assert floor.tick == TICK + 5
 
 
 async def test_owner_overtaken_while_it_writes_what_is_left_before_reopening_is_fenced(
@@ -95,7 +166,7 @@ async def test_owner_overtaken_while_it_writes_what_is_left_before_reopening_is_
     with monkeypatch.context() as floor:
         floor.setattr(FloorFile, "promise", broken)
         with pytest.raises(StorageFailed):
-            store.promise_tick(TICK)
+            await store.promise_tick(TICK)
     reopening = asyncio.ensure_future(store.reopen())
     while store.state is not CommitState.REOPENING:
         await anyio.lowlevel.checkpoint()

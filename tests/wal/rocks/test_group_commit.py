@@ -78,7 +78,7 @@ async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
     for refused in (store.put_meta({"k": b"v"}), store.get_meta("k"), store.scan_meta("")):
         with pytest.raises(Indeterminate):
             await refused
-    store.promise_tick(1)  # the floor file is another file, and still ours
+    await store.promise_tick(1)  # the floor file is another file, and still ours
 
 
 async def test_writes_queued_behind_a_failed_one_are_not_written(

@@ -80,7 +80,8 @@ async def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path) 
     pid = os.fork()
     if pid == 0:
         refused = 0
-        for call in (lambda: log.append(stamped_group(b"child")), lambda: store.promise_tick(1)):
+        promise = store.promise_tick(1)
+        for call in (lambda: log.append(stamped_group(b"child")), lambda: promise.send(None)):
             try:
                 call()
             except StorageFailed:

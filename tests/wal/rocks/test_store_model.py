@@ -92,7 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def promise(self) -> None:
         self.promised = self.next_tick()
-        self.store.promise_tick(self.promised)
+        self.runner.run(self.store.promise_tick(self.promised))
 
     @rule()
     def close_and_open(self) -> None:
