@@ -341,8 +341,11 @@ def test_ls_counts_rows_before_and_after_the_cut(data: Path, run: "Run") -> None
 
 
 def test_ls_table_has_a_line_for_each_collection(data: Path, run: "Run") -> None:
+    run("insert", data, "orders", data.parent / "orders.jsonl", "--upsert")
     lines = run("ls", data).out.splitlines()
-    assert lines[0].split()[:2] == ["collection", "key"]
+    assert re.split("  +", lines[0])[:3] == ["collection", "key", "ever inserted"]
+    assert lines[1].split()[2] == "6"
+    assert re.split("  +", run("ls", data, "--count").out.splitlines()[0])[2] == "rows"
     assert [line.split()[0] for line in lines[1:]] == ["orders"]
 
 
