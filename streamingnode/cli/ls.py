@@ -153,7 +153,17 @@ def _print(listing: _Listing, output: Output) -> None:
         return
     counted = ("rows",) if listing.rows else ()
     output.table(
-        ("collection", "key", *counted, "inserted", "shards", "next offsets", "partitions", "last tick", "last time"),
+        (
+            "collection",
+            "key",
+            *counted,
+            "ever inserted",
+            "shards",
+            "next offsets",
+            "partitions",
+            "last tick",
+            "last time",
+        ),
         [
             (
                 s.name,
@@ -173,10 +183,11 @@ def _print(listing: _Listing, output: Output) -> None:
 
 COMMAND = Command(
     name="ls",
-    summary="list a node's collections: rows, shards, offsets, last tick",
+    summary="list a node's collections: rows ever inserted, shards, offsets, last tick",
     details=(
-        "`inserted` counts every row ever inserted; --count adds how many there are now. When another process has the node\n"
-        "open, shows the state at its newest cut, and --count ends with exit code 4. Times are UTC."
+        "Every upsert is one more row ever inserted, and a delete takes none away; --count adds the rows there are now,\n"
+        "which reads all of them. When another process has the node open, shows the state at its newest cut, and --count\n"
+        "ends with exit code 4. Times are UTC."
     ),
     examples=("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json"),
     add_arguments=_add_arguments,
