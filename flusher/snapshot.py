@@ -8,7 +8,6 @@ one look-up per row, done on whole columns. Every file is checked against its ma
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +19,7 @@ from flusher.files.node_directory import NodeDirectory
 from flusher.files.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
 from flusher.manifest import CutManifest, DataFile
 from interceptors.shard.catalog import CollectionInfo
+from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
 from wal.message import AnyMessage, Message, TransactionMessage
@@ -151,7 +151,7 @@ def _read(source: SnapshotSource, file: DataFile) -> pa.Table:
         content = source.directory.read(file.path)
     except FileNotFoundError as error:
         raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
-    if len(content) != file.bytes or crc32c.crc32c(content) != file.crc32c:
+    if len(content) != file.bytes or crc32c(content) != file.crc32c:
         raise Corrupt(f"{file.path} is not the file its cut names — restore it from a backup")
     return pq.read_table(pa.BufferReader(content))
 

@@ -6,7 +6,7 @@ changed after it left this process.
 
 from typing import BinaryIO
 
-import crc32c
+from wal.codec import crc32c
 
 
 class ChecksummedFile:
@@ -27,7 +27,7 @@ class ChecksummedFile:
         """Write all of `data`."""
         if not self._abandoned:
             self._file.write(data)
-        self.crc32c = crc32c.crc32c(data, self.crc32c)
+        self.crc32c = crc32c(data, self.crc32c)
         self.length += len(data)
         return len(data)
 

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
 
-import crc32c
-
 from flusher.manifest import DataFile
 from spark_sink.cuts.cut_log import CutLog
+from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 
 CHUNK_BYTES = 1 << 20
@@ -61,5 +60,5 @@ def _measure(path: Path) -> tuple[int, int]:
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             length += len(chunk)
-            checksum = crc32c.crc32c(chunk, checksum)
+            checksum = crc32c(chunk, checksum)
     return length, checksum

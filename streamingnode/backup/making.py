@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import crc32c
 import msgspec
 
 from flusher.checkpoint import Checkpoint
@@ -25,6 +24,7 @@ from streamingnode.inspection.node_records import read_node_records
 from streamingnode.verification.cut_walk import CUTS, cut_numbers
 from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
+from wal.codec import crc32c
 from wal.errors import Corrupt
 from wal.files import write_file
 from wal.remedy import Remedy
@@ -86,7 +86,7 @@ def make_backup(source: BackupSource, target: Target) -> Generator[tuple[str, in
         )
         write_floor(building, floor)
         content = (building / FLOOR_NAME).read_bytes()
-        files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c.crc32c(content)))
+        files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c(content)))
         yield from verified(building)
         record = _record(source, records.survey.node_id, floor, checkpoints, files, building)
         write_file(building / BACKUP_RECORD_NAME, encode_record(record), exclusive=True)

@@ -8,7 +8,6 @@ names is asked who it is, so that a swapped or foreign one is called that.
 from collections.abc import Generator
 from pathlib import Path
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 from flusher.files.rows import OFFSET, TICK, VCHANNEL
 from flusher.manifest import CutManifest, DataFile, SegmentFile
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
+from wal.codec import crc32c
 
 CHUNK_BYTES = 1 << 20
 
@@ -56,7 +56,7 @@ def measure_file(path: Path) -> Generator[int, None, tuple[int, int]]:
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             length += len(chunk)
-            checksum = crc32c.crc32c(chunk, checksum)
+            checksum = crc32c(chunk, checksum)
             yield len(chunk)
     return length, checksum
 
