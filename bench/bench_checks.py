@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
 from unittest import mock
 
 from bench.report import Settings, main, note
@@ -63,8 +62,7 @@ def without_checks() -> Iterator[None]:
     def no_floor(_self: FloorFile, *_positions: object, **_rest: object) -> None:
         return None
 
-    none = SimpleNamespace(crc32c=zero)
-    with mock.patch("wal.codec.crc32c", none), mock.patch("wal.rocks.floor.crc32c", none):
+    with mock.patch("wal.codec.crc32c", zero), mock.patch("wal.rocks.floor.crc32c", zero):
         with mock.patch.object(FloorFile, "record", no_floor):
             yield
 

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import crc32c
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -42,6 +41,7 @@ from flusher.manifest import (
 )
 from spark_sink.table.arrow_types import AnyArray, AnyField
 from spark_sink.table.columns import ROW_SYSTEM_COLUMNS
+from wal.codec import crc32c
 
 _USER_FIELDS: list[AnyField] = [
     pa.field("id", pa.int64()),
@@ -151,7 +151,7 @@ class NodeDirectory:
         return DataFile(
             path=relative,
             bytes=len(content),
-            crc32c=crc32c.crc32c(content),
+            crc32c=crc32c(content),
             rows=table.num_rows,
             collection_id=1,
             vchannel=VCHANNEL,

@@ -106,10 +106,17 @@ def serving(directory: Path) -> Iterator[Path]:
 async def connected(socket: Path) -> AsyncIterator[Connection]:
     """Yield a connection to a server that has just been started. Raises `TimeoutError` when it does not answer."""
     async with asyncio.timeout(START_S):
-        while not socket.exists():  # noqa: ASYNC110, ASYNC240 - a server of another program says nothing when it listens
+        while (connection := await _try_to_connect(socket)) is None:  # noqa: ASYNC110 - it says nothing when it listens
             await asyncio.sleep(_LOOK_S)
-    connection = await Connection.open(socket)
     try:
         yield connection
     finally:
         await connection.close()
+
+
+async def _try_to_connect(socket: Path) -> Connection | None:
+    """Return None while the server has not made its socket, or has not begun to listen on it."""
+    try:
+        return await Connection.open(socket)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None

@@ -7,9 +7,9 @@ Manifests are dense in `number`, ascending in `tick`, and chained by `previous_c
 
 import re
 
-import crc32c
 import msgspec
 
+from wal.codec import crc32c
 from wal.errors import Corrupt, UnsupportedFormat
 
 MANIFEST_FORMAT = 1
@@ -103,12 +103,12 @@ class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
 def encode_manifest(manifest: CutManifest) -> bytes:
     """Return the manifest's file content."""
     document = msgspec.json.encode(manifest)
-    return document + b"\ncrc32c:%08x\n" % crc32c.crc32c(document)
+    return document + b"\ncrc32c:%08x\n" % crc32c(document)
 
 
 def manifest_crc32c(content: bytes) -> int:
     """Return the checksum by which the next manifest names this one."""
-    return crc32c.crc32c(content.partition(b"\n")[0])
+    return crc32c(content.partition(b"\n")[0])
 
 
 def decode_manifest(content: bytes, *, name: str) -> CutManifest:
@@ -118,7 +118,7 @@ def decode_manifest(content: bytes, *, name: str) -> CutManifest:
     file; `UnsupportedFormat` when a newer release wrote it.
     """
     document, _, trailer = content.partition(b"\n")
-    if trailer != b"crc32c:%08x\n" % crc32c.crc32c(document):
+    if trailer != b"crc32c:%08x\n" % crc32c(document):
         raise Corrupt(f"cut manifest {name} fails its checksum — restore it from a backup")
     try:
         version = msgspec.json.decode(document, type=_Header).format

@@ -9,7 +9,6 @@ checked against its manifest before a row of it is believed.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +19,7 @@ from flusher.cuts.cut_log import CutLog, cut_numbers
 from flusher.files.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
 from flusher.manifest import CutManifest, DataFile
 from interceptors.shard.catalog import CollectionInfo
+from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
 from wal.message import AnyMessage, Message, TransactionMessage
@@ -177,7 +177,7 @@ def _read(source: SnapshotSource, file: DataFile) -> pa.Table:
         content = source.cuts.directory.read(file.path, bytes_max=file.bytes)
     except FileNotFoundError as error:
         raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
-    if len(content) != file.bytes or crc32c.crc32c(content) != file.crc32c:
+    if len(content) != file.bytes or crc32c(content) != file.crc32c:
         raise Corrupt(f"{file.path} is not the file its cut names — restore it from a backup")
     return pq.read_table(pa.BufferReader(content))
 

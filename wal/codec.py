@@ -7,8 +7,9 @@ checksum included, so an entry that is moved, repeated or left out is found as s
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
-import crc32c
 import msgspec
+import numpy as np
+from google_crc32c import extend
 
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import HEADERS, Header
@@ -37,8 +38,21 @@ MESSAGES_PER_ENTRY_MAX = 65_536
 _encode = msgspec.msgpack.Encoder().encode
 _decode_properties = msgspec.msgpack.Decoder(dict[str, str]).decode
 _header_decoders = {key: msgspec.msgpack.Decoder(header).decode for key, header in HEADERS.items()}
+COPIED_BYTES_MAX = 4096
+"""Up to here copying a view takes less time than wrapping it."""
 _NOBODY = ProducerStamp(0, 0, 0)
 _types = {int(kind): kind for kind in MessageType if kind is not MessageType.TXN}
+
+
+def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
+    """Return the CRC32C of `data`, or of what has the checksum `before` and `data` behind it.
+
+    Of large data without the interpreter lock.
+    """
+    if type(data) is bytes:
+        return int(extend(before, data))
+    # The library takes no view, but anything else that has bytes.
+    return int(extend(before, bytes(data) if len(data) < COPIED_BYTES_MAX else np.frombuffer(data, np.uint8)))
 
 
 def encode_entry(
@@ -65,11 +79,11 @@ def encode_entry(
         writer.sequence,
         writer.epoch,
     )
-    checksum = crc32c.crc32c(checked)
+    checksum = crc32c(checked)
     parts: list[bytes | memoryview] = [b"", checked]
     for message in messages:
         before_payload = _encode_message(message)
-        checksum = crc32c.crc32c(message.payload, crc32c.crc32c(before_payload, checksum))
+        checksum = crc32c(message.payload, crc32c(before_payload, checksum))
         parts += before_payload, message.payload
     parts[0] = _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum)
     return b"".join(parts)  # the only copy of the payloads
@@ -147,7 +161,7 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
         raise Corrupt("stored bytes are no log entry: wrong magic number")
     if version != ENTRY_FORMAT:
         raise UnsupportedFormat(f"entry at position {position} has format {version}, this release reads {ENTRY_FORMAT}")
-    if crc32c.crc32c(memoryview(data)[CHECKSUM_END:]) != checksum:
+    if crc32c(memoryview(data)[CHECKSUM_END:]) != checksum:
         raise Corrupt(f"entry at position {position} fails its checksum")
     if previous_crc32c is not None and previous != previous_crc32c:
         raise Corrupt(f"entry at position {position} does not follow the entry before it")

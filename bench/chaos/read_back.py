@@ -7,7 +7,6 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import crc32c
 import msgspec
 import pyarrow.parquet as pq
 
@@ -16,6 +15,7 @@ from bench.chaos.operations import Row, RowWrite
 from bench.chaos.rows import ADDED_ONLY, COLLECTIONS, PRIMARY_KEY, rows_of
 from flusher.manifest import CutManifest, SegmentFile, decode_manifest, manifest_crc32c, manifest_name
 from streamingnode.reading.read_message import ReadMessage
+from wal.codec import crc32c
 from wal.errors import StreamingNodeError, Truncated
 from wal.message import LogEntry
 from wal.message_type import MessageType
@@ -188,7 +188,7 @@ def _rows_in_file(directory: Path, cut: CutManifest, file: SegmentFile, findings
         findings.append(f"cut {cut.number} names {file.path}, which is missing")
         return []
     content = path.read_bytes()
-    if (len(content), crc32c.crc32c(content)) != (file.bytes, file.crc32c):
+    if (len(content), crc32c(content)) != (file.bytes, file.crc32c):
         findings.append(f"{file.path} is not what cut {cut.number} says")
         return []
     with pq.ParquetFile(path, page_checksum_verification=True) as parquet:

@@ -7,9 +7,8 @@ of growing segments, and a process may open 1,024 files by default.
 
 from typing import BinaryIO
 
-import crc32c
-
 from flusher.files.node_directory import NodeDirectory
+from wal.codec import crc32c
 
 
 class ChecksummedFile:
@@ -33,7 +32,7 @@ class ChecksummedFile:
             if self._file is None:
                 self._file = self._directory.append(self._path)
             self._file.write(data)
-        self.crc32c = crc32c.crc32c(data, self.crc32c)
+        self.crc32c = crc32c(data, self.crc32c)
         self.length += len(data)
         return len(data)
 

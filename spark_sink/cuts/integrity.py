@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import crc32c
-
 from flusher.cuts.cut_log import CutLog, living
 from flusher.manifest import DataFile
+from spark_sink.cuts.cut_log import CutLog
+from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.files import open_binary
 
@@ -76,5 +76,5 @@ def _measure(path: Path, expected_bytes: int) -> tuple[int, int]:
             return size_bytes, 0
         while chunk := stream.read(CHUNK_BYTES):
             length += len(chunk)
-            checksum = crc32c.crc32c(chunk, checksum)
+            checksum = crc32c(chunk, checksum)
     return length, checksum

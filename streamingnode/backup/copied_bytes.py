@@ -4,9 +4,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import crc32c
-
 from streamingnode.inspection.backup_record import CopiedFile
+from wal.codec import crc32c
 from wal.files import create_file, make_directory, open_binary, sync_directory
 
 CHUNK_BYTES = 1 << 20
@@ -25,7 +24,7 @@ def copy_file(source: Path, directory: Path, path: str, on_bytes: Callable[[int]
         while chunk := reading.read(CHUNK_BYTES):
             writing.write(chunk)
             length += len(chunk)
-            checksum = crc32c.crc32c(chunk, checksum)
+            checksum = crc32c(chunk, checksum)
             on_bytes(len(chunk))
         writing.flush()
         os.fsync(writing.fileno())

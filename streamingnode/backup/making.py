@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import crc32c
 import msgspec
 
 from flusher.checkpoint import Checkpoint
@@ -26,6 +25,7 @@ from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, 
 from streamingnode.inspection.node_records import read_node_records
 from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
+from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.files import read_regular, write_file
 from wal.remedy import Remedy
@@ -91,7 +91,7 @@ def make_backup(source: BackupSource, target: Target, on_step: OnStep) -> Backup
         )
         write_floor(building, floor)
         content = read_regular(building / FLOOR_NAME)
-        files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c.crc32c(content)))
+        files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c(content)))
         check_copy(building, on_step)
         record = _record(source, records.survey.node_id, floor, checkpoints, files, building)
         write_file(building / BACKUP_RECORD_NAME, encode_record(record), exclusive=True)

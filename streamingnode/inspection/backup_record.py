@@ -4,9 +4,9 @@ Two lines as in a cut manifest: a JSON document and its CRC32C. It is written la
 Its presence keeps a node from being opened in the backup, which would change it. `docs/format.md`, section "Backup".
 """
 
-import crc32c
 import msgspec
 
+from wal.codec import crc32c
 from wal.errors import Corrupt, UnsupportedFormat
 
 RECORD_FORMAT = 1
@@ -40,13 +40,13 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
 def encode_record(record: BackupRecord) -> bytes:
     """Return the record's file content."""
     document = msgspec.json.encode(record)
-    return document + b"\ncrc32c:%08x\n" % crc32c.crc32c(document)
+    return document + b"\ncrc32c:%08x\n" % crc32c(document)
 
 
 def decode_record(content: bytes, *, name: str) -> BackupRecord:
     """Return the record in `content`. Raises `Corrupt`, or `UnsupportedFormat` for one of a newer release."""
     document, _, trailer = content.partition(b"\n")
-    if trailer != b"crc32c:%08x\n" % crc32c.crc32c(document):
+    if trailer != b"crc32c:%08x\n" % crc32c(document):
         raise Corrupt(f"{name} fails its checksum — restore from another backup")
     try:
         version = msgspec.json.decode(document, type=_Versioned).format

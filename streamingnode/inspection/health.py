@@ -26,7 +26,7 @@ from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 PYTHON_MIN, PYTHON_MAX = (3, 11), (3, 14)
 
-REQUIRED = ("anyio", "crc32c", "msgspec", "numpy", "pyarrow", "rich", "rocksdict", "structlog")
+REQUIRED = ("anyio", "google_crc32c", "msgspec", "numpy", "pyarrow", "rich", "rocksdict", "structlog")
 OPTIONAL = {"pyspark": "spark", "deltalake": "tables", "psutil": "demo", "matplotlib": "demo", "uvloop": "speed"}
 
 FSYNCS = 50

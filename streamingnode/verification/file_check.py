@@ -9,7 +9,6 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 from flusher.files.rows import OFFSET, TICK, VCHANNEL
 from flusher.manifest import CutManifest, DataFile, SegmentFile
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
+from wal.codec import crc32c
 from wal.errors import Corrupt
 from wal.files import open_binary
 
@@ -68,7 +68,7 @@ def measure_file(path: Path, *, expected_bytes: int | None = None) -> Generator[
             return size_bytes, 0
         while chunk := stream.read(CHUNK_BYTES):
             length += len(chunk)
-            checksum = crc32c.crc32c(chunk, checksum)
+            checksum = crc32c(chunk, checksum)
             yield len(chunk)
     return length, checksum
 

@@ -1,5 +1,7 @@
 """Both sides of a benchmark get the same: bytes that do not compress, settings, and time to warm up."""
 
+import asyncio
+import socket
 import zlib
 from pathlib import Path
 
@@ -69,8 +71,8 @@ def test_the_peer_is_served_from_a_relative_directory_and_from_a_long_one(
         directory.mkdir()
 
         async def append_one(directory: Path = directory) -> None:
-            with serving(directory) as socket:
-                async with connected(socket) as connection:
+            with serving(directory) as place:
+                async with connected(place) as connection:
                     await connection.append(entry_command(b"rows", b"1", b"value"), 1)
 
         anyio.run(append_one)
@@ -92,3 +94,18 @@ def test_a_node_without_its_checks_opens_and_takes_rows(tmp_path: Path) -> None:
 
     with without_checks():
         assert anyio.run(insert) == 10
+
+
+def test_a_server_that_has_its_socket_and_does_not_listen_yet_is_waited_for(tmp_path: Path) -> None:
+    async def connect() -> None:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(tmp_path / "socket"))
+            async with asyncio.TaskGroup() as tasks:
+                connecting = tasks.create_task(connected(tmp_path / "socket").__aenter__())
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert not connecting.done()
+                bound.listen()
+            await connecting.result().close()
+
+    asyncio.run(connect())

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flusher.manifest import CutManifest, DataFile, SegmentFile, decode_manifest, manifest_crc32c, manifest_name
 from tests.flusher.stamped_log import Row
+from wal.codec import crc32c
 
 
 def manifests(root: Path) -> list[CutManifest]:
@@ -29,7 +29,7 @@ def manifests(root: Path) -> list[CutManifest]:
 def read_file(root: Path, file: DataFile) -> pa.Table:
     """One file, after checking that it is what its manifest says."""
     content = (root / file.path).read_bytes()
-    assert (len(content), crc32c.crc32c(content)) == (file.bytes, file.crc32c)
+    assert (len(content), crc32c(content)) == (file.bytes, file.crc32c)
     with pq.ParquetFile(root / file.path, page_checksum_verification=True) as parquet:
         table = parquet.read(use_threads=False)
     offsets: list[int] = table["_offset"].to_numpy().tolist()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import crc32c
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +26,7 @@ from flusher.manifest import (
     segment_path,
 )
 from spark_sink.table.arrow_types import AnyField
+from wal.codec import crc32c
 
 Value = int | float | str | bytes | None
 Row = Mapping[str, Value]
@@ -236,7 +236,7 @@ class NodeBuilder:
         return DataFile(
             path=relative,
             bytes=len(content),
-            crc32c=crc32c.crc32c(content),
+            crc32c=crc32c(content),
             rows=table.num_rows,
             collection_id=collection.id,
             vchannel=vchannel,

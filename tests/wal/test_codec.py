@@ -1,13 +1,18 @@
+import random
 import struct
 
+import google_crc32c
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wal.append import AppendGroup
 from wal.codec import (
+    COPIED_BYTES_MAX,
     ENTRY_HEADER_BYTES,
     MESSAGE_HEADER_BYTES,
+    crc32c,
     decode_entry,
     encode_entry,
     entry_crc32c,
@@ -169,9 +174,7 @@ def test_a_header_of_an_unknown_version_is_corrupt() -> None:
 
 
 def _with_checksum(checked: bytes) -> bytes:
-    import crc32c
-
-    return struct.pack("<HBxI", 0x4E53, 1, crc32c.crc32c(checked)) + checked
+    return struct.pack("<HBxI", 0x4E53, 1, crc32c(checked)) + checked
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
@@ -181,3 +184,28 @@ def test_entry_of_rows_is_at_most_one_entry_header_larger_than_what_its_group_co
     group.stamp_time_tick(1 << 60, None)
     data = encode_entry(group.messages, first_position=1 << 40, previous_crc32c=0, producer=ProducerStamp(1, 1, 1))
     assert len(data) <= group.size_bytes + ENTRY_HEADER_BYTES + 8 * count
+
+
+def test_checksums_are_those_of_the_published_vectors() -> None:
+    vectors = {  # RFC 3720, appendix B.4, and the check value of the polynomial
+        bytes(32): 0x8A9136AA,
+        b"\xff" * 32: 0x62A8AB43,
+        bytes(range(32)): 0x46DD794E,
+        bytes(range(31, -1, -1)): 0x113FDB5C,
+        b"123456789": 0xE3069283,
+        b"": 0,
+    }
+    assert {data: crc32c(data) for data in vectors} == vectors
+
+
+@pytest.mark.parametrize("size", [0, 1, COPIED_BYTES_MAX - 1, COPIED_BYTES_MAX, 1 << 20])
+def test_a_checksum_is_the_same_of_bytes_views_and_parts(size: int) -> None:
+    data = random.Random(size).randbytes(size + 8)
+    whole = crc32c(data)
+    assert crc32c(memoryview(data)) == crc32c(bytearray(data)) == whole
+    assert crc32c(memoryview(data)[8:], crc32c(data[:8])) == whole
+    assert crc32c(memoryview(pa.py_buffer(data))) == whole
+
+
+def test_checksums_come_from_the_library_that_was_compiled() -> None:
+    assert google_crc32c.implementation == "c"

@@ -16,9 +16,9 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-import crc32c
 import msgspec
 
+from wal.codec import crc32c
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.files import open_regular, read_regular
 
@@ -73,7 +73,7 @@ def encode_slot(floor: Floor) -> bytes:
         floor.meta_version,
     )
     body = head[_CHECKSUM_BYTES:] + b"".join(_POSITION.pack(*item) for item in floor.positions.items())
-    return crc32c.crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+    return crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
 
 
 def decode_slot(data: bytes) -> Floor | None:
@@ -85,7 +85,7 @@ def decode_slot(data: bytes) -> Floor | None:
         return None
     checksum, magic, version, count, node_id, generation, term, tick, meta_version = _HEAD.unpack_from(data)
     end = _HEAD.size + count * _POSITION.size
-    if magic != FLOOR_MAGIC or end > len(data) or crc32c.crc32c(data[_CHECKSUM_BYTES:end]) != checksum:
+    if magic != FLOOR_MAGIC or end > len(data) or crc32c(data[_CHECKSUM_BYTES:end]) != checksum:
         return None
     if version != FLOOR_FORMAT:
         raise UnsupportedFormat(f"the floor file has format {version}, this release reads {FLOOR_FORMAT}")
@@ -101,7 +101,7 @@ def decode_slot(data: bytes) -> Floor | None:
 
 def encode_promise(tick: int) -> bytes:
     """Return the bytes of a promised tick."""
-    return _PROMISE.pack(crc32c.crc32c(tick.to_bytes(8, "little")), tick)
+    return _PROMISE.pack(crc32c(tick.to_bytes(8, "little")), tick)
 
 
 def decode_promise(data: bytes) -> int:
@@ -109,13 +109,13 @@ def decode_promise(data: bytes) -> int:
     if len(data) < _PROMISE.size:
         return 0
     checksum, tick = _PROMISE.unpack_from(data)
-    return tick if crc32c.crc32c(int(tick).to_bytes(8, "little")) == checksum else 0
+    return tick if crc32c(int(tick).to_bytes(8, "little")) == checksum else 0
 
 
 def encode_claim(term: int, nonce: bytes) -> bytes:
     """Return the bytes of an owner's claim; see `wal.rocks.claim`."""
     body = _CLAIM.pack(0, term, nonce)[_CHECKSUM_BYTES:]
-    return crc32c.crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+    return crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
 
 
 def decode_claim_term(data: bytes) -> int:
@@ -123,7 +123,7 @@ def decode_claim_term(data: bytes) -> int:
     if len(data) < CLAIM_BYTES:
         return 0
     checksum, term, _ = _CLAIM.unpack_from(data)
-    return term if crc32c.crc32c(data[_CHECKSUM_BYTES:CLAIM_BYTES]) == checksum else 0
+    return term if crc32c(data[_CHECKSUM_BYTES:CLAIM_BYTES]) == checksum else 0
 
 
 def decode_floor(data: bytes) -> Floor:

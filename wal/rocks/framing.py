@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import crc32c
-
+from wal.codec import crc32c
 from wal.errors import Corrupt
 from wal.files import not_regular, open_binary
 
@@ -96,7 +95,7 @@ def _fragments(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, bool]]:
 
 
 def _checksum(type_and_content: bytes) -> int:
-    plain = crc32c.crc32c(type_and_content)
+    plain = crc32c(type_and_content)
     return ((plain >> 15 | plain << 17) + _CRC_MASK) & 0xFFFFFFFF
 
 

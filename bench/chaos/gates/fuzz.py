@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import crc32c
-
 from bench.chaos.gate import Gate, LifeResult, Settings, make_report
 from bench.chaos.report import GateReport
 from bench.chaos.simulation.disk import EntryWritten, RecordsWritten
@@ -26,7 +24,7 @@ from flusher.manifest import decode_manifest
 from interceptors.idempotency.snapshot import decode_window
 from interceptors.shard.state import ShardState
 from scanner.named_reader import NamedReaders
-from wal.codec import CHECKSUM_END, decode_entry
+from wal.codec import CHECKSUM_END, crc32c, decode_entry
 from wal.errors import StreamingNodeError
 from wal.message_id import RocksMessageId
 from wal.rocks.floor import FLOOR_BYTES, SLOT_BYTES, Floor, decode_claim_term, decode_floor, decode_promise, encode_slot
@@ -194,12 +192,12 @@ def _floors() -> tuple[bytes, ...]:
 
 
 def _sign_entry(data: bytes) -> bytes:
-    return data[:4] + crc32c.crc32c(data[CHECKSUM_END:]).to_bytes(4, "little") + data[CHECKSUM_END:]
+    return data[:4] + crc32c(data[CHECKSUM_END:]).to_bytes(4, "little") + data[CHECKSUM_END:]
 
 
 def _sign_manifest(data: bytes) -> bytes:
     document = data.partition(b"\n")[0]
-    return document + b"\ncrc32c:%08x\n" % crc32c.crc32c(document)
+    return document + b"\ncrc32c:%08x\n" % crc32c(document)
 
 
 def _sign_floor(data: bytes) -> bytes:
@@ -210,7 +208,7 @@ def _sign_floor(data: bytes) -> bytes:
         count = int.from_bytes(slot[10:12], "little")
         end = _SLOT_HEAD_BYTES + count * _SLOT_POSITION_BYTES
         if len(slot) >= end:
-            signed[start : start + 4] = crc32c.crc32c(slot[4:end]).to_bytes(4, "little")
+            signed[start : start + 4] = crc32c(slot[4:end]).to_bytes(4, "little")
     return bytes(signed)
 
 

@@ -182,7 +182,9 @@ class World:
         return store
 
     @asynccontextmanager
-    async def files_directory(self, _path: Path | None, _store: object) -> AsyncIterator[NodeDirectory]:
+    async def files_directory(
+        self, _path: Path | None, _store: object, _config: NodeConfig
+    ) -> AsyncIterator[NodeDirectory]:
         """Give out this machine's files."""
         self.files.fault = self.faults.files
         yield self.files

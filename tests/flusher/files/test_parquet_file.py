@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import crc32c
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +12,7 @@ from flusher.files.node_directory import NodeDirectory
 from flusher.files.parquet_file import ParquetFile, WrittenFile, ascending_columns, repetitive_columns
 from flusher.files.rows import OffsetRule, Rows, decode_rows
 from tests.flusher.faulty_disk import FaultyDirectory, Fuse
+from wal.codec import crc32c
 
 KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
     "integers": (pa.int64(), [5, -3, 2**62]),
@@ -45,7 +45,7 @@ def test_the_description_is_of_the_bytes_on_disk(tmp_path: Path, case: str) -> N
     low, high = BOUNDS.get(case, (None, None))
     assert written == WrittenFile(
         bytes=len(content),
-        crc32c=crc32c.crc32c(content),
+        crc32c=crc32c(content),
         rows=6,
         tick_min=7,
         tick_max=8,

@@ -1,10 +1,10 @@
 from pathlib import Path
 
-import crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wal.codec import crc32c
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.rocks.floor import (
     CLAIM_BYTES,
@@ -98,7 +98,7 @@ def test_a_newer_format_of_the_floor_is_refused() -> None:
     body = bytearray(encode_slot(Floor(node_id=NODE)))[4:]
     body[4] = 2
     with pytest.raises(UnsupportedFormat, match="format 2"):
-        decode_slot(crc32c.crc32c(bytes(body)).to_bytes(4, "little") + bytes(body))
+        decode_slot(crc32c(bytes(body)).to_bytes(4, "little") + bytes(body))
 
 
 def test_a_directory_without_a_floor_file_has_no_floor(tmp_path: Path) -> None:
