@@ -154,6 +154,8 @@ class Callers:
                 self.let_pass()
             case "close" if self.closing is None:
                 self.closing = asyncio.ensure_future(self.steered.wal.close())
+            case _:
+                pass
 
     def let_in(self) -> None:
         if self.steered.log.admission is not None:
