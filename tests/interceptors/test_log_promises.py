@@ -80,7 +80,7 @@ class Clients:
                 self.start(channel.create_partition(info, f"part{len(self.running)}"))
             case "drop partition" if len(info.partitions) > 1:
                 self.start(channel.drop_partition(info, info.partitions[-1].id))
-            case "drop" if len(infos) > 1:
+            case "drop" if info.name == "b":  # the other one stays
                 self.start(channel.drop_collection(info))
             case "cut":
                 self.start(channel.cut())
