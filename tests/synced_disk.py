@@ -12,9 +12,12 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import pytest
+
+CALLERS_MAX = 4
 
 
 class PowerCut(BaseException):
@@ -35,7 +38,7 @@ class SyncedDisk:
         self.cut_at: int | None = None
         """The sync at which power goes, before it takes place."""
         self.sites: dict[str, int] = {}
-        """How often who synced: the functions of our packages on the stack, innermost last."""
+        """How often who synced: the innermost functions on the stack, last that which called fsync."""
         self.ignored = ""
         """A site whose syncs do nothing."""
         self._native = native
@@ -134,11 +137,11 @@ def synced_disk(root: Path, *, cut_at: int | None = None) -> Iterator[SyncedDisk
 
 
 def _caller() -> str:
-    frame, names = sys._getframe(2), list[str]()
-    while frame is not None:
-        if any(f"/{package}/" in frame.f_code.co_filename for package in ("spark_sink", "flusher", "wal")):
-            names.append(frame.f_code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
+    names: list[str] = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and len(names) < CALLERS_MAX and "/tests/" not in frame.f_code.co_filename:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
     return " > ".join(reversed(names))
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from flusher.cuts.cut_log import CutLog, living
 from flusher.manifest import DataFile
-from spark_sink.cuts.cut_log import CutLog
 from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.files import open_binary

@@ -1,6 +1,7 @@
 """The flusher on a disk that fails or loses power at each of its operations, one after the other."""
 
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -13,6 +14,7 @@ from flusher.flusher import Flusher
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.faulty_disk import CheckedStore, FaultyDirectory, Fuse, PowerCut
 from tests.flusher.stamped_log import START_MS, StampedLog
+from tests.synced_disk import SyncedDisk, synced_disk
 from wal.errors import OnShutdown
 from wal.memory_store import MemoryLogStore
 
@@ -93,6 +95,46 @@ async def _machine(root: Path) -> Machine:
     machine = Machine(root, store, StampedLog(await store.open_log("p0")))
     write_scenario(machine.log)
     return machine
+
+
+class PoweredStore(MemoryLogStore):
+    """A store under which power goes just before each checkpoint is saved: the cut it speaks of has to be on the disk."""
+
+    def __init__(self, disk: SyncedDisk, log: Callable[[], StampedLog]) -> None:
+        super().__init__(make_node_id=lambda: "node")
+        self.checkpoints = 0
+        self._disk, self._log = disk, log
+
+    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
+        self.checkpoints += 1
+        left = self._disk.lose_power(self._disk.root.with_name(f"left{self.checkpoints}")) / "node"
+        newest = manifests(left)[-1]
+        cut = self._log().cuts[newest.number - 1]
+        assert newest.number == self.checkpoints
+        assert (rows_in(left, newest), deletes_in(left, newest)) == (
+            self._log().rows_of(cut),
+            self._log().deletes_of(cut),
+        )
+        await super().put_meta(changes)
+
+
+def test_a_cut_is_on_the_real_disk_before_its_checkpoint(tmp_path: Path) -> None:
+    """The disk of the other tests stands in front of the calls that sync; this one is behind them."""
+    (tmp_path / "disk" / "node").mkdir(parents=True)
+
+    async def main(disk: SyncedDisk) -> None:
+        store = PoweredStore(disk, lambda: log)
+        log = StampedLog(await store.open_log("p0"))
+        write_scenario(log)
+        flusher = Flusher(disk.root / "node", store, log.log, None, options=SMALL, now_ms=lambda: START_MS)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flusher.run)
+            await flusher.wait_for_cut(len(log.cuts))
+            tasks.cancel_scope.cancel()
+        assert store.checkpoints == len(log.cuts)
+
+    with synced_disk(tmp_path / "disk") as disk:
+        anyio.run(main, disk)
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["disk fault", "power cut"])

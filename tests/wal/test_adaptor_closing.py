@@ -4,10 +4,13 @@ import asyncio
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.wal.manual_log import insert, settle
-from tests.wal.steered_wal import SteeredWal, start
+from tests.wal.manual_log import begin, insert, settle, time_tick
+from tests.wal.steered_wal import SteeredWal, drop, start
 from wal import adaptor
+from wal.append import AppendResult
 from wal.errors import (
     ChannelFenced,
     Indeterminate,
@@ -117,3 +120,86 @@ async def test_wal_that_takes_no_appends_still_closes(error: Exception) -> None:
         await steered.wal.append(insert())
     await steered.wal.close()
     assert steered.wal.state is WalState.CLOSED
+
+
+class Callers:
+    """Appends that run beside each other while a WAL closes."""
+
+    def __init__(self, steered: SteeredWal) -> None:
+        self.steered = steered
+        self.appends: list[asyncio.Task[AppendResult]] = []
+        self.late: list[asyncio.Task[AppendResult]] = []
+        self.closing: asyncio.Task[None] | None = None
+
+    def step(self, action: str, number: int) -> None:  # one arm for each action
+        log, gatekeeper = self.steered.log, self.steered.gatekeeper
+        match action:
+            case "append":
+                kinds = [insert, begin, drop, time_tick]
+                append = asyncio.ensure_future(self.steered.wal.append(kinds[number]()))
+                (self.late if self.closing else self.appends).append(append)
+            case "cancel" if self.appends:
+                self.appends[number % len(self.appends)].cancel()
+            case "write":
+                log.write(min(number, len(log.queue)))
+            case "sync":
+                log.sync()
+            case "shut":
+                log.admission = log.admission or asyncio.get_running_loop().create_future()
+            case "open":
+                self.let_in()
+            case "send back":
+                gatekeeper.until = asyncio.get_running_loop().create_future()
+            case "let pass":
+                self.let_pass()
+            case "close" if self.closing is None:
+                self.closing = asyncio.ensure_future(self.steered.wal.close())
+            case _:
+                pass
+
+    def let_in(self) -> None:
+        if self.steered.log.admission is not None:
+            self.steered.log.admission.set_result(None)
+            self.steered.log.admission = None
+
+    def let_pass(self) -> None:
+        until, self.steered.gatekeeper.until = self.steered.gatekeeper.until, None
+        if until is not None and not until.done():
+            until.set_result(None)
+
+    async def close(self) -> None:
+        """Close, with a log that works again."""
+        self.closing = self.closing or asyncio.ensure_future(self.steered.wal.close())
+        self.let_in()
+        while not self.closing.done():
+            await asyncio.sleep(0)
+            self.steered.log.write()
+            self.steered.log.sync()
+        await self.closing
+
+
+ACTIONS = ["append", "append", "cancel", "write", "sync", "shut", "open", "send back", "let pass", "close"]
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.booleans()), max_size=30))
+def test_whatever_is_under_way_no_append_succeeds_after_close(steps: list[tuple[str, int, bool]]) -> None:
+    async def run() -> None:
+        callers = Callers(steered := await SteeredWal().open())
+        for action, number, rests in steps:
+            callers.step(action, number)
+            if rests:
+                await settle()
+        await callers.close()
+        end = steered.log.next_position
+        assert steered.settled, "nothing goes on behind a close"
+        callers.let_pass()
+        after = [asyncio.ensure_future(steered.wal.append(kind())) for kind in (insert, begin, drop, time_tick)]
+        for append in (*callers.late, *after):
+            with pytest.raises(OnShutdown):
+                await append
+        results = await asyncio.gather(*callers.appends, return_exceptions=True)
+        assert all(isinstance(each, AppendResult | OnShutdown | asyncio.CancelledError) for each in results)
+        assert all(each.message_id.position < end for each in results if isinstance(each, AppendResult))
+        assert steered.log.next_position == end
+
+    asyncio.run(run())

@@ -89,8 +89,10 @@ class Lefts:
         return cut
 
 
-def give_up(step: Step) -> None:
+def give_up(step: Step, lefts: Lefts | None = None) -> None:
     """Die right after a commit, before it is synced; the kernel and its memory live on."""
+    if lefts is not None:
+        lefts.at_step(step)
     if step is Step.COMMITTED:
         raise KeyboardInterrupt
 
@@ -149,7 +151,7 @@ def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Le
     node.insert("orders", orders(7))
     make_cut(disk, node)
     with pytest.raises(KeyboardInterrupt):
-        ingest(on_step=give_up)
+        ingest(on_step=lambda step: give_up(step, lefts))
 
     node.upsert("orders", orders(2, 6, amount=2.0))
     node.drop_partition("orders", "eu")

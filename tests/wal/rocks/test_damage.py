@@ -16,7 +16,7 @@ from tests.wal.rocks.damaged_directory import (
 )
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.rocks.directory import prepare_database
-from wal.rocks.floor import FLOOR_BYTES, FLOOR_NAME
+from wal.rocks.floor import FLOOR_BYTES, FLOOR_NAME, read_floor
 from wal.rocks.keys import FORMAT_KEY, encode_number, entry_key
 from wal.rocks.store import open_rocks_store
 
@@ -94,6 +94,16 @@ async def test_entries_that_are_gone_are_missed_by_the_floors_positions_alone(tm
     found = entries - 1 if damage == "cut short" else 0
     with pytest.raises(Corrupt, match=f"log 'p0' ends at {found} and {entries} was acknowledged"):
         await open_rocks_store(node, options=NO_LOW_WATER)
+
+
+async def test_what_an_opening_found_past_the_floor_has_to_be_there_from_then_on(tmp_path: Path) -> None:
+    """A killed owner acknowledged none of it, but whoever reads after the opening is told of it."""
+    node, entries = tmp_path / "node", 20
+    await make_node(node, entries=entries, floor_after=5)
+    assert await count_entries(node) == entries
+    floor = await anyio.to_thread.run_sync(read_floor, node)
+    assert floor is not None
+    assert floor.positions == {1: entries}
 
 
 async def test_a_lost_change_of_the_state_map_is_corrupt(node: Path) -> None:
