@@ -16,6 +16,7 @@ from streamingnode.config import NodeConfig
 from streamingnode.opening import OpenNode
 from streamingnode.services import NodeServices
 from streamingnode.supervisor import Supervisor
+from wal.admission import PendingBytes
 from wal.errors import Corrupt, InvalidArgument, OnShutdown
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +67,8 @@ class _NoServices:
         self.appends: dict[str, object] = {}
         self.path = None
         self.stop_waiting = lambda: None
+        self.consistent_tick = lambda _pchannels: None
+        self.pending = PendingBytes(1 << 20)
 
 
 async def test_exception_in_the_block_comes_out_unchanged_after_closing() -> None:
