@@ -302,7 +302,7 @@ CALLS: Table = {
     "id in text": (InvalidArgument, "no message id", lambda _: POLICY.start_from(wrong("rocksmq/1"))),
     "tick below 0": (InvalidArgument, "time tick", lambda _: POLICY.start_after(-1)),
     "until a time": (InvalidArgument, "until=", reading(until=NOON)),
-    "as of a fraction": (InvalidArgument, "as_of=", lambda n: n.snapshot("orders", as_of=wrong(1.5))),
+    "as of a fraction": (InvalidArgument, "as_of 1.5", lambda n: n.snapshot("orders", as_of=wrong(1.5))),
     "as of a tick to come": (InvalidArgument, "to come", lambda n: n.snapshot("orders", as_of=(1 << 63) - 1)),
     "types in text": (InvalidArgument, "types=", reading(types="INSERT")),
     "types that are ticks": (InvalidArgument, "include_ticks", reading(types=[sn.MessageType.TIME_TICK])),

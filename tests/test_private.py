@@ -110,7 +110,7 @@ def test_the_group_reads_segments_deletes_and_cuts_and_nothing_else_when_told_so
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from flusher.cuts.cut_directory import cut_numbers, file_paths, read_cut
+from flusher.cuts.cut_log import cut_numbers, file_paths, read_cut
 from flusher.files.node_directory import NodeDirectory
 from spark_sink.ingestion.lease import check_writable
 from wal.errors import StorageFailed

@@ -84,7 +84,7 @@ def tick_given(what: str, given: object) -> int:
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= TICK_MAX:
         return given
     raise InvalidArgument(
-        f"{what}={given!r} is no time tick — pass one that a message, a result or consistent_tick() gave, or a datetime"
+        f"{what} {given!r} is no time tick — pass one that a message, a result or consistent_tick() gave, or a datetime"
     )
 
 

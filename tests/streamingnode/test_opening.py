@@ -1,6 +1,7 @@
 """A node's block ends in order, and every error comes out of it as it is."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -242,3 +243,23 @@ def test_importing_prints_nothing_and_loads_no_arrow_and_no_database() -> None:
 def test_name_that_does_not_exist_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = sn.nothing_like_it
+
+
+def test_block_that_is_thrown_away_after_its_event_loop_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _loop, _context: None)  # a task that did not end is what this is about
+    entered = asyncio.Event()
+
+    async def block() -> None:
+        async with Parts().node():
+            entered.set()
+            await loop.create_future()
+
+    task = loop.create_task(block())
+    loop.run_until_complete(entered.wait())
+    loop.close()
+    del task
+    gc.collect()
+    assert raised == []

@@ -42,6 +42,7 @@ SAID_TO_PROGRAMS = {
     "streamingnode/rows": "schemas and rows as Python objects",
     "streamingnode/writing": "arguments and use of transactions and producers",
     "streamingnode/snapshot.py": "as_of",
+    "spark_sink/ingestion/cut_request.py": "nodes as Python objects",
     "spark_sink/reading": "arguments of read_tables, options of the data source",
     "scanner/deliver_policy.py": "arguments of DeliverPolicy",
     "interceptors/idempotency/producers.py": "named producers",
