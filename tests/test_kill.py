@@ -13,7 +13,7 @@ import pytest
 import streamingnode as sn
 
 ROOT = Path(__file__).parents[1]
-ROUNDS = 6
+ROUNDS = 3
 """Kills of one directory, each by a process that recovers what the one before left."""
 
 

@@ -103,8 +103,11 @@ def check(node: NodeBuilder, tables: Path) -> None:
 
 @pytest.mark.parametrize(
     "moment, ended",
-    [("writing", LOST), ("written", LOST), ("both", -signal.SIGKILL)],
-    ids=["while it writes", "after it has written", "together with its driver"],
+    [
+        pytest.param("writing", LOST, id="while it writes", marks=pytest.mark.crash),  # each starts a Spark of its own
+        pytest.param("written", LOST, id="after it has written", marks=pytest.mark.crash),
+        pytest.param("both", -signal.SIGKILL, id="together with its driver"),
+    ],
 )
 def test_spark_killed_under_its_driver_every_row_is_there_once(
     moment: str, ended: int, node: NodeBuilder, tables: Path, ingest: Ingest
