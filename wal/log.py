@@ -94,7 +94,7 @@ class LogStore(Protocol):
         """Whether log should be given up before appends have to be refused."""
 
     async def promise_tick(self, tick: int) -> None:
-        """Remember that ticks up to `tick` may be given to readers without an entry in the log. Costs no fsync."""
+        """Remember that ticks up to `tick` may be given to readers without an entry in the log; durable on return."""
 
     async def open_log(self, name: str) -> Log:
         """Return the log of pchannel `name`, made if it is new, verified if not."""

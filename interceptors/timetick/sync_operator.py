@@ -15,7 +15,7 @@ from wal.message_type import MessageType
 from wal.timetick import add_ms
 
 PROMISED_AHEAD_MS = 1_000
-"""An idle log writes a page this often. The next opening's ticks begin above it, ahead of the clock for so long at most."""
+"""An idle log writes and syncs a page this often. The next opening's ticks begin above it: ahead of the clock, by so much."""
 
 
 class TimeTickSyncOperator:
@@ -38,9 +38,9 @@ class TimeTickSyncOperator:
     async def sync(self) -> int:
         """Return a new confirmed tick, above every append that was acknowledged before the call.
 
-        Waits for the appends in flight, costs no fsync, and readers have been told of the tick when it returns. Cancelling
-        leaves nothing behind. Raises `Indeterminate` when an append in flight has no known outcome, and what keeps the store
-        from remembering the tick.
+        Waits for the appends in flight, costs an fsync a second at most, and readers have been told of the tick when it
+        returns. Cancelling leaves nothing behind. Raises `Indeterminate` when an append in flight has no known outcome, and
+        what keeps the store from remembering the tick.
         """
         await asyncio.sleep(0)  # on an idle log nothing else suspends, and a loop of this would let nobody run
         while True:

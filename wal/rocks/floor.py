@@ -209,9 +209,11 @@ class FloorFile:
         self._dirty = True
 
     def promise(self, tick: int) -> None:
-        """Raise the promised tick, never lower it; survives a kill at once. Blocks, one call at a time."""
+        """Raise the promised tick, never lower it; durable on return. Blocks, one call at a time."""
         if tick > self._promised:
             os.pwrite(self._descriptor, encode_promise(tick), PROMISE_OFFSET)
+            # Promises run ahead of the clock, so after a power cut the clock alone would not keep ticks above this one.
+            os.fsync(self._descriptor)
             self._promised = tick
 
     def sync(self) -> None:

@@ -114,7 +114,7 @@ class RocksStore:
         self._owned.claim.check()
 
     async def promise_tick(self, tick: int) -> None:
-        """Remember a tick across a kill, without a sync: one page written by a thread."""
+        """Remember a tick, durably: one page, written and synced by a thread of its own, so that appends do not wait."""
         self._commit.check_promising()  # at once: the lock may be of a process that this one was forked from
         async with self._promising:  # closing waits for it: the descriptors must not be another file's meanwhile
             self._commit.check_promising()

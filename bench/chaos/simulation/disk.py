@@ -84,21 +84,14 @@ class Disk:
         """Make everything written outlive a power cut."""
         self.synced = len(self.writes)
 
-    def lose_power(self, choose: random.Random, *, keep_promises: bool) -> int:
-        """Forget some of what was not synced, and return how many writes that were.
-
-        `keep_promises`: idle ticks given to readers since the floor was last synced survive too. A clock that goes on never
-        repeats them; one that is set back is enough bad luck at once.
-        """
+    def lose_power(self, choose: random.Random) -> int:
+        """Forget some of what was not synced, and return how many writes that were."""
         kept = choose.choice([self.synced, choose.randint(self.synced, len(self.writes))])
         lost = len(self.writes) - kept
         del self.writes[kept:]
         self.synced = kept
         if choose.random() < 0.5:  # the kernel may have written the page by itself
-            tick = self.floor.tick
             self.floor = self.floor_synced
-            if keep_promises:
-                self.floor.tick = tick
         # Only what a completed sync had made durable is ever recorded, so either page is true.
         self.floor_synced = self.floor.copy()
         return lost

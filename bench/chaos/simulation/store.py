@@ -111,6 +111,9 @@ class SimulatedStore:
         await self.hop()
         self.check_open()
         self.disk.floor.tick = max(self.disk.floor.tick, tick)
+        await self.hop()
+        self.check_open()
+        self.disk.floor_synced.tick = max(self.disk.floor_synced.tick, tick)
 
     async def open_log(self, name: str) -> SimulatedLog:
         """Return a log."""

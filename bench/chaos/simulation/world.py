@@ -156,7 +156,7 @@ class World:
 
     def lose_power(self) -> None:
         """Cut the power, while no process lives."""
-        lost = self.disk.lose_power(self.choose, keep_promises=self.clock_leaps)
+        lost = self.disk.lose_power(self.choose)
         self.files.lose_power()
         self.note("power", lost)
 

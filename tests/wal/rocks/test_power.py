@@ -45,6 +45,16 @@ def test_a_synced_floor_survives_a_power_cut_and_a_recorded_one_only_a_kill(tmp_
         file.close()
 
 
+async def test_a_promised_tick_survives_a_power_cut(tmp_path: Path) -> None:
+    """Ticks run ahead of the clock by what was promised, so a clock that goes on does not keep them ascending."""
+    (tmp_path / "disk").mkdir()
+    with synced_disk(tmp_path / "disk") as disk:
+        store = await open_rocks_store(disk.root / "node", options=NO_LOW_WATER)
+        await store.promise_tick(1 << 50)
+        assert (await anyio.to_thread.run_sync(floor_left, disk, tmp_path / "left")).tick == 1 << 50
+        await store.close()
+
+
 async def test_the_floor_of_an_append_is_synced_in_the_background(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
