@@ -15,7 +15,7 @@ from wal.message_type import MessageType
 from wal.timetick import add_ms
 
 PROMISED_AHEAD_MS = 1_000
-"""An idle log writes and syncs a page this often. The next opening's ticks begin above it: ahead of the clock, by so much."""
+"""An idle log syncs a page this often. The next opening's ticks begin above it, ahead of the clock by as much."""
 
 
 class TimeTickSyncOperator:
