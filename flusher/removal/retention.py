@@ -13,7 +13,7 @@ those of collections that do not live at the newest cut, and the one that was se
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -114,8 +114,11 @@ def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
 
     A file that does not decode counts as a table that has taken nothing, so that it holds everything.
     """
-    paths = [path for path in directory.files(LEASES) if path.endswith(".json")]
-    leases = [_read_lease(directory, path, node_id=node_id) for path in paths]
+    leases: list[TableLease] = []
+    for path in directory.files(LEASES):
+        if path.endswith(".json"):
+            with suppress(FileNotFoundError):  # an ingest gives up the lease of a dropped collection's table
+                leases.append(_read_lease(directory, path, node_id=node_id))
     return [lease for lease in leases if lease.node_id == node_id]
 
 
