@@ -112,7 +112,7 @@ def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live:
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
     """Return the leases of tables fed from this node; blocks.
 
-    A file that does not decode counts as a table that has taken nothing, so that it holds everything.
+    A file that does not decode counts as a table that has taken nothing, so that it holds everything; its path is the table.
     """
     leases: list[TableLease] = []
     for path in directory.files(LEASES):
@@ -126,7 +126,7 @@ def _read_lease(directory: NodeDirectory, path: str, *, node_id: str) -> TableLe
     try:
         return msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=TableLease)
     except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
-        return TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0)
+        return TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0, table=path)
 
 
 @dataclass(frozen=True, slots=True)
