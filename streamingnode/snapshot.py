@@ -50,11 +50,11 @@ async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo
         try:
             with disk_errors_typed(flusher.cuts.node):
                 return await _snapshot_after(checkpoint, channel, flusher.cuts, info, as_of)
-        except Truncated:
+        except (Truncated, TableAhead):
             if flusher.checkpoint is checkpoint:
                 with disk_errors_typed(flusher.cuts.node):
                     await flusher.check_cuts()
-                raise  # else a cut, and what was given up behind it, overtook this
+                raise  # else a cut, and what a table took and was given up behind it, overtook this
 
 
 async def _snapshot_after(

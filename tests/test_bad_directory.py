@@ -15,6 +15,7 @@ from rocksdict import DBRecoveryMode, Rdict
 
 import streamingnode as sn
 from streamingnode.node import Node
+from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.append_double import schema_of
 from wal.errors import (
     AlreadyOwned,
@@ -181,6 +182,30 @@ async def test_something_else_in_place_of_a_file_is_a_typed_error_at_once(tmp_pa
     with pytest.raises((Corrupt, StorageFailed), match=NEXT_STEP):
         async with sn.open_node(tmp_path / "node", free_bytes_min=0) as node:
             await node.snapshot("orders")
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize("name", ["segments", "segments/*", "deletes", "cuts", "leases"])
+async def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path, name: str) -> None:
+    outside, path = tmp_path / "outside", tmp_path / "node"
+    async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        await node.insert("orders", [ROW])
+        await node.delete("orders", [99])
+        await node.flush()
+    (path / "leases").mkdir()
+    (path / "leases" / "orders.json").write_text("{}")
+    (place,) = path.glob(name)
+    place.rename(outside)
+    place.symlink_to(outside)
+    before, mode = contents(outside), outside.stat().st_mode
+    with pytest.raises(Corrupt, match=f"{place} is a link — put the directory"):
+        async with sn.open_node(
+            path, cut_interval_s=None, free_bytes_min=0, retention_s=0, group_may_read=True
+        ) as node:
+            await node.snapshot("orders")
+    assert any("is a link" in finding.detail for finding in verify_directory(path).findings)
+    assert (contents(outside), outside.stat().st_mode) == (before, mode)
 
 
 async def test_a_cut_of_a_twin_that_went_its_own_way_is_corrupt(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def read_regular(path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
         return file.read(bytes_max)
 
 
+def place_beneath(root: Path, path: str) -> Path:
+    """Return where `path` is below `root`. Raises `Corrupt` when a directory on the way is a link: it leads elsewhere."""
+    place = root
+    *parents, name = path.split("/")
+    for parent in parents:
+        place /= parent
+        if place.is_symlink():
+            raise Corrupt(f"{place} is a link — put the directory that it leads to in its place")
+    return place / name
+
+
 def make_parents(directory: Path) -> None:
     """Make a directory of the user's, and those above it, as the umask says; their names are on disk on return."""
     if not directory.is_dir():

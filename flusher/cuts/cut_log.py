@@ -73,6 +73,14 @@ def manifest_path(number: int) -> str:
 def cut_numbers(directory: NodeDirectory | Path) -> list[int]:
     """Return the numbers of all cuts on disk, ascending, whatever they hold."""
     root = directory if isinstance(directory, Path) else directory.root
+    numbers = _listed(root)
+    # Thousands of names are not read at once: of cuts that retention removes meanwhile, a later one may be missed already.
+    while numbers and numbers[-1] - numbers[0] >= len(numbers) and (again := _listed(root)) != numbers:
+        numbers = again
+    return numbers
+
+
+def _listed(root: Path) -> list[int]:
     try:
         names = os.listdir(root / CUTS)  # noqa: PTH208 - names are all we need of thousands of files
     except FileNotFoundError:

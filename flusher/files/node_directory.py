@@ -16,6 +16,7 @@ from wal.files import (
     create_file,
     make_directory,
     open_regular,
+    place_beneath,
     read_regular,
     set_group_access,
     sync_directory,
@@ -26,8 +27,9 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class NodeDirectory:
-    """Files of one node, under `root`. All methods block; all raise `OSError`, and `Corrupt` for what is no regular file.
+    """Files of one node, under `root`. All methods block.
 
+    All raise `OSError`, and `Corrupt` for what is no regular file and for a link in place of a directory.
     `check_owned` raises when the directory has another owner now, and comes before each change: whoever owns it makes files
     of the same names. `for_group` lets the group read what is made here.
     """
@@ -40,8 +42,9 @@ class NodeDirectory:
     def create(self, path: str) -> BinaryIO:
         """Open a new file for writing, replacing one of that name; directories on the way are made durable."""
         self._check_owned()
-        self._make_parents((self.root / path).parent)
-        return create_file(self.root / path, for_group=self._for_group)
+        place = place_beneath(self.root, path)
+        self._make_parents(place.parent)
+        return create_file(place, for_group=self._for_group)
 
     def set_access(self, tops: Iterable[str]) -> None:
         """Let the group read the directories `tops`, or nobody but the owner, whatever an earlier opening was told."""
@@ -50,12 +53,12 @@ class NodeDirectory:
         if self._for_group and not mode & 0o010:
             self.root.chmod(stat.S_IMODE(mode) | 0o010)
         for top in tops:
-            set_group_access(self.root / top, for_group=self._for_group)
+            set_group_access(place_beneath(self.root, f"{top}/"), for_group=self._for_group)
 
     def append(self, path: str) -> BinaryIO:
         """Open a file that `create` made, to go on at its end; one that is gone is not made anew."""
         self._check_owned()
-        return open(self.root / path, "ab", buffering=WRITE_BUFFER_BYTES, opener=_open_existing)
+        return open(place_beneath(self.root, path), "ab", buffering=WRITE_BUFFER_BYTES, opener=_open_existing)
 
     def sync(self, file: BinaryIO) -> None:
         """Return when the file's bytes are on disk; its name is not, until `sync_parents`."""
@@ -65,7 +68,7 @@ class NodeDirectory:
     def rename(self, source: str, target: str) -> None:
         """Give a file its final name, replacing what had it."""
         self._check_owned()
-        (self.root / source).replace(self.root / target)
+        place_beneath(self.root, source).replace(place_beneath(self.root, target))
 
     def sync_parents(self, paths: list[str]) -> None:
         """Return when the names of `paths` are on disk; one sync for each directory."""
@@ -75,11 +78,11 @@ class NodeDirectory:
     def remove(self, path: str) -> None:
         """Remove a file if it is there."""
         self._check_owned()
-        (self.root / path).unlink(missing_ok=True)
+        place_beneath(self.root, path).unlink(missing_ok=True)
 
     def read(self, path: str, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
         """Return a file's content; one that is longer is `Corrupt`, and not read."""
-        return read_regular(self.root / path, bytes_max=bytes_max)
+        return read_regular(place_beneath(self.root, path), bytes_max=bytes_max)
 
     def size_bytes(self, path: str) -> int:
         """Return a file's length."""
@@ -105,14 +108,14 @@ class NodeDirectory:
 
     def files(self, under: str) -> list[str]:
         """Return all names below the directory `under` but directories, sorted; none when it does not exist."""
-        top = self.root / under
+        top = place_beneath(self.root, f"{under}/")
         if not top.is_dir():
             return []
         return sorted(path.relative_to(self.root).as_posix() for path in top.rglob("*") if not path.is_dir())
 
     def numbered(self, under: str) -> list[int]:
         """Return the numbers that are names of directories right below `under` with something in them."""
-        top = self.root / under
+        top = place_beneath(self.root, f"{under}/")
         names = [path.name for path in top.iterdir() if path.is_dir() and any(path.iterdir())] if top.is_dir() else []
         return sorted(int(name) for name in names if name.isdecimal())
 

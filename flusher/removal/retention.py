@@ -13,7 +13,7 @@ those of collections that do not live at the newest cut, and the one that was se
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -112,10 +112,13 @@ def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live:
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
     """Return the leases of tables fed from this node; blocks.
 
-    A file that does not decode counts as a table that has taken nothing, so that it holds everything.
+    A file that does not decode counts as a table that has taken nothing, so that it holds everything; its path is the table.
     """
-    paths = [path for path in directory.files(LEASES) if path.endswith(".json")]
-    leases = [_read_lease(directory, path, node_id=node_id) for path in paths]
+    leases: list[TableLease] = []
+    for path in directory.files(LEASES):
+        if path.endswith(".json"):
+            with suppress(FileNotFoundError):  # an ingest gives up the lease of a dropped collection's table
+                leases.append(_read_lease(directory, path, node_id=node_id))
     return [lease for lease in leases if lease.node_id == node_id]
 
 
@@ -123,7 +126,7 @@ def _read_lease(directory: NodeDirectory, path: str, *, node_id: str) -> TableLe
     try:
         return msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=TableLease)
     except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
-        return TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0)
+        return TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0, table=path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 Rules kept here: a row goes when a delete of its key has a larger offset; everything of a partition dropped at or before the
 cut goes, also when a partition of the same name was created again; files that no delete can reach stay as they are.
 Names of partitions are unique among the living at any tick, so a drop in these cuts ends all the table holds under the name.
+Rows that came since the cut before and were dropped with their partition or collection are in no file, so states between
+that cut and the drop are in none either.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from flusher.cuts.cut_log import Cut
 from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
 from spark_sink.table.table_model import TableFile
-from wal.errors import Corrupt
+from wal.errors import Corrupt, Truncated
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,11 @@ def changes_of(
     """Return what `cuts` (at least one) change in a table that is the collection's state at `after_tick`.
 
     Partitions dropped after `until_tick` (the last cut's tick for None) live; whoever gives one leaves out rows after it.
+    Raises `Truncated` when rows that lived at `until_tick` were dropped before a cut took them.
     """
     until = cuts[-1].tick if until_tick is None else until_tick
     collection_id = entry.collection_id
+    _check_state_kept(entry, cuts[-1], until)
     entries = [found for cut in cuts for found in cut.manifest.collections if found.collection_id == collection_id]
     partitions = {partition.partition_id: partition for found in (entry, *entries) for partition in found.partitions}
     dropped = {
@@ -75,7 +79,7 @@ def changes_of(
         deletes=tuple(file for cut in cuts for file in cut.manifest.deletes if file.collection_id == collection_id),
         partition_names={number: partition.name for number, partition in partitions.items()},
         dropped_names=frozenset(dropped.values()),
-        changed=_changed(collection_id, cuts, [partitions[number].dropped_tick for number in dropped]),
+        changed=_changed(collection_id, cuts),
     )
 
 
@@ -119,15 +123,35 @@ def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> 
     return runs
 
 
-def _changed(collection_id: int, cuts: Sequence[Cut], drops: Iterable[int]) -> tuple[int, int]:
+def _check_state_kept(entry: CollectionEntry, last: Cut, until: int) -> None:
+    before = last.manifest.previous_tick
+    drops = [tick for tick in _drops(entry.collection_id, last) if tick > until]
+    if until > before and drops:
+        step = f"ask for {before}" + (f", or for {max(drops)} or later" if not _is_dropped(entry, last) else "")
+        raise Truncated(f"the state of {entry.name!r} at {until}, before rows of it were dropped,", max(drops), step)
+
+
+def _is_dropped(entry: CollectionEntry, cut: Cut) -> bool:
+    return any(each.dropped_tick for each in cut.manifest.collections if each.collection_id == entry.collection_id)
+
+
+def _drops(collection_id: int, cut: Cut) -> list[int]:
+    """Return the ticks since the cut before at which the collection or a partition of it was dropped."""
+    entries = [each for each in cut.manifest.collections if each.collection_id == collection_id]
+    ticks = [each.dropped_tick for each in entries]
+    ticks += [partition.dropped_tick for each in entries for partition in each.partitions]
+    return [tick for tick in ticks if tick > cut.manifest.previous_tick]
+
+
+def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     """Return the ticks of the first and the last change; rows of a partition that is dropped again count, too."""
-    files = [
-        file
-        for cut in cuts
-        for file in (*cut.manifest.segments, *cut.manifest.deletes)
-        if file.collection_id == collection_id
-    ]
-    ticks = [*drops, *(file.tick_min for file in files), *(file.tick_max for file in files)]
+    ticks: list[int] = []
+    for cut in cuts:
+        for file in (*cut.manifest.segments, *cut.manifest.deletes):
+            if file.collection_id == collection_id:
+                ticks += (file.tick_min, file.tick_max)
+        if drops := _drops(collection_id, cut):
+            ticks += (cut.manifest.previous_tick + 1, max(drops))  # rows may have come at once, and be in no file
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 

@@ -13,7 +13,7 @@ from flusher.cuts.cut_log import CutLog, living
 from flusher.manifest import DataFile
 from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
-from wal.files import open_binary
+from wal.files import open_binary, place_beneath
 
 CHUNK_BYTES = 1 << 20
 """Read at a time by each thread; large enough to cost nothing per call, small enough to forget."""
@@ -35,7 +35,7 @@ def verify_files(node: Path, files: Sequence[DataFile]) -> None:
 
 def verify_file(node: Path, file: DataFile) -> None:
     """Return when one file is whole. Raises as `verify_files`."""
-    path = node / file.path
+    path = place_beneath(node, file.path)
     try:
         length, checksum = _measure(path, file.bytes)
     except FileNotFoundError:

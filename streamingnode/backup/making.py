@@ -19,6 +19,7 @@ import msgspec
 from flusher.checkpoint import Checkpoint
 from flusher.cuts.cut_log import CUTS, cut_numbers, living, manifest_path, read_cut
 from flusher.files.node_directory import NodeDirectory
+from flusher.removal.retention import LEASE_BYTES_MAX, LEASES
 from streamingnode.backup.copied_bytes import copy_file
 from streamingnode.backup.target import Target
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
@@ -27,7 +28,7 @@ from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
 from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
-from wal.files import read_regular, write_file
+from wal.files import place_beneath, read_regular, write_file
 from wal.remedy import Remedy
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.failures import disk_errors_typed
@@ -36,8 +37,6 @@ from wal.rocks.options import DATABASE_NAME
 
 _NOT_COPIED = ("LOCK", "LOG")
 """RocksDB's lock and its own notes: no part of the data."""
-
-LEASES = "leases"
 
 
 class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +124,8 @@ def check_copy(building: Path, on_step: OnStep) -> None:
 def _copy_all(
     source: BackupSource, building: Path, newest: int, files: list[CopiedFile], on_bytes: Callable[[int], None]
 ) -> None:
-    def copy(path: Path, name: str) -> None:
-        files.append(copy_file(path, building, name, on_bytes))
+    def copy(path: Path, name: str, bytes_max: int | None = None) -> None:
+        files.append(copy_file(path, building, name, on_bytes, bytes_max=bytes_max))
 
     for path in sorted((source.database / DATABASE_NAME).iterdir()):
         if path.is_file() and not path.name.startswith(_NOT_COPIED):
@@ -141,18 +140,24 @@ def _copy_all(
         else:
             files += copied
     for path in sorted((source.database / LEASES).glob("*.json")):
-        copy(path, f"{LEASES}/{path.name}")
+        copy(path, f"{LEASES}/{path.name}", LEASE_BYTES_MAX)
 
 
 def _copy_cut(
     directory: Path, building: Path, number: int, here: frozenset[int], on_bytes: Callable[[int], None]
 ) -> list[CopiedFile] | None:
-    """Copy one cut with its files, of collections `here`; None when retention takes it meanwhile."""
+    """Copy one cut with its files; None when retention takes it meanwhile.
+
+    Those of collections that are not `here`, at the newest cut, may be gone; a table may wait for those that are not.
+    """
     place = manifest_path(number)
     try:
         manifest = read_cut(NodeDirectory(directory), number).manifest
-        named = [each.path for each in (*manifest.segments, *manifest.deletes) if each.collection_id in here]
-        copied = [copy_file(directory / path, building, path, on_bytes) for path in (place, *named)]
+        copied = [copy_file(directory / place, building, place, on_bytes)]
+        for file in (*manifest.segments, *manifest.deletes):
+            path = place_beneath(directory, file.path)
+            if file.collection_id in here or path.exists():
+                copied.append(copy_file(path, building, file.path, on_bytes, bytes_max=file.bytes))
     except Truncated:
         return None
     except FileNotFoundError as error:

@@ -77,7 +77,7 @@ def make_restore(backup: Path, record: BackupRecord, target: Target, on_step: On
 
 def _copy_checked(backup: Path, building: Path, file: CopiedFile, on_bytes: Callable[[int], None]) -> None:
     try:
-        copied = copy_file(backup / file.path, building, file.path, on_bytes)
+        copied = copy_file(backup / file.path, building, file.path, on_bytes, bytes_max=file.bytes)
     except FileNotFoundError:
         raise Corrupt(f"{backup} lacks {file.path} — restore from another backup") from None
     if copied.bytes != file.bytes:

@@ -14,10 +14,11 @@ from pathlib import Path
 import anyio
 from anyio import from_thread, to_thread
 
-from streamingnode.backup.making import LEASES, BackupResult, BackupSource, make_backup
+from flusher.removal.retention import LEASE_BYTES_MAX, LEASES
+from streamingnode.backup.making import BackupResult, BackupSource, make_backup
 from streamingnode.backup.target import Target
 from wal.errors import Corrupt, InvalidArgument
-from wal.files import make_directory
+from wal.files import make_directory, read_regular, write_file
 from wal.outlast import outlast
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import Floor, read_floor
@@ -101,7 +102,7 @@ def _begin(directory: Path) -> Floor:
     make_directory(directory / LINKS / LEASES)
     for lease in sorted((directory / LEASES).glob("*.json")):
         with suppress(FileNotFoundError):  # its table was given up meanwhile
-            shutil.copyfile(lease, directory / LINKS / LEASES / lease.name)
+            write_file(directory / LINKS / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
     floor = read_floor(directory)
     if floor is None:
         raise Corrupt(f"{directory} has no floor file any more — close the node and run: streamingnode verify")

@@ -91,7 +91,7 @@ def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, obj
             {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
             for lease in files.leases
         ],
-        "files": [msgspec.to_builtins(held) for held in held_files(files.cuts, files.leases)],
+        "files": [msgspec.to_builtins(held) for held in held_files(files.cuts)],
         "scrubbed": read_status(files.directory),
         "disk_bytes": files.disk_bytes,
     }
@@ -171,7 +171,7 @@ def _print_marks(files: "NodeFiles", records: "NodeRecords", output: Output) -> 
 def _print_held(files: "NodeFiles", output: Output) -> None:
     from streamingnode.inspection.collection_summary import held_files
 
-    held = held_files(files.cuts, files.leases)
+    held = held_files(files.cuts)
     if held:
         output.line()
         output.table(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from flusher.cuts.cut_log import Cut, CutLog, lives
 from flusher.manifest import CollectionEntry
-from spark_sink.ingestion.lease import Lease
+from flusher.removal.retention import UNREADABLE, TableLease, read_leases
 from spark_sink.table.columns import decode_schema
 
 
@@ -64,13 +64,13 @@ class HeldFiles:
     held_by: tuple[str, ...]
 
 
-def held_files(cuts: CutLog, leases: Sequence[Lease]) -> list[HeldFiles]:
-    """Return what holds the files of each collection, by id; a lease of another node holds nothing."""
+def held_files(cuts: CutLog) -> list[HeldFiles]:
+    """Return what holds the files of each collection, by id."""
     if not cuts.numbers:
         return []
     newest = cuts.read(cuts.newest).manifest
     living = {entry.collection_id: entry.name for entry in newest.collections if lives(entry, newest.tick)}
-    ours = [lease for lease in leases if lease.node_id == newest.node_id]
+    leases = read_leases(cuts.directory, node_id=newest.node_id)
     sizes = _sizes(cuts)
     return [
         HeldFiles(
@@ -78,26 +78,33 @@ def held_files(cuts: CutLog, leases: Sequence[Lease]) -> list[HeldFiles]:
             name=living.get(number, ""),
             files=len(sizes[number]),
             bytes=sum(sizes[number]),
-            held_by=_held_by(number, newest.number, living, ours),
+            held_by=_held_by(number, newest.number, living, leases),
         )
         for number in sorted(sizes)
     ]
 
 
-def _held_by(collection_id: int, newest: int, living: Mapping[int, str], leases: Sequence[Lease]) -> tuple[str, ...]:
+def _held_by(
+    collection_id: int, newest: int, living: Mapping[int, str], leases: Sequence[TableLease]
+) -> tuple[str, ...]:
     """Return who holds a collection's files. Cuts go in order, so a live one's wait for every table that lags."""
     with_table = {lease.collection_id for lease in leases}
+    unreadable = [f"{lease.table}, which is no lease" for lease in leases if lease.collection_id == UNREADABLE]
     if collection_id not in living:
         holders = [f"table {lease.table}" for lease in leases if lease.collection_id == collection_id]
-        return tuple(holders) or ("minimum retention",)
+        return (*unreadable, *holders) or ("minimum retention",)
     tableless = [] if collection_id in with_table else ["no table has its rows"]
     tableless += [
         f"collection {name}, which has no table"
         for number, name in living.items()
         if number not in with_table and number != collection_id
     ]
-    lagging = [f"table {lease.table} at cut {lease.cut}" for lease in leases if lease.cut < newest]
-    return (*tableless, *lagging) or ("minimum retention",)
+    lagging = [
+        f"table {lease.table} at cut {lease.cut}"
+        for lease in leases
+        if lease.cut < newest and lease.collection_id != UNREADABLE
+    ]
+    return (*unreadable, *tableless, *lagging) or ("minimum retention",)
 
 
 def _sizes(cuts: CutLog) -> dict[int, list[int]]:

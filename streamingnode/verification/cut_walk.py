@@ -16,7 +16,6 @@ from flusher.manifest import CutManifest, DataFile, decode_manifest, manifest_cr
 from streamingnode.verification.file_check import walk_data_file
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
-from wal.files import read_regular
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ def named_paths(directory: Path) -> set[str] | None:
 def _walk_cut(walk: _Walk, number: int) -> Iterator[int]:
     place = manifest_path(number)
     try:
-        content = read_regular(walk.directory / place)
+        content = NodeDirectory(walk.directory).read(place)
     except FileNotFoundError:
         walk.before = None  # retention took it since it was listed, and those before it
         return

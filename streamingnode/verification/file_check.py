@@ -19,7 +19,7 @@ from flusher.manifest import CutManifest, DataFile, SegmentFile
 from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
 from wal.codec import crc32c
 from wal.errors import Corrupt
-from wal.files import open_binary
+from wal.files import open_binary, place_beneath
 
 CHUNK_BYTES = 1 << 20
 
@@ -30,8 +30,8 @@ def walk_data_file(
     directory: Path, file: DataFile, manifest: CutManifest, report: Report
 ) -> Generator[int, None, bool]:
     """Check one file and yield the bytes read after each step; return whether it is missing."""
-    path = directory / file.path
     try:
+        path = place_beneath(directory, file.path)
         length, checksum = yield from measure_file(path, expected_bytes=file.bytes)
     except FileNotFoundError:
         return True

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from flusher.cuts.cut_log import CUTS, cut_numbers
+from flusher.files.node_directory import NodeDirectory
 from flusher.removal.retention import LEASE_BYTES_MAX, SET_ASIDE_SUFFIX
 from spark_sink.ingestion.lease import Lease, lease_path
 from streamingnode.verification.creation_check import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.verification.cut_walk import named_paths
 from streamingnode.verification.finding import Kind, Report, Severity
 from wal.errors import Corrupt
-from wal.files import read_regular
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME
 from wal.rocks.options import DATABASE_NAME
@@ -69,7 +69,7 @@ def check_leases(directory: Path, node_id: str, report: Report) -> None:
             continue
         report.count("leases")
         try:
-            lease = msgspec.json.decode(read_regular(path, bytes_max=LEASE_BYTES_MAX), type=Lease)
+            lease = msgspec.json.decode(NodeDirectory(directory).read(place, bytes_max=LEASE_BYTES_MAX), type=Lease)
         except FileNotFoundError:
             continue
         except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from streamingnode import snapshot
 from streamingnode.collection import Collection
 from streamingnode.node import Node
 from streamingnode.writing.results import nothing_at
@@ -27,6 +29,7 @@ from wal.errors import (
     PartitionNotFound,
     SchemaMismatch,
     StreamingNodeError,
+    TableAhead,
     TransactionExpired,
 )
 
@@ -376,3 +379,30 @@ async def test_call_from_a_thread_or_another_loop_is_refused_and_says_what_to_us
     with pytest.raises(InvalidArgument, match=r"use sn\.sync"):
         await anyio.to_thread.run_sync(anyio.run, partial(node.insert, "orders", [{"id": 1, "item": "a"}]))
     assert [each.name for each in node.collections()] == ["orders"]
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize("cut_meanwhile", [True, False])
+async def test_snapshot_whose_table_took_a_newer_cut_meanwhile_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cut_meanwhile: bool
+) -> None:
+    async with sn.open_node(tmp_path, cut_interval_s=None, free_bytes_min=0) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        read, attempts = snapshot._snapshot_after, 0
+
+        async def overtaken(*arguments: Any) -> pa.Table:
+            nonlocal attempts
+            attempts += 1
+            if attempts > 1:
+                return await read(*arguments)
+            await node.insert("orders", [{"id": 1, "item": "a"}])
+            if cut_meanwhile:
+                await node.flush()
+            raise TableAhead("the table took a cut that is newer than the checkpoint — read again")
+
+        monkeypatch.setattr(snapshot, "_snapshot_after", overtaken)
+        if cut_meanwhile:
+            assert (await node.snapshot("orders")).num_rows == 1
+        else:
+            with pytest.raises(TableAhead):
+                await node.snapshot("orders")

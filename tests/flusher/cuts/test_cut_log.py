@@ -1,5 +1,6 @@
 """A node's cuts: dense, chained, whole, and found by tick; no cut of another history is believed."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,23 @@ def manifest(node: NodeBuilder, number: int) -> Path:
 def test_temporary_files_are_no_cuts(node: NodeBuilder) -> None:
     (node.path / "cuts" / f"{4:016d}.json.tmp").write_text("half")
     assert list(CutLog(node.path).numbers) == [1, 2, 3]
+
+
+def test_cuts_that_go_while_names_are_read_are_no_gap(node: NodeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = os.listdir
+
+    def overtaken(path: Path) -> list[str]:
+        names = [name for name in read(path) if name != manifest(node, 2).name]  # gone when its part was read
+        manifest(node, 1).unlink(missing_ok=True)
+        manifest(node, 2).unlink(missing_ok=True)
+        return names
+
+    monkeypatch.setattr("flusher.cuts.cut_log.os.listdir", overtaken)
+    assert CutLog(node.path).numbers == [3]
+    monkeypatch.undo()
+    manifest(node, 1).touch()
+    with pytest.raises(Corrupt, match="cut 2 is missing"):
+        CutLog(node.path).look()
 
 
 def test_a_node_without_cuts_has_none(tmp_path: Path) -> None:

@@ -174,6 +174,20 @@ def test_a_lease_that_is_no_file_of_an_ingest_holds_every_cut(tmp_path: Path, ki
     anyio.run(main)
 
 
+def test_a_lease_given_up_while_leases_are_read_holds_nothing(tmp_path: Path) -> None:
+    class Overtaken(NodeDirectory):
+        def files(self, under: str) -> list[str]:
+            found = super().files(under)
+            (self.root / found[0]).unlink()
+            return found
+
+    (tmp_path / "leases").mkdir()
+    for name in ("given_up", "kept"):
+        content = {"table": f"/{name}", "node_id": "me", "collection_id": 1, "cut": 1}
+        (tmp_path / "leases" / f"{name}.json").write_text(json.dumps(content))
+    assert [lease.table for lease in read_leases(Overtaken(tmp_path), node_id="me")] == ["/kept"]
+
+
 def test_an_edited_cut_and_its_files_are_not_removed(tmp_path: Path) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=4)

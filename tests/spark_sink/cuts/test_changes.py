@@ -8,8 +8,8 @@ from flusher.cuts.cut_log import CutLog
 from flusher.manifest import DeleteFile, SegmentFile
 from spark_sink.cuts.changes import batches, changes_of, reachable, split_by_delete
 from spark_sink.table.table_model import TableFile
-from tests.spark_sink.node_builder import NodeBuilder
-from wal.errors import Corrupt
+from tests.spark_sink.node_builder import MS, NodeBuilder
+from wal.errors import Corrupt, Truncated
 
 
 def delete(offset: int, *, vchannel: str = "v0", low: int | str | None = 0, high: int | str | None = 99) -> DeleteFile:
@@ -115,7 +115,29 @@ def test_a_dropped_partition_takes_its_segments_along(tmp_path: Path) -> None:
     first = changes_of(entry, cuts[:1], after_tick=0)
     assert (len(first.segments), first.dropped_names, first.changed) == (1, frozenset(), (inserted, inserted))
     second = changes_of(entry, cuts[1:], after_tick=cuts[0].tick)
-    assert (second.dropped_names, second.changed) == (frozenset({"eu"}), (dropped, dropped))
+    assert (second.dropped_names, second.changed) == (frozenset({"eu"}), (cuts[0].tick + 1, dropped))
+
+
+def test_states_before_a_drop_are_never_told_without_rows_that_no_cut_took(tmp_path: Path) -> None:
+    node = NodeBuilder(tmp_path)
+    node.create("orders")
+    node.create("ended")
+    node.create_partition("orders", "eu")
+    node.cut()
+    came, partition_dropped = node.tick + 1, node.tick + 2 * MS
+    node.tick += MS  # rows come, which the flusher discards at the drop
+    node.drop_partition("orders", "eu")
+    node.drop("ended")
+    ended = node.tick
+    node.cut()
+    cuts = CutLog(tmp_path).span(1, 2)
+    for entry, last in zip(cuts[1].manifest.collections[::-1], (partition_dropped, ended), strict=True):
+        assert changes_of(entry, cuts[1:], after_tick=cuts[0].tick).changed == (cuts[0].tick + 1, last)
+        assert changes_of(entry, cuts[:1], after_tick=0, until_tick=cuts[0].tick).changed[1] <= cuts[0].tick
+        for tick in (came, last - 1):
+            with pytest.raises(Truncated, match=f"{entry.name}.* at {tick}, .*ask for {cuts[0].tick}"):
+                changes_of(entry, cuts, after_tick=0, until_tick=tick)
+        assert changes_of(entry, cuts, after_tick=0, until_tick=last).changed[1] == last
 
 
 def test_cuts_without_files_of_a_collection_do_not_change_it(tmp_path: Path) -> None:

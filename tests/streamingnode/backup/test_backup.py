@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 import streamingnode as sn
+from flusher.cuts.cut_log import CutLog
 from spark_sink.ingestion.lease import Lease, write_lease
 from streamingnode.backup import making
 from streamingnode.backup.closed_node import backup_directory, restore_directory
 from streamingnode.backup.restoring import RESTORE_TERM_STEP
 from streamingnode.node import Node
 from streamingnode.verification.walk import verify_directory
-from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
+from tests.streamingnode.sample_node import SCHEMA, SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
 from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 
 NEXT_STEP = " — "
@@ -323,3 +324,55 @@ def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_
     anyio.run(run)
     restore_directory(tmp_path / "backup", tmp_path / "restored")
     assert verify_directory(tmp_path / "restored").findings == []
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize("running", [True, False], ids=["running", "closed"])
+def test_a_backup_has_what_the_table_of_a_dropped_collection_waits_for(tmp_path: Path, running: bool) -> None:
+    path, made = tmp_path / "node", tmp_path / "backup"
+
+    async def run() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            await node.create_collection("orders", SCHEMA, primary_key="id")
+            await node.insert("orders", [{"id": 1, "item": "a"}])
+            number = (await node.flush()).number
+            collection_id = int(next(path.glob("segments/*")).name)
+            node_id = CutLog(path).read(number).manifest.node_id
+            lease = Lease(table=str(tmp_path / "orders"), node_id=node_id, collection_id=collection_id, cut=0, tick=0)
+            write_lease(path, lease)
+            await node.drop_collection("orders")
+            await node.flush()
+            if running:
+                await node.backup(made)
+
+    anyio.run(run)
+    if not running:
+        backup_directory(path, made)
+    restore_directory(made, tmp_path / "restored")
+    assert (
+        [each.name for each in (tmp_path / "restored").rglob("*.parquet")]
+        == [each.name for each in path.rglob("*.parquet")]
+        != []
+    )
+
+
+@pytest.mark.parametrize("of", ["node", "lease", "backup"])
+def test_a_file_that_became_a_giant_of_holes_is_refused_before_it_is_copied(
+    sample: Sample, tmp_path: Path, of: str
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    made = tmp_path / "backup"
+    if of == "backup":
+        backup_directory(path, made)
+    giant = segment(made if of == "backup" else path, 0)
+    if of == "lease":
+        giant = path / "leases" / "orders.json"
+        giant.parent.mkdir(exist_ok=True)
+        giant.touch()
+    os.truncate(giant, 1 << 40)
+    with pytest.raises(Corrupt, match=f"{giant.name} has {1 << 40} bytes"):
+        if of == "backup":
+            restore_directory(made, tmp_path / "restored")
+        else:
+            backup_directory(path, made)
+    assert {each.name for each in tmp_path.iterdir()} <= {"node", "backup"}

@@ -140,6 +140,8 @@ def test_info_says_what_holds_the_files_of_each_collection(data: Path, run: "Run
         write_lease(data, Lease(table="/t/orders", node_id=node_id, collection_id=orders, cut=cut, tick=1))
         assert held()["orders"] == [expected]
     assert "minimum retention" in run("info", data).out
+    (data / "leases" / "torn.json").write_text("{")
+    assert held()["orders"] == ["leases/torn.json, which is no lease"]
 
 
 def test_empty_node_has_nothing_to_list_or_cut(tmp_path: Path, run: "Run") -> None:
