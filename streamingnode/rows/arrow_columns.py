@@ -198,6 +198,8 @@ def _leaves(array: AnyArray) -> Iterator[AnyArray]:
         present = array.filter(array.is_valid())
         for name in sorted(field.name for field in child_fields(array.type)):
             yield from _leaves(pc.struct_field(present, name))
+    elif isinstance(array, pa.DictionaryArray):
+        yield array.dictionary_decode()
     else:
         yield array
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,6 +125,9 @@ def test_value_of_the_column_type_is_kept(kind: pa.DataType, values: list[object
         (pa.float32(), -3.5e38),
         (pa.float32(), (1 << 24) + 1),
         (pa.float64(), np.longdouble("1e400")),
+        (pa.float64(), np.uint64((1 << 64) - 1)),
+        (pa.float32(), np.ulonglong((1 << 64) - 1)),
+        (pa.list_(pa.float64()), np.array([(1 << 64) - 1], np.uint64)),
         (pa.list_(pa.float32()), [1e300]),
         (pa.list_(pa.float32()), np.array([1e300])),
         (pa.struct([("x", pa.float32())]), {"x": 1e300}),
@@ -358,6 +362,18 @@ def test_batch_of_narrower_types_is_widened_exactly() -> None:
     (fitted,) = to_batches(batch, SHAPE)
     assert fitted.schema.equals(SCHEMA)
     assert fitted.to_pylist() == [{"id": 1, "item": "a", "amount": 1.0}, {"id": 2, "item": None, "amount": 2.0}]
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.list_(pa.float32()), pa.struct([("x", pa.float32())])], ids=str)
+def test_float_that_overflows_is_refused_in_a_dictionary_as_well(kind: pa.DataType) -> None:
+    encoded = pa.array([1.5, 1e300]).dictionary_encode()
+    wrapped: Any = encoded
+    if pt.is_list(kind):
+        wrapped = pa.ListArray.from_arrays([0, 1, 2], encoded)
+    elif pt.is_struct(kind):
+        wrapped = pa.StructArray.from_arrays([encoded], ["x"])
+    error = refusal(pa.RecordBatch.from_pydict({"id": [0, 1], "value": wrapped}), shape_of(kind))
+    assert (error.column, error.row) == ("value", 1)
 
 
 def test_row_of_a_table_is_named_by_its_place_in_the_table() -> None:
