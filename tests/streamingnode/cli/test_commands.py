@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import google_crc32c
 import msgspec
 import pytest
 
@@ -250,6 +251,19 @@ def test_doctor_finds_a_sound_node_sound(data: Path, run: "Run") -> None:
     findings = cast("list[dict[str, str]]", examined.document["findings"])
     assert examined.code == 0, examined.out
     assert {"python", "fsync", "disk space", "node"} <= {finding["subject"] for finding in findings}
+
+
+def test_doctor_warns_of_checksums_without_their_c_extension(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+    def checksums() -> dict[str, str]:
+        findings = cast("list[dict[str, str]]", run("doctor", "--json").document["findings"])
+        return next(each for each in findings if each["subject"] == "checksums")
+
+    assert checksums()["status"] == "ok"
+    monkeypatch.setattr(google_crc32c, "implementation", "python")
+    found = checksums()
+    assert found["status"] == "warn"
+    assert "2 MB/s" in found["detail"]
+    assert "pip install" in found["next_step"]
 
 
 def test_doctor_fails_for_a_damaged_manifest(data: Path, run: "Run") -> None:
