@@ -1,6 +1,7 @@
 """Rows that fit become batches of exactly the schema; the others are refused by column and row."""
 
 import datetime as dt
+import io
 import math
 from collections.abc import Sequence
 from decimal import Decimal
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pyarrow.types as pt
 import pytest
 from hypothesis import given
@@ -411,6 +413,26 @@ def test_null_in_a_required_nested_field_is_refused_but_one_under_a_null_parent_
     assert len(to_batches(pa.RecordBatch.from_arrays([ids, good.cast(POINT)], ["id", "value"]), shape)) == 1
     unchecked = pa.StructArray.from_arrays([pc.struct_field(bad, 0), pc.struct_field(bad, 1)], fields=list(POINT))
     assert "takes none" in str(refusal(pa.RecordBatch.from_arrays([ids, unchecked], ["id", "value"]), shape))
+
+
+REQUIRED_ITEM = pa.field("item", pa.int64(), nullable=False)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [pa.string(), pa.decimal128(5, 2), pa.timestamp("ms", "UTC"), POINT, pa.list_(POINT), pa.list_(REQUIRED_ITEM)],
+    ids=str,
+)
+def test_required_field_that_is_null_under_a_null_can_be_written_as_parquet(inner: pa.DataType) -> None:
+    required = pa.field("x", inner, nullable=False)
+    nothing = pa.array([None, None], inner)
+    under_null = pa.StructArray.from_arrays([nothing], fields=[required], mask=pa.array([True, True]))
+    rows = pa.table({"id": range(2), "value": under_null})
+    (batch,) = to_batches(rows.slice(1), shape_of(under_null.type))
+    batch.validate(full=True)
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_batches([batch]), file)
+    assert pq.read_table(file).to_pylist() == [{"id": 1, "value": None}]
 
 
 KEYS = key_shape(SHAPE)
