@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import google_crc32c
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flusher.cuts.cut_log import CutLog
@@ -162,6 +164,16 @@ def test_tail_prints_each_message_and_ends(data: Path, run: "Run") -> None:
     assert [line["type"] for line in lines] == ["create_collection", "insert"]
     rows = cast("list[dict[str, object]]", lines[1]["rows"])
     assert sorted(str(row["item"]) for row in rows) == ["milk", "salt", "tea"]
+
+
+def test_tail_prints_times_beyond_the_years_that_python_has(tmp_path: Path, run: "Run") -> None:
+    far = pa.array([1 << 60], pa.timestamp("us", "UTC"))
+    nested = pa.StructArray.from_arrays([pa.array([1 << 30], pa.date32())], ["day"])
+    pq.write_table(pa.table({"id": [1], "at": far, "s": nested}), tmp_path / "far.parquet")
+    inserted = run("insert", tmp_path / "node", "far", tmp_path / "far.parquet", "--create", "--primary-key", "id")
+    assert inserted.code == 0, inserted.err
+    lines = run("tail", tmp_path / "node", "far", "--types", "insert").lines
+    assert lines[0]["rows"] == [{"id": 1, "at": 1 << 60, "s": {"day": 1 << 30}}]
 
 
 def test_tail_starts_where_it_is_told(data: Path, run: "Run") -> None:
