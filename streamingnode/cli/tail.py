@@ -13,6 +13,8 @@ from wal.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pyarrow as pa
+
     from scanner.deliver_policy import DeliverPolicy
     from streamingnode.reading.read_message import ReadMessage
 
@@ -144,7 +146,24 @@ def _content(message: "ReadMessage") -> dict[str, object]:
     if message.bodies:
         return {"bodies": [{"type": type_name(body), **_content(body)} for body in message.bodies]}
     rows = message.to_arrow()
-    return {} if rows is None else {"rows": rows.to_pylist()}
+    return {} if rows is None else {"rows": _python_rows(rows)}
+
+
+def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
+    """Return rows as Python has them; where it has not the year, times and dates are the integers that are stored."""
+    import pyarrow as pa
+    import pyarrow.types as pt
+
+    from streamingnode.rows.arrow_types import with_leaves
+
+    def as_integer(kind: pa.DataType) -> pa.DataType:
+        return pa.int64() if pt.is_timestamp(kind) else pa.int32() if pt.is_date32(kind) else kind
+
+    try:
+        return rows.to_pylist()
+    except (OverflowError, ValueError):
+        schema = [field.with_type(with_leaves(field.type, as_integer)) for field in rows.schema]
+        return rows.cast(pa.schema(schema)).to_pylist()
 
 
 COMMAND = Command(

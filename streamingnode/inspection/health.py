@@ -17,9 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+import google_crc32c
+
 from streamingnode.inspection.node_files import holder, is_node, read_node_files
 from streamingnode.ownership import assert_sole_owner
-from wal.errors import JavaNotFound, StreamingNodeError
+from wal.errors import JavaNotFound, StreamingNodeError, install
 from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.options import DATABASE_NAME, RocksOptions
 from wal.timetick import AHEAD_MS_MAX, physical_ms
@@ -41,6 +43,11 @@ FREE_BYTES_COMFORT = 4 << 30
 
 _PARTS_WITHOUT_LOG = frozenset({"cuts", "segments", "deletes"})
 """What only a node makes; beside no log, the log is lost."""
+
+_COMPILE = (
+    "use a platform it has wheels for, or install the crc32c library with its headers and a C compiler, then run: "
+    "pip install --force-reinstall --no-cache-dir google-crc32c"
+)
 
 
 class Status(Enum):
@@ -65,6 +72,7 @@ def examine(directory: Path | None) -> Iterator[Finding]:
     """Yield what there is to say about this machine and installation, and about `directory` when it is given."""
     yield _python()
     yield _packages()
+    yield _checksums()
     yield from _extras()
     yield _roots()
     yield _java()
@@ -87,8 +95,16 @@ def _python() -> Finding:
 def _packages() -> Finding:
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
-        return Finding(Status.FAIL, "packages", f"missing: {', '.join(missing)}", "run: pip install streamingnode")
+        return Finding(Status.FAIL, "packages", f"missing: {', '.join(missing)}", "in a checkout run: pip install .")
     return Finding(Status.OK, "packages", ", ".join(f"{name} {_version(name)}" for name in REQUIRED))
+
+
+def _checksums() -> Finding:
+    kind = google_crc32c.implementation
+    if kind != "c":
+        text = f"google-crc32c runs in {kind} alone, without its C extension: about 2 MB/s"
+        return Finding(Status.WARN, "checksums", text, _COMPILE)
+    return Finding(Status.OK, "checksums", "google-crc32c with its C extension")
 
 
 def _extras() -> Iterator[Finding]:
@@ -96,9 +112,9 @@ def _extras() -> Iterator[Finding]:
         if find_spec(name) is not None:
             yield Finding(Status.OK, name, _version(name))
         elif extra == "speed":
-            yield Finding(Status.OK, name, f"not installed; optional: pip install 'streamingnode[{extra}]'")
+            yield Finding(Status.OK, name, f"not installed; optional: {install(extra)}")
         else:
-            yield Finding(Status.WARN, name, "not installed", f"for {extra}, run: pip install 'streamingnode[{extra}]'")
+            yield Finding(Status.WARN, name, "not installed", f"for {extra}, {install(extra)}")
 
 
 def _roots() -> Finding:
@@ -117,7 +133,7 @@ def _java() -> Finding:
     try:
         java = find_java()
     except JavaNotFound as error:
-        return Finding(Status.WARN, "java", str(error), "Spark will not start; run: pip install 'streamingnode[jre]'")
+        return Finding(Status.WARN, "java", str(error), f"Spark will not start; {install('jre')}")
     return Finding(Status.OK, "java", f"Java {java.major} from {java.found_in}, {java.home}")
 
 

@@ -28,7 +28,10 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
     else:
         batch = _rearrange(batch, schema, first_row)
     for index in required:
-        check_nulls(batch.column(index), schema.field(index), first_row=first_row, required=True)
+        field, column = schema.field(index), batch.column(index)
+        check_nulls(column, field, first_row=first_row, required=True)
+        if _hides_null(column, field.type):
+            batch = batch.set_column(index, field, _filled(column.take(pa.array(range(len(column)))), field))
     return batch
 
 
@@ -198,8 +201,52 @@ def _leaves(array: AnyArray) -> Iterator[AnyArray]:
         present = array.filter(array.is_valid())
         for name in sorted(field.name for field in child_fields(array.type)):
             yield from _leaves(pc.struct_field(present, name))
+    elif isinstance(array, pa.DictionaryArray):
+        yield array.dictionary_decode()
     else:
         yield array
+
+
+def _hides_null(array: AnyArray, kind: pa.DataType) -> bool:
+    """Whether a field that takes no nulls has one, which lies under a null. Parquet cannot be written of that."""
+    return any(
+        (not child.nullable and part.null_count > 0) or _hides_null(part, child.type)
+        for part, child in zip(_parts(array), child_fields(kind), strict=True)
+    )
+
+
+def _filled(array: AnyArray, field: AnyField) -> AnyArray:
+    """Return an array that was not sliced with some value for each null that `_hides_null` finds."""
+    kind, nulls = field.type, array.is_null()
+    parts = [_filled(part, child) for part, child in zip(_parts(array), child_fields(kind), strict=True)]
+    filled: AnyArray = array
+    if isinstance(array, pa.StructArray):
+        filled = pa.StructArray.from_arrays(parts, fields=child_fields(kind), mask=nulls)
+    elif isinstance(array, pa.FixedSizeListArray):
+        filled = pa.FixedSizeListArray.from_arrays(parts[0], type=kind, mask=nulls)
+    elif isinstance(array, (pa.ListArray, pa.LargeListArray)):
+        filled = type(array).from_arrays(array.offsets, parts[0], type=kind, mask=nulls)  # type: ignore[arg-type]  # offsets of its kind
+    if field.nullable or not filled.null_count:
+        return filled
+    return pc.coalesce(filled, pa.array([_some(kind)], kind)[0])
+
+
+def _parts(array: AnyArray) -> list[AnyArray]:
+    """Return the arrays directly inside an array, also what is under nulls."""
+    if isinstance(array, pa.StructArray):
+        return [array.field(index) for index in range(array.type.num_fields)]
+    return [array.values] if is_list(array.type) else []  # type: ignore[attr-defined]  # every list has them
+
+
+def _some(kind: pa.DataType) -> object:
+    """Return a value of the type, for where nobody sees it."""
+    if pt.is_struct(kind):
+        return {field.name: _some(field.type) for field in child_fields(kind)}
+    if isinstance(kind, pa.FixedSizeListType):
+        return [_some(kind.field(0).type)] * kind.list_size
+    if is_list(kind):
+        return []
+    return "" if is_text(kind) else b"" if is_bytes(kind) else False if pt.is_boolean(kind) else 0
 
 
 def _widest_decimal(kind: pa.DataType) -> pa.DataType:

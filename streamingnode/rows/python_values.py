@@ -45,7 +45,8 @@ class ValueKind:
 
 
 _INTEGER = ValueKind(frozenset({int}), (Integral,), (bool, np.timedelta64))
-_FLOAT = ValueKind(frozenset({float, int}), (Real,), (bool, np.timedelta64, np.longdouble))
+# Arrow makes floats of unsigned 64-bit integers by way of signed ones: 2^64 - 1 would become -1.
+_FLOAT = ValueKind(frozenset({float, int}), (Real,), (bool, np.timedelta64, np.longdouble, np.uint64, np.ulonglong))
 _BOOLEAN = ValueKind(frozenset({bool}), (np.bool_,))
 _TEXT = ValueKind(frozenset({str}), (str,))
 _BYTES = ValueKind(frozenset({bytes}), (bytes, bytearray, memoryview))

@@ -150,6 +150,13 @@ def _check_field(path: str, field: AnyField, depth: int) -> None:
         )
     if pt.is_struct(field.type) and field.type.num_fields:
         _check_unique([child.name for child in _children(field.type)])
+        for child in _children(field.type):
+            # Under a struct that is null Parquet has no elements of it, and readers ask for as many as there always are.
+            if pt.is_fixed_size_list(child.type) and not child.nullable:
+                raise SchemaMismatch(
+                    f"column {path!r} has a list of fixed size that takes no null, {child.name!r} — use one that does",
+                    column=path,
+                )
     elif not _is_filled_list(field.type) and not is_supported_type(field.type):
         raise SchemaMismatch(
             f"column {path!r} has type {field.type}, which is not kept exactly — use {_instead(field.type)}",

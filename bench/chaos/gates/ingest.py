@@ -45,7 +45,7 @@ MASTER, MEMORY = "local[2]", "1g"
 
 def lacking() -> str | None:
     """Say what the gate needs and this installation does not have."""
-    return None if find_spec("pyspark") else "needs pyspark — pip install 'streamingnode[spark]'"
+    return None if find_spec("pyspark") else "needs pyspark — pip install '.[spark]'"
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:

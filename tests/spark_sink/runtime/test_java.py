@@ -34,7 +34,7 @@ def test_the_first_that_is_new_enough_is_chosen(majors: list[int | None], chosen
 
 
 def test_without_java_the_error_names_what_was_tried_and_what_to_install() -> None:
-    with pytest.raises(JavaNotFound, match=r"PATH \(/usr/lib/jvm\): Java 11.*pip install 'streamingnode\[jre\]'"):
+    with pytest.raises(JavaNotFound, match=r"PATH \(/usr/lib/jvm\): Java 11.*pip install '\.\[jre\]'"):
         choose(PLACES, lambda _: 11)
 
 

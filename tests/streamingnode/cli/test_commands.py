@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import google_crc32c
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flusher.cuts.cut_log import CutLog
@@ -165,6 +168,16 @@ def test_tail_prints_each_message_and_ends(data: Path, run: "Run") -> None:
     assert sorted(str(row["item"]) for row in rows) == ["milk", "salt", "tea"]
 
 
+def test_tail_prints_times_beyond_the_years_that_python_has(tmp_path: Path, run: "Run") -> None:
+    far = pa.array([1 << 60], pa.timestamp("us", "UTC"))
+    nested = pa.StructArray.from_arrays([pa.array([1 << 30], pa.date32())], ["day"])
+    pq.write_table(pa.table({"id": [1], "at": far, "s": nested}), tmp_path / "far.parquet")
+    inserted = run("insert", tmp_path / "node", "far", tmp_path / "far.parquet", "--create", "--primary-key", "id")
+    assert inserted.code == 0, inserted.err
+    lines = run("tail", tmp_path / "node", "far", "--types", "insert").lines
+    assert lines[0]["rows"] == [{"id": 1, "at": 1 << 60, "s": {"day": 1 << 30}}]
+
+
 def test_tail_starts_where_it_is_told(data: Path, run: "Run") -> None:
     everything = run("tail", data, "orders").lines
     last = everything[-1]
@@ -252,6 +265,19 @@ def test_doctor_finds_a_sound_node_sound(data: Path, run: "Run") -> None:
     findings = cast("list[dict[str, str]]", examined.document["findings"])
     assert examined.code == 0, examined.out
     assert {"python", "fsync", "disk space", "node"} <= {finding["subject"] for finding in findings}
+
+
+def test_doctor_warns_of_checksums_without_their_c_extension(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+    def checksums() -> dict[str, str]:
+        findings = cast("list[dict[str, str]]", run("doctor", "--json").document["findings"])
+        return next(each for each in findings if each["subject"] == "checksums")
+
+    assert checksums()["status"] == "ok"
+    monkeypatch.setattr(google_crc32c, "implementation", "python")
+    found = checksums()
+    assert found["status"] == "warn"
+    assert "2 MB/s" in found["detail"]
+    assert "pip install" in found["next_step"]
 
 
 def test_doctor_fails_for_a_damaged_manifest(data: Path, run: "Run") -> None:

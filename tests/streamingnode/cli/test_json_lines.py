@@ -3,6 +3,7 @@
 import datetime as dt
 import io
 import json
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -49,6 +50,7 @@ def test_batches_are_bounded_and_know_their_lines() -> None:
     [
         ("{", InvalidArgument, "no JSON"),
         ("[1]", InvalidArgument, "no JSON object"),
+        ("null", InvalidArgument, "no JSON object"),
         ('{"id": 1}{"id": 2}', InvalidArgument, "no JSON"),
         ('{"id": "x"}', SchemaMismatch, "changed from number to string"),
         ('{"id": 1.5}', SchemaMismatch, "1.5"),
@@ -126,6 +128,8 @@ def test_times_are_inferred_with_the_zone_that_all_of_them_have(texts: tuple[str
         (pa.timestamp("us", "UTC"), '"2026-01-02T03:04:05"'),
         (pa.timestamp("ms"), '"2026-01-02T03:04:05.0001"'),
         (pa.float32(), "1e300"),
+        (pa.float64(), "9" * 309),
+        (pa.list_(pa.float64()), f"[0.5, -{'9' * 400}]"),
         (pa.list_(pa.float32()), "[0.5, -1e300]"),
         (pa.decimal128(5, 2), "1.255"),
         (pa.list_(pa.int64(), 2), "[1]"),
@@ -155,6 +159,20 @@ def test_brackets_in_text_and_beside_each_other_are_not_nested() -> None:
     assert _rows(f"{json.dumps({'id': 1, 'name': text})}\n") == [{"id": 1, "name": text}]
     wide = pa.schema({"v": pa.list_(pa.list_(pa.int64()))})
     assert _rows(f"{json.dumps({'v': [[1]] * 1_000})}\n", wide) == [{"v": [[1]] * 1_000}]
+
+
+def test_number_of_endless_digits_is_refused_when_columns_are_inferred() -> None:
+    with pytest.raises(InvalidArgument, match=r"^line 2 .*over 308 digits"):
+        JsonLines(io.BytesIO(f'{{"id": 1}}\n{{"id": {"1" * 400}}}\n'.encode())).infer_schema()
+
+
+def test_null_object_may_have_required_fields_and_infinity_stays_one() -> None:
+    point = pa.struct([pa.field("x", pa.binary(), nullable=False)])
+    rows = _rows(
+        '{"p": null, "l": [null, {"x": "YQ=="}], "f": -Infinity}\n',
+        pa.schema({"p": point, "l": pa.list_(point), "f": pa.float64()}),
+    )
+    assert rows == [{"p": None, "l": [None, {"x": b"a"}], "f": -math.inf}]
 
 
 def test_line_from_a_pipe_is_handed_on_while_the_pipe_stays_open() -> None:

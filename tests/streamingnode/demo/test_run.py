@@ -61,7 +61,7 @@ def test_missing_package_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setattr("streamingnode.cli.extras.find_spec", lambda name: None if name == "psutil" else object())
     assert main(["demo", "--dir", str(tmp_path / "demo")]) == 3
-    assert "streamingnode[demo]" in capsys.readouterr().err
+    assert ".[demo]" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()
 
 

@@ -1,6 +1,7 @@
 """Rows that fit become batches of exactly the schema; the others are refused by column and row."""
 
 import datetime as dt
+import io
 import math
 from collections.abc import Sequence
 from decimal import Decimal
@@ -11,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,6 +127,9 @@ def test_value_of_the_column_type_is_kept(kind: pa.DataType, values: list[object
         (pa.float32(), -3.5e38),
         (pa.float32(), (1 << 24) + 1),
         (pa.float64(), np.longdouble("1e400")),
+        (pa.float64(), np.uint64((1 << 64) - 1)),
+        (pa.float32(), np.ulonglong((1 << 64) - 1)),
+        (pa.list_(pa.float64()), np.array([(1 << 64) - 1], np.uint64)),
         (pa.list_(pa.float32()), [1e300]),
         (pa.list_(pa.float32()), np.array([1e300])),
         (pa.struct([("x", pa.float32())]), {"x": 1e300}),
@@ -360,6 +366,18 @@ def test_batch_of_narrower_types_is_widened_exactly() -> None:
     assert fitted.to_pylist() == [{"id": 1, "item": "a", "amount": 1.0}, {"id": 2, "item": None, "amount": 2.0}]
 
 
+@pytest.mark.parametrize("kind", [pa.float32(), pa.list_(pa.float32()), pa.struct([("x", pa.float32())])], ids=str)
+def test_float_that_overflows_is_refused_in_a_dictionary_as_well(kind: pa.DataType) -> None:
+    encoded = pa.array([1.5, 1e300]).dictionary_encode()
+    wrapped: Any = encoded
+    if pt.is_list(kind):
+        wrapped = pa.ListArray.from_arrays([0, 1, 2], encoded)
+    elif pt.is_struct(kind):
+        wrapped = pa.StructArray.from_arrays([encoded], ["x"])
+    error = refusal(pa.RecordBatch.from_pydict({"id": [0, 1], "value": wrapped}), shape_of(kind))
+    assert (error.column, error.row) == ("value", 1)
+
+
 def test_row_of_a_table_is_named_by_its_place_in_the_table() -> None:
     table = pa.concat_tables(
         [pa.Table.from_batches([batch_of()]), pa.Table.from_batches([batch_of(id=pa.array([3, None]))])]
@@ -395,6 +413,26 @@ def test_null_in_a_required_nested_field_is_refused_but_one_under_a_null_parent_
     assert len(to_batches(pa.RecordBatch.from_arrays([ids, good.cast(POINT)], ["id", "value"]), shape)) == 1
     unchecked = pa.StructArray.from_arrays([pc.struct_field(bad, 0), pc.struct_field(bad, 1)], fields=list(POINT))
     assert "takes none" in str(refusal(pa.RecordBatch.from_arrays([ids, unchecked], ["id", "value"]), shape))
+
+
+REQUIRED_ITEM = pa.field("item", pa.int64(), nullable=False)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [pa.string(), pa.decimal128(5, 2), pa.timestamp("ms", "UTC"), POINT, pa.list_(POINT), pa.list_(REQUIRED_ITEM)],
+    ids=str,
+)
+def test_required_field_that_is_null_under_a_null_can_be_written_as_parquet(inner: pa.DataType) -> None:
+    required = pa.field("x", inner, nullable=False)
+    nothing = pa.array([None, None], inner)
+    under_null = pa.StructArray.from_arrays([nothing], fields=[required], mask=pa.array([True, True]))
+    rows = pa.table({"id": range(2), "value": under_null})
+    (batch,) = to_batches(rows.slice(1), shape_of(under_null.type))
+    batch.validate(full=True)
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_batches([batch]), file)
+    assert pq.read_table(file).to_pylist() == [{"id": 1, "value": None}]
 
 
 KEYS = key_shape(SHAPE)

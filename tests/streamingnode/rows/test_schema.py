@@ -18,6 +18,7 @@ UNSUPPORTED = [
     *(pa.uint8(), pa.uint64(), pa.float16(), pa.timestamp("ns"), pa.timestamp("s"), pa.date64(), pa.time64("us")),
     *(pa.duration("us"), pa.null(), pa.dictionary(pa.int32(), pa.string()), pa.map_(pa.string(), pa.int64())),
     *(pa.struct([]), pa.list_(pa.uint8()), pa.struct([("a", pa.timestamp("ns"))]), pa.decimal256(40, 2)),
+    pa.struct([pa.field("a", pa.list_(pa.int64(), 2), nullable=False)]),
 ]
 
 
