@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
+import anyio
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
@@ -271,7 +272,7 @@ async def test_rows_of_a_task_are_refused_when_another_ends_the_transaction_unde
     transactions.log.hold()
     insert = loop.create_task(txn.insert("orders", [{"id": 2, "item": LARGE}]))
     while not transactions.log.in_flight:
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
     rollback = loop.create_task(txn.rollback())
     await asyncio.sleep(0)
     transactions.log.let_go()
