@@ -214,6 +214,7 @@ def _start_flusher(
             on_progress=schedule.report,
             on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
             save_producers=partial(_save_producers, channel),
+            log_is_back=channel.live_term,
             next_id=lambda: channel.shards.next_id,
             elapsed_ms=elapsed_ms,
         ),
