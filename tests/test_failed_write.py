@@ -324,6 +324,7 @@ async def test_streamed_transaction_goes_on_over_a_reopen(
         assert await keys_of(node) == []
         await node.commit_transaction(txn_id)
         assert sorted(await keys_of(node)) == [1, 2]
+        assert node.statistics().writes.pending_transaction_bytes == 0, "what the last term held"
 
 
 async def test_transaction_that_expires_while_the_log_is_away_is_rolled_back_in_the_log(
