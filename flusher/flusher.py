@@ -3,7 +3,7 @@
 A fault of the disk (or of the log store) throws the run away and starts another from the checkpoint after a pause: the same
 path as after a crash, so there is only one. Nothing is lost by that, because the log is truncated only behind checkpoints.
 A full disk is such a fault, and so are file descriptors that run out: whoever waits for a cut hears of it, and the next run
-begins as soon as there is more of what it lacked.
+begins as soon as there is more of what it lacked. Of other faults they hear when several tries in a row have failed.
 Damage, where stored bytes are not what was written, is not retried: the flusher stops, the log grows, and whoever waits
 for a cut gets the error; appends and readers go on. A write of the log store whose outcome is open is a fault like others:
 the store is reopened meanwhile, and the stored checkpoint then says what became of it.
@@ -31,7 +31,15 @@ from interceptors.shard.state import ShardState
 from interceptors.txn.manager import steady_ms
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFull, StreamingNodeError
+from wal.errors import (
+    ChannelFenced,
+    Corrupt,
+    OnShutdown,
+    Overloaded,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+)
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
@@ -48,6 +56,9 @@ ROOM_BYTES = 1 << 20
 """How much more has to be free to try again before the pause is over; less is noise of other programs."""
 DESCRIPTORS = 8
 """What has to be free of them to try again before that: for files being written, a directory to sync, tables of RocksDB."""
+
+LASTING_FAULTS = 3
+"""Who waits for a cut hears of its files when so many tries in a row could not write them: after 1.5 s by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +81,10 @@ class FlusherStatistics:
     last_error: str
 
 
+async def always_back() -> None:
+    """Return at once, where a log is never reopened."""
+
+
 async def no_producers(_tick: int) -> bytes | None:
     """Save nothing, where nobody writes with producers."""
     return None
@@ -83,6 +98,7 @@ class FlushHooks:
     `on_progress` is told the number of the cut in the making and how many bytes wait for it; `on_kept_tick` a tick at or
     below which cuts are published and no reader starts any more, after each round of retention. `save_producers` returns
     what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have everything up to that tick.
+    `log_is_back` returns once the log takes writes, and raises what its callers get when that takes too long.
     `next_id` returns an id above those of all segments that the log has so far.
     `elapsed_ms` is a clock that nobody sets, in milliseconds from an arbitrary start.
     """
@@ -91,6 +107,7 @@ class FlushHooks:
     on_progress: Callable[[int, int], None] = lambda _number, _bytes: None
     on_kept_tick: Callable[[int], None] = lambda _tick: None
     save_producers: Callable[[int], Awaitable[bytes | None]] = no_producers
+    log_is_back: Callable[[], Awaitable[object]] = always_back
     next_id: Callable[[], int] = lambda: sys.maxsize
     elapsed_ms: Callable[[], int] = steady_ms
 
@@ -159,7 +176,7 @@ class Flusher:
         self._failure: StreamingNodeError = OnShutdown("the flusher is closed")
         self._short: StorageFull | Overloaded | None = None
         """What keeps the flusher from its work, and would keep whoever waits for a cut waiting."""
-        self._faults = 0
+        self._faults = self._file_faults = 0
         self._last_error = ""
 
     @property
@@ -182,16 +199,27 @@ class Flusher:
         """Return cut `number` once its checkpoint is durable, at once if it is already; cut 0 stands for "none yet".
 
         Raises `StorageFull` when the disk has no room for its files, `Overloaded` when this process may open no more: they
-        are written once that has changed. Raises `Corrupt` and the like when the flusher has found damage, `OnShutdown` when
-        it is closed, `Truncated` for a cut that is no longer kept.
+        are written once that has changed. Raises `StorageFailed` when one try after the other fails, and
+        what `log_is_back` raises; tries go on, so the cut is made when that is over. Raises `Corrupt` and the like when the
+        flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a cut that is no longer kept.
         """
         if self._short is not None and self._checkpoint.cut_number < number:
             await self._look_for_relief()
+        faults = self._faults
         while self._checkpoint.cut_number < number:
             if self.state not in ALIVE:
                 raise self._failure
             if self._short is not None:
                 raise self._short
+            if self._faults > faults and not self._file_faults:  # of the log
+                faults = self._faults
+                await self._hooks.log_is_back()
+                continue
+            if self._faults > faults and self._file_faults >= LASTING_FAULTS:
+                raise StorageFailed(
+                    f"cut {number} is not made: {self._file_faults} tries in a row failed, the last with "
+                    f"{self._last_error} — check the disk; it is tried on by itself"
+                )
             if self._run is not None:
                 self._run.hurry()
             await self._changed.wait()
@@ -345,6 +373,7 @@ class Flusher:
 
     def _on_cut(self, checkpoint: Checkpoint, cut: CutResult) -> None:
         self._checkpoint, self._last_cut = checkpoint, cut
+        self._file_faults = 0
         self._wake()
 
     def _note(self, error: BaseException, event: FlusherEvent) -> None:
@@ -352,6 +381,7 @@ class Flusher:
         self._last_error = f"{type(error).__name__}: {error}"
         if event is FlusherEvent.FAULT:
             self._faults += 1
+            self._file_faults = self._file_faults + 1 if isinstance(error, OSError) else 0
             _log.warning("flush_failed", error=self._last_error, faults=self._faults)
         elif isinstance(error, StreamingNodeError):
             self._failure = error

@@ -9,8 +9,7 @@ misses and repeats nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 import anyio
 
@@ -373,7 +372,6 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-@asynccontextmanager
 async def open_channel(
     store: LogStore,
     pchannel: str,
@@ -382,8 +380,8 @@ async def open_channel(
     options: ChannelOptions,
     pending: PendingBytes,
     observer: AppendObserver | None = None,
-) -> AsyncIterator[Channel]:
-    """Open a pchannel of `store` and close it on the way out. Raises what recovery and the log raise.
+) -> Channel:
+    """Open a pchannel of `store`. Raises what recovery and the log raise; nothing is left open then.
 
     Without room for the first tick the channel can be read, and takes appends when `keep` finds that there is room.
     """
@@ -403,12 +401,8 @@ async def open_channel(
         observer=observer,
     )
     try:
-        channel = Channel(parts, await open_term(parts))
+        return Channel(parts, await open_term(parts))
     except StorageFull as full:
         if not log.last_tick:
             raise  # there is nothing to read
-        channel = Channel(parts, await open_reading_term(parts), full=full)
-    try:
-        yield channel
-    finally:
-        await channel.close()
+        return Channel(parts, await open_reading_term(parts), full=full)

@@ -7,8 +7,8 @@ In: a directory (None: a node in memory), a configuration, and somebody who owns
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -70,65 +70,59 @@ def elapsed_ms() -> int:
     return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
 
-@asynccontextmanager
 async def compose(
     path: Path | None,
     config: NodeConfig,
     supervisor: Supervisor,
+    closing: AsyncExitStack,
     *,
     now_ms: Callable[[], int] = unix_ms,
     elapsed_ms: Callable[[], int] | None = elapsed_ms,
     observer: AppendObserver | None = None,
-) -> AsyncIterator[NodeServices]:
-    """Open the node at `path` (None: in memory) and close it on the way out.
+) -> NodeServices:
+    """Open the node at `path` (None: in memory); `closing` closes what is open, also when this raises.
 
     `elapsed_ms` tells a leap of the clock `now_ms` from time that passed; None: every leap is followed.
 
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
     done again from the log), and the directory is synced and let go last.
     """
-    closing = AsyncExitStack()
-    try:
-        if path is not None:
-            await anyio.to_thread.run_sync(assert_sole_owner)
-        store = await _open_store(path, config)
-        closing.push_async_callback(store.close)
-        directory = await closing.enter_async_context(_files_directory(path, store, config))
-        closing.push_async_callback(supervisor.stop)
-        appends = AppendMeter(observer)
-        ticks = await _tick_allocator(store, now_ms, elapsed_ms)
-        failpoint("recovery.store_opened")
-        if path is not None:
-            await _refuse_mixed(path, store)
-        pending = PendingBytes(config.writes.pending_bytes_max)
-        options = _channel_options(config, observer)
-        channel = await closing.enter_async_context(
-            open_channel(store, PCHANNEL, ticks=ticks, options=options, pending=pending, observer=appends)
-        )
-        readers = NamedReaders(channel)
-        await readers.load()
-        failpoint("recovery.readers_loaded")
-        with suppress(StorageFull):  # left for the next open: those of dropped collections hold nothing
-            await readers.keep_only(_live_ids(channel))
-        closing.push_async_callback(readers.close)
-        flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
-        supervisor.spawn(channel.keep())
-        closing.callback(channel.stop_waiting)
-        meter = NodeMeter(
-            channel=channel,
-            flusher=flusher,
-            appends=appends,
-            ticks=ticks,
-            store=store,
-            pending=pending,
-            now_ms=now_ms,
-        )
-        services = _services(path, config, store, channel, ticks, readers, flusher, meter)
-        supervisor.spawn(services.upkeep.run())
-        yield services
-    finally:
-        with anyio.CancelScope(shield=True):  # half opened and then cancelled is closed in order too
-            await closing.aclose()
+    if path is not None:
+        await anyio.to_thread.run_sync(assert_sole_owner)
+    store = await _open_store(path, config)
+    closing.push_async_callback(store.close)
+    directory = await _files_directory(path, store, config, closing)
+    closing.push_async_callback(supervisor.stop)
+    appends = AppendMeter(observer)
+    ticks = await _tick_allocator(store, now_ms, elapsed_ms)
+    failpoint("recovery.store_opened")
+    if path is not None:
+        await _refuse_mixed(path, store)
+    pending = PendingBytes(config.writes.pending_bytes_max)
+    options = _channel_options(config, observer)
+    channel = await open_channel(store, PCHANNEL, ticks=ticks, options=options, pending=pending, observer=appends)
+    closing.push_async_callback(channel.close)
+    readers = NamedReaders(channel)
+    await readers.load()
+    failpoint("recovery.readers_loaded")
+    with suppress(StorageFull):  # left for the next open: those of dropped collections hold nothing
+        await readers.keep_only(_live_ids(channel))
+    closing.push_async_callback(readers.close)
+    flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
+    supervisor.spawn(channel.keep())
+    closing.callback(channel.stop_waiting)
+    meter = NodeMeter(
+        channel=channel,
+        flusher=flusher,
+        appends=appends,
+        ticks=ticks,
+        store=store,
+        pending=pending,
+        now_ms=now_ms,
+    )
+    services = _services(path, config, store, channel, ticks, readers, flusher, meter)
+    supervisor.spawn(services.upkeep.run())
+    return services
 
 
 def _channel_options(config: NodeConfig, observer: AppendObserver | None) -> ChannelOptions:
@@ -153,26 +147,23 @@ async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
     return await open_rocks_store(path, options=config.log)
 
 
-@asynccontextmanager
-async def _files_directory(path: Path | None, store: LogStore, config: NodeConfig) -> AsyncIterator[NodeDirectory]:
+async def _files_directory(
+    path: Path | None, store: LogStore, config: NodeConfig, closing: AsyncExitStack
+) -> NodeDirectory:
     """The directory of segments and cuts: the node's own, or a throw-away one for a node in memory."""
-    if path is not None:
-        check_owned = store.check_owned if isinstance(store, RocksStore) else None
-        directory = NodeDirectory(path, check_owned=check_owned, for_group=config.flush.group_may_read)
-        try:
-            await anyio.to_thread.run_sync(directory.set_access, (SEGMENTS, DELETES, CUTS))
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot set who may read {error.filename}: {error.strerror} — open the node as the owner of its files"
-            ) from error
-        yield directory
-        return
-    root = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="streamingnode-")))
+    if path is None:
+        root = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="streamingnode-")))
+        closing.push_async_callback(anyio.to_thread.run_sync, partial(shutil.rmtree, root, ignore_errors=True))
+        return NodeDirectory(root)
+    check_owned = store.check_owned if isinstance(store, RocksStore) else None
+    directory = NodeDirectory(path, check_owned=check_owned, for_group=config.flush.group_may_read)
     try:
-        yield NodeDirectory(root)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, root, ignore_errors=True))
+        await anyio.to_thread.run_sync(directory.set_access, (SEGMENTS, DELETES, CUTS))
+    except OSError as error:
+        raise StorageFailed(
+            f"cannot set who may read {error.filename}: {error.strerror} — open the node as the owner of its files"
+        ) from error
+    return directory
 
 
 async def _refuse_mixed(path: Path, store: LogStore) -> None:
@@ -223,6 +214,7 @@ def _start_flusher(
             on_progress=schedule.report,
             on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
             save_producers=partial(_save_producers, channel),
+            log_is_back=channel.live_term,
             next_id=lambda: channel.shards.next_id,
             elapsed_ms=elapsed_ms,
         ),

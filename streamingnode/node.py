@@ -362,7 +362,8 @@ class Node(NodeFacts):
         """Make a cut and return it once its files are durable: everything acknowledged before the call is in files.
 
         Without new rows the newest cut is returned. It ends no transaction. Raises `StorageFull` when the disk has no room
-        for its files; the cut is then made as soon as it has.
+        for its files, `Overloaded` when no file descriptor is left, and `StorageFailed` when one try after the other fails,
+        `LogReopening` when a failed log is not back in time; the cut is then made as soon as it can be.
         """
         self._check_open()
         return await within(timeout, self._services.flush, "the flush")

@@ -8,8 +8,8 @@ another close it. The parts are put together in `composition`.
 """
 
 import os
-from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -32,8 +32,12 @@ from wal.rocks.failures import disk_errors_typed
 
 _log = event_log(__name__)
 
-Compose = Callable[[Path | None, NodeConfig, Supervisor], AbstractAsyncContextManager[NodeServices]]
-"""Open the parts of a node; leaving the context closes them in reverse order. Work that lasts goes to the supervisor."""
+Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[NodeServices]]
+"""Open the parts of a node; leaving the stack closes them in reverse order. Work that lasts goes to the supervisor.
+
+No asynchronous generator stands open meanwhile: the end of the event loop would close those of a node that nobody closed,
+all at once.
+"""
 
 
 def open_node(
@@ -129,7 +133,7 @@ class OpenNode:
             # Absolute, because a program may change its directory while the node is open.
             path = None if self._path is None else await to_thread.run_sync(self._path.absolute)
             self._parts.push_async_callback(self._supervisor.stop)
-            services = await self._parts.enter_async_context(self._compose(path, config, self._supervisor))
+            services = await self._compose(path, config, self._supervisor, self._parts)
             if self._supervisor.failure is not None:  # it failed while the rest was opening
                 raise self._supervisor.failure
             node = self._node = Node(services, config, self._supervisor, self._parts)

@@ -324,6 +324,7 @@ async def test_streamed_transaction_goes_on_over_a_reopen(
         assert await keys_of(node) == []
         await node.commit_transaction(txn_id)
         assert sorted(await keys_of(node)) == [1, 2]
+        assert node.statistics().writes.pending_transaction_bytes == 0, "what the last term held"
 
 
 async def test_transaction_that_expires_while_the_log_is_away_is_rolled_back_in_the_log(
@@ -362,6 +363,26 @@ async def test_flush_whose_checkpoint_fails_makes_the_same_cut_after_the_reopen(
             monkeypatch.undo()
             assert (await node.flush()).number == 1
             assert await keys_of(node) == [1]
+
+
+async def test_flush_whose_checkpoint_fails_for_good_says_that_the_log_is_away(
+    tmp_path: Path, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = cut_writer.publish_cut
+
+    def publish_and_break(*arguments: Any) -> Any:
+        published = publish(*arguments)
+        disk.fail_at(1, times=FOR_EVER)
+        return published
+
+    monkeypatch.setattr(flush_run, "publish_cut", publish_and_break)
+    with anyio.fail_after(HANGS_S):
+        async with opened(tmp_path, **{"reopen.wait_s": 0.05}) as node:
+            await node.insert("a", [row(1)])
+            assert isinstance(await error_of(node.flush()), LogReopening)
+            monkeypatch.setattr(flush_run, "publish_cut", publish)
+            disk.heal()
+            await until(lambda: node.statistics().flusher.cut_number == 1)
 
 
 async def test_collection_that_exists_is_told_only_when_that_is_durable(tmp_path: Path, disk: FailingDisk) -> None:

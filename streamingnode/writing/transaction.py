@@ -151,6 +151,8 @@ class Transaction:
         self._bodies_bytes = 0
         self._txn_id = 0
         self._sending = asyncio.Lock()
+        self._last: AppendGroup | None = None
+        """The group that makes it appear, once there is one."""
         self._result: WriteResult | None = None
 
     @property
@@ -207,6 +209,7 @@ class Transaction:
                 self._result = await self._commit()
         except BaseException:
             self._apply(TransactionEvent.COMMIT_FAILED)
+            await self._let_go()
             raise
         self._apply(TransactionEvent.COMMIT_DONE)
         return self._result
@@ -288,6 +291,7 @@ class Transaction:
                     self._check_open()  # it may have been ended by another task meanwhile
                     self._apply(TransactionEvent.OUTGREW)
                 await self._send_bodies()
+                self._check_open()  # nothing may be added to what ended meanwhile
             except BaseException:
                 if self._state in OPEN:
                     self._apply(TransactionEvent.BODIES_LOST)
@@ -313,23 +317,29 @@ class Transaction:
             self._memory.give_back()
 
     async def _commit_streamed(self) -> WriteResult:
-        try:
-            await self._send_bodies()
-        except Overloaded:  # at once, not when it expires: it holds what others wait for
-            with suppress(StreamingNodeError):
-                await self._append(rollback_group(self._txn_id, reason="no room for its last rows"))
-            raise
+        await self._send_bodies()
         result = await self._append_commit(commit_group(self._txn_id))
         if result.txn_id != self._txn_id:  # an earlier try of the same write is in the log, so this one may not be
             with suppress(StreamingNodeError):
                 await self._append(rollback_group(self._txn_id, reason="its write is in the log already"))
         return result
 
+    async def _let_go(self) -> None:
+        """Hold nothing after a commit that failed; its session, too, now and not when it expires: others wait for room."""
+        self._bodies, self._bodies_bytes = [], 0
+        self._memory.give_back()
+        if self._last is not None and self._last.begun:
+            return  # the log decides
+        with anyio.move_on_after(ROLLBACK_S_MAX, shield=True), suppress(StreamingNodeError):
+            async with self._sending:  # another task's begin may be on its way
+                if self._txn_id:
+                    await self._append(rollback_group(self._txn_id, reason="its commit was refused"))
+
     async def _append(self, group: AppendGroup) -> WriteResult:
         return result_of(await self._appender(group))
 
     async def _append_commit(self, group: AppendGroup) -> WriteResult:
-        append = self._appender
+        append, self._last = self._appender, group
         if self._commit_through is not None:
             append = self._commit_through(append)
         return result_of(await append(group))

@@ -9,7 +9,7 @@ import pytest
 
 from flusher.files.node_directory import NodeDirectory
 from flusher.flush_options import FlushOptions
-from flusher.flusher import Flusher
+from flusher.flusher import LASTING_FAULTS, Flusher
 from flusher.flusher_state import FlusherState, Shortage, shortage_of
 from flusher.removal.retention import RetentionOptions
 from tests.flusher.cut_reading import manifests, rows_in
@@ -135,6 +135,37 @@ async def test_who_waits_for_a_cut_without_descriptors_hears_that_until_there_ar
         assert setup.flusher.statistics().short_of == ""
         tasks.cancel_scope.cancel()
     assert sum(setup.pauses) < 1.0, setup.pauses
+
+
+async def test_who_waits_for_a_cut_hears_of_a_fault_that_lasts_and_gets_the_cut_once_it_is_over(setup: Setup) -> None:
+    setup.directory.free = 100 * MIB
+    in_the_way = setup.directory.root / "segments"
+    in_the_way.touch()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(setup.flusher.run)
+        for tries in (LASTING_FAULTS, LASTING_FAULTS + 1):
+            with anyio.fail_after(30), pytest.raises(StorageFailed, match=f"{tries} tries in a row.* — check the disk"):
+                await setup.flusher.wait_for_cut(1)
+        in_the_way.unlink()
+        assert (await setup.flusher.wait_for_cut(1)).number == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_waits_for_a_cut_hears_nothing_of_a_fault_that_passes(setup: Setup) -> None:
+    setup.directory.free = 100 * MIB
+    in_the_way = setup.directory.root / "segments"
+    in_the_way.touch()
+
+    async def clear() -> None:
+        while setup.flusher.statistics().faults < LASTING_FAULTS - 1:
+            await anyio.lowlevel.checkpoint()
+        in_the_way.unlink()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(setup.flusher.run)
+        tasks.start_soon(clear)
+        assert (await setup.flusher.wait_for_cut(1)).number == 1
+        tasks.cancel_scope.cancel()
 
 
 SPACE, DESCRIPTORS = Shortage.DISK_SPACE, Shortage.DESCRIPTORS

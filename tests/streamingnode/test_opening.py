@@ -4,8 +4,7 @@ import asyncio
 import gc
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import cast
 
@@ -33,24 +32,24 @@ class Parts:
         self.fail_first: Exception | None = None
         self.supervisor: Supervisor | None = None
 
-    @asynccontextmanager
     async def compose(
-        self, path: Path | None, config: NodeConfig, supervisor: Supervisor
-    ) -> AsyncIterator[NodeServices]:
+        self, path: Path | None, config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack
+    ) -> NodeServices:
         self.supervisor = supervisor
         self.events.append("open")
         if self.open_error is not None:
             raise self.open_error
-        try:
-            if self.fail_first is not None:
-                self.work(self.fail_first)
-                await anyio.lowlevel.checkpoint()
-                await anyio.lowlevel.checkpoint()
-            yield cast("NodeServices", _NoServices())
-        finally:
+        closing.push_async_callback(self._close)
+        if self.fail_first is not None:
+            self.work(self.fail_first)
             await anyio.lowlevel.checkpoint()
-            self.events.append("closed")
-            self.closed.set()
+            await anyio.lowlevel.checkpoint()
+        return cast("NodeServices", _NoServices())
+
+    async def _close(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.events.append("closed")
+        self.closed.set()
 
     def node(self) -> OpenNode:
         return OpenNode(None, NodeConfig, self.compose)
@@ -263,3 +262,16 @@ def test_block_that_is_thrown_away_after_its_event_loop_raises_nothing(monkeypat
     del task
     gc.collect()
     assert raised == []
+
+
+def test_event_loop_that_ends_around_a_node_that_nobody_closed_says_nothing_of_its_parts(tmp_path: Path) -> None:
+    async def forget() -> None:
+        node = await sn.open_node(tmp_path / "data", cut_interval_s=None)
+        forgotten.append(node)
+
+    told: list[dict[str, object]] = []
+    forgotten: list[sn.Node] = []
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda _loop, context: told.append(context))
+        runner.run(forget())
+    assert told == []

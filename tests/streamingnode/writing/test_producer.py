@@ -124,6 +124,17 @@ async def test_repeated_transaction_that_was_streamed_leaves_nothing_open(node: 
     assert read[-1].last_confirmed == read[-1].message_id, "no open transaction holds readers back"
 
 
+async def test_streamed_transaction_whose_commit_is_refused_holds_nothing_any_more(node: sn.Node) -> None:
+    zombie = await node.producer("feed")
+    txn = zombie.transaction(keepalive_s=60)
+    for key in range(40):
+        await txn.insert("c", row(key, "x" * 1000))
+    await node.producer("feed")
+    with pytest.raises(ProducerFenced):
+        await txn.commit()
+    assert node.statistics().writes.pending_transaction_bytes == 0
+
+
 async def test_write_that_fell_out_of_the_window_is_refused(node: sn.Node) -> None:
     feed = await node.producer("feed")
     for _ in range(6):

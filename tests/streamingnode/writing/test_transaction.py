@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
+import anyio
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from streamingnode.writing.results import nothing_at
 from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
 from streamingnode.writing.write_target import WriteTarget, WriteTargets
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of
+from wal.admission import Budget
 from wal.append import AppendGroup
 from wal.errors import (
     CollectionNotFound,
@@ -41,12 +43,13 @@ class Transactions:
             "far": targets.target(collection_info(SCHEMA, name="far", pchannel="p1")),
         }
 
-    def begin(self, *, group_messages_max: int = 1_000) -> Transaction:
+    def begin(self, *, group_messages_max: int = 1_000, memory: Budget | None = None) -> Transaction:
         return Transaction(
             self._find,
             self.log.consistent_tick,
             group_bytes_max=GROUP_BYTES_MAX,
             group_messages_max=group_messages_max,
+            memory=memory,
         )
 
     def _find(self, name: str) -> WriteTarget:
@@ -235,6 +238,47 @@ async def test_cancelled_streaming_leaves_only_a_rollback(transactions: Transact
     transactions.log.let_go()
     await txn.rollback()
     assert txn.state is TransactionState.ROLLED_BACK
+
+
+async def test_commit_cancelled_behind_the_rows_of_another_task_leaves_only_a_rollback(
+    transactions: Transactions,
+) -> None:
+    memory = Budget(1 << 20)
+    txn = transactions.begin(memory=memory)
+    transactions.log.hold()
+    loop = asyncio.get_running_loop()
+    insert = loop.create_task(txn.insert("orders", [{"id": n, "item": LARGE} for n in range(4)]))
+    await transactions.log.arrival()
+    commit = loop.create_task(txn.commit())
+    await asyncio.sleep(0)
+    commit.cancel()
+    await asyncio.sleep(0)
+    transactions.log.let_go()
+    await asyncio.wait([insert, commit])
+    assert commit.cancelled()
+    assert isinstance(insert.exception(), InvalidTransactionState)
+    assert types_of(transactions.log.groups[-1]) == ["ROLLBACK_TXN"]
+    assert memory.held_bytes == 0
+
+
+async def test_rows_of_a_task_are_refused_when_another_ends_the_transaction_under_it(
+    transactions: Transactions,
+) -> None:
+    memory = Budget(1 << 20)
+    txn = transactions.begin(memory=memory)
+    loop = asyncio.get_running_loop()
+    await txn.insert("orders", [{"id": 0, "item": LARGE}])
+    await txn.insert("orders", [{"id": 1, "item": LARGE}])
+    transactions.log.hold()
+    insert = loop.create_task(txn.insert("orders", [{"id": 2, "item": LARGE}]))
+    while not transactions.log.in_flight:
+        await anyio.lowlevel.checkpoint()
+    rollback = loop.create_task(txn.rollback())
+    await asyncio.sleep(0)
+    transactions.log.let_go()
+    await asyncio.wait([insert, rollback])
+    assert isinstance(insert.exception(), InvalidTransactionState)
+    assert memory.held_bytes == 0
 
 
 def test_every_ended_state_is_final() -> None:
