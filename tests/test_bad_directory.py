@@ -185,6 +185,16 @@ async def test_something_else_in_place_of_a_file_is_a_typed_error_at_once(tmp_pa
 
 
 @pytest.mark.may_block
+@pytest.mark.parametrize("name", ["CURRENT", "IDENTITY", "OPTIONS-*", "MANIFEST-*", "*.log"])
+async def test_a_giant_of_holes_in_the_database_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    await open_and_close(tmp_path)
+    giant = max((tmp_path / "log").glob(name))
+    os.truncate(giant, 1 << 40)
+    with pytest.raises(Corrupt, match=f"{giant} has {1 << 40} bytes, .*{NEXT_STEP}"):
+        await open_and_close(tmp_path)
+
+
+@pytest.mark.may_block
 @pytest.mark.parametrize("name", ["segments", "segments/*", "deletes", "cuts", "leases"])
 async def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path, name: str) -> None:
     outside, path = tmp_path / "outside", tmp_path / "node"

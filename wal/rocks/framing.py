@@ -6,6 +6,7 @@ such a record for one of an older file, begins again, and never ends. Everything
 finds by itself. Layout: RocksDB's wiki, "Write Ahead Log File Format".
 """
 
+import math
 import mmap
 import os
 import struct
@@ -25,6 +26,10 @@ _HEADER = struct.Struct("<IHB")
 """checksum, length, type."""
 _SEQUENCE = struct.Struct("<Q")
 """Begins the content of the first record of a log file."""
+NOTE_BYTES_MAX = 16 << 20
+"""Of RocksDB's small files, which it reads into memory as a whole."""
+JOURNAL_BYTES_MAX = 64 << 30
+"""Of its manifest and of one log file, which it begins anew long before."""
 _PADDING = 0
 _WHOLE_RECORD, _FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 1, 2, 3
 _CRC_MASK = 0xA282EAD8
@@ -36,6 +41,13 @@ def check_framing(database: Path) -> None:
     for entry in sorted(os.scandir(database), key=lambda each: each.name):
         if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
             raise not_regular(Path(entry.path))  # RocksDB would wait for ever for a pipe
+        bytes_max = _bytes_max(entry.name)
+        try:
+            size_bytes = entry.stat().st_size
+        except FileNotFoundError:  # a running owner has removed it
+            continue
+        if size_bytes > bytes_max:
+            raise Corrupt(f"{entry.path} has {size_bytes} bytes, it never gets {bytes_max} — restore it from a backup")
     for path in sorted((*database.glob("MANIFEST-*"), *database.glob("*.log"))):
         with _mapped(path) as data:
             at = next(recycled_records(data), None)
@@ -43,6 +55,13 @@ def check_framing(database: Path) -> None:
             raise Corrupt(
                 f"{path} is damaged at byte {at}: a record of a type that it is never given — restore it from a backup"
             )
+
+
+def _bytes_max(name: str) -> float:
+    """Return how long a file may be that is read before its table says its length: one of holes costs nothing to make."""
+    if name in {"CURRENT", "IDENTITY"} or name.startswith("OPTIONS-"):
+        return NOTE_BYTES_MAX
+    return JOURNAL_BYTES_MAX if name.startswith("MANIFEST-") or name.endswith(".log") else math.inf
 
 
 def recycled_records(data: bytes | mmap.mmap) -> Iterator[int]:

@@ -147,13 +147,17 @@ def test_the_source_shows_every_tick_exactly_between_cuts(spark: SparkSession, n
     before = node.tick
     node.delete("orders", [1])
     after = node.tick
+    node.cut()
+    between = node.cut_tick
     node.drop_partition("orders", "eu")
     node.cut()
     ids = {
         tick: sorted(row["id"] for row in source(spark, node).option("asOfTick", tick).load().collect())
-        for tick in (before, after, node.cut_tick)
+        for tick in (before, after, between, node.cut_tick)
     }
-    assert ids == {before: [1, 2, 9], after: [2, 9], node.cut_tick: [2]}
+    assert ids == {before: [1, 2, 9], after: [2, 9], between: [2, 9], node.cut_tick: [2]}
+    with pytest.raises(AnalysisException, match="before rows of it were dropped"):
+        source(spark, node).option("asOfTick", between + 1).load()
     with pytest.raises(AnalysisException, match="past the newest cut"):
         source(spark, node).option("asOfTick", node.cut_tick + 1).load()
 
