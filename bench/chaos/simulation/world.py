@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -181,13 +181,12 @@ class World:
         await store.open()
         return store
 
-    @asynccontextmanager
     async def files_directory(
-        self, _path: Path | None, _store: object, _config: NodeConfig
-    ) -> AsyncIterator[NodeDirectory]:
+        self, _path: Path | None, _store: object, _config: NodeConfig, _closing: AsyncExitStack
+    ) -> NodeDirectory:
         """Give out this machine's files."""
         self.files.fault = self.faults.files
-        yield self.files
+        return self.files
 
 
 class _CheckedStore(SimulatedStore):
