@@ -31,6 +31,6 @@ def test_the_node_reads_the_documented_lease_and_holds_everything_for_an_unreada
     write_lease(tmp_path, msgspec.json.decode(documented(), type=Lease))
     (tmp_path / "leases" / "torn.json").write_text(documented()[:20])
     assert sorted(read_leases(NodeDirectory(tmp_path), node_id="n1"), key=lambda lease: lease.cut) == [
-        TableLease(node_id="n1", collection_id=0, cut=0),
+        TableLease(node_id="n1", collection_id=0, cut=0, table="leases/torn.json"),
         TableLease(node_id="n1", collection_id=1, cut=1, table="/tables/t"),
     ]
