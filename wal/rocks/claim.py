@@ -55,8 +55,9 @@ class Claim:
 
     def check_number(self) -> None:
         """Raise `ChannelFenced` when somebody else has claimed the directory: one read of a page."""
+        before = (self._mine, self._taking)  # a reopening may take the next one between the read and the comparison
         found = os.pread(self._descriptor, CLAIM_BYTES, CLAIM_OFFSET)
-        if found not in (self._mine, self._taking):
+        if found not in (*before, self._mine, self._taking):
             raise ChannelFenced(
                 f"{self._path.parent} was taken over by another owner, of term {decode_claim_term(found)} — "
                 "stop one of the two: this one writes no more"
