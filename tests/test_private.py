@@ -127,7 +127,7 @@ for private in (os.listdir, lambda node: os.listdir(f"{node}/log"), lambda node:
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="Skipped: only root becomes another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: only root becomes another user")
 def test_another_user_of_the_group_reads_what_cuts_name_and_cannot_ingest(tmp_path: Path) -> None:
     node = tmp_path / "node"
     anyio.run(lambda: make_node(node, group_may_read=True))
@@ -170,7 +170,7 @@ class TestSparkCache:
         with pytest.raises(StorageFailed, match="only this user"):
             _cache()
 
-    @pytest.mark.skipif(os.getuid() != 0, reason="Skipped: only root gives files away")
+    @pytest.mark.skipif(os.getuid() != 0, reason="needs root: only root gives files away")
     def test_one_of_another_user_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         (tmp_path / "streamingnode").mkdir(0o700)

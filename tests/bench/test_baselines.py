@@ -62,7 +62,7 @@ def test_the_first_appends_warm_up_and_are_not_measured(monkeypatch: pytest.Monk
     assert len(calls) == 6  # each task once to warm up, and once to be measured
 
 
-@pytest.mark.skipif(bool(lacking()), reason=f"Skipped: {lacking()}")
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
 def test_the_peer_is_served_from_a_relative_directory_and_from_a_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
