@@ -72,6 +72,7 @@ class FlusherStatistics:
     short_of: str
     cut_number: int
     cut_tick: int
+    cut_crc32c: int
     checkpoint_position: int
     unflushed_rows: int
     unflushed_bytes: int
@@ -254,6 +255,7 @@ class Flusher:
             short_of=self._short_of,
             cut_number=self._checkpoint.cut_number,
             cut_tick=self._checkpoint.tick,
+            cut_crc32c=self._checkpoint.manifest_crc32c,
             checkpoint_position=self._checkpoint.position,
             unflushed_rows=cut.rows if cut else 0,
             unflushed_bytes=cut.taken_bytes if cut else 0,

@@ -116,7 +116,8 @@ def _read_once(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
             if lease.collection_id == source.collection.id
         ]
     problem: StreamingNodeError | None = None
-    for lease in sorted(leases, key=lambda lease: lease.cut, reverse=True):
+    # Of two tables with the same cut the one that is there goes first: what is wrong with it is what its user can mend.
+    for lease in sorted(leases, key=lambda lease: (lease.cut, Path(lease.table).exists()), reverse=True):
         try:
             return _read_with_table(source, lease, checkpoint)
         except StreamingNodeError as error:

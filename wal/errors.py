@@ -97,11 +97,15 @@ class ChannelFenced(StreamingNodeError):
 
 
 class AlreadyOwned(StreamingNodeError):
-    """Another process has this directory open, or this one has: then `own` is true."""
+    """Another process has this directory open, or this one has: then `own` is true.
+
+    `newest_cut`, for who asked for a cut, is what that process said last of its newest one: `number`, `tick`, `crc32c`.
+    """
 
     code = "ALREADY_OWNED"
     retryable = "yes"
     exit_code = 4
+    newest_cut: dict[str, int] | None = None
 
     def __init__(self, path: str, pid: int | None, *, own: bool = False) -> None:
         self.path, self.pid, self.own = path, pid, own

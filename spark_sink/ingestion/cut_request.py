@@ -7,7 +7,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -23,6 +23,26 @@ class AnsweredCut(msgspec.Struct, frozen=True):
     number: int
     tick: int
     crc32c: int
+
+
+class Answer(NamedTuple):
+    """What asking gave: the newest cut as the node tells it, None when it did not tell yet; later ones may be there, too.
+
+    `running` says that another process owns the node, so that none was made for the asking.
+    """
+
+    cut: AnsweredCut | None
+    running: bool
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """What the error says of a process that has the node open."""
+
+    newest_cut: AnsweredCut | None = None
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    error: _Refusal
 
 
 class NewestCut(Protocol):
@@ -72,27 +92,27 @@ def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path
     return Path(node.path)
 
 
-def request_cut(node: str | Path | CuttingNode) -> AnsweredCut | None:
-    """Make a cut of everything acknowledged so far; return None when a running process owns the node, which makes its own.
+def request_cut(node: str | Path | CuttingNode) -> Answer:
+    """Make a cut of everything acknowledged so far, unless a running process owns the node, which makes its own.
 
     Raises `CutFailed` with what the node said; an open node raises what its `flush` does.
     """
     if not isinstance(node, str | Path):
         made = cast("NewestCut", node.flush())
-        return AnsweredCut(made.number, made.tick, made.crc32c)
+        return Answer(AnsweredCut(made.number, made.tick, made.crc32c), running=False)
     command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CUT_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise CutFailed(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — run: streamingnode flush {node}") from None
-    if done.returncode == AlreadyOwned.exit_code:
-        return None
-    if done.returncode != 0:
+    if done.returncode not in {0, AlreadyOwned.exit_code}:
         said = (done.stderr or done.stdout).strip() or "nothing"
         raise CutFailed(
             f"cutting {node} ended with {done.returncode} and said: {said} — run: streamingnode flush {node}"
         )
     try:
-        return msgspec.json.decode(done.stdout, type=AnsweredCut)
+        if done.returncode == AlreadyOwned.exit_code:
+            return Answer(msgspec.json.decode(done.stdout, type=_Refused).error.newest_cut, running=True)
+        return Answer(msgspec.json.decode(done.stdout, type=AnsweredCut), running=False)
     except msgspec.DecodeError as error:
         raise CutFailed(f"cutting {node} answered what is no cut: {error} — run: streamingnode flush {node}") from error

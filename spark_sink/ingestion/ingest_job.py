@@ -15,6 +15,7 @@ renamed is renamed by the next ingest, because its collection is not among the l
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from flusher.manifest import CollectionEntry
 from spark_sink.cuts.changes import Changes, batches, changes_of
 from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
 from spark_sink.ingestion.commit_writer import CommitWriter, Written
-from spark_sink.ingestion.cut_request import AnsweredCut, CuttingNode, node_directory
+from spark_sink.ingestion.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
 from spark_sink.ingestion.cut_request import request_cut as ask_for_cut
 from spark_sink.ingestion.lease import Lease, check_writable, release, write_lease
 from spark_sink.ingestion.place import check_place
@@ -87,11 +88,11 @@ def ingest(
     directory = node_directory(node, request_cut=request_cut)
     check_place(directory, Path(tables))
     progress("cut", 0, 1)
-    asked = ask_for_cut(node) if request_cut else None
+    answer = ask_for_cut(node) if request_cut else Answer(None, running=False)
     progress("cut", 1, 1)
     job = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut)
-    report = job.run(asked)
-    return replace(report, node_was_running=request_cut and asked is None, seconds=time.monotonic() - started)
+    report = job.run(answer.cut)
+    return replace(report, node_was_running=answer.running, seconds=time.monotonic() - started)
 
 
 class IngestJob:
@@ -127,7 +128,8 @@ class IngestJob:
     def run(self, newest: AnsweredCut | None = None) -> IngestReport:
         """Take every cut there is, which lead to `newest` as the node tells it, and report. Raises as `ingest`."""
         if newest is not None:
-            self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
+            with suppress(Truncated):  # a running node told it seconds ago: tables may have taken it and those after it
+                self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
         with telling_lost_jvm(self._spark):
             return self._run()
 

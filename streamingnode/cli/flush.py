@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count, format_tick
+from wal.errors import AlreadyOwned
 
 if TYPE_CHECKING:
     from streamingnode.services import FlushResult
@@ -29,7 +30,11 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     from streamingnode.inspection.node_files import check_node
 
     before = CutLog(check_node(arguments.directory)).newest
-    cut = run_async(partial(_flush, arguments.directory))
+    try:
+        cut = run_async(partial(_flush, arguments.directory))
+    except AlreadyOwned as owned:
+        owned.newest_cut = _newest_cut(arguments.directory, owned.pid)
+        raise
     _print(cut, output, made=cut.number > before)
     output.document(
         {
@@ -48,6 +53,21 @@ async def _flush(directory: Path) -> "FlushResult":
 
     async with open_node(directory) as node:
         return await node.flush()
+
+
+def _newest_cut(directory: Path, pid: int | None) -> dict[str, int] | None:
+    """Return what the owner said last of its newest cut; None when it said nothing yet in this term.
+
+    A pid alone is no proof: where a node is process 1 of its container, every owner before it was, too.
+    """
+    from streamingnode.statistics_file import read_statistics
+    from wal.rocks.floor import read_floor
+
+    floor, said = read_floor(directory), read_statistics(directory, pid=pid)
+    if floor is None or said is None or said.log.term != floor.term:
+        return None
+    cut = said.flusher
+    return {"number": cut.cut_number, "tick": cut.cut_tick, "crc32c": cut.cut_crc32c}
 
 
 def _print(cut: "FlushResult", output: Output, *, made: bool) -> None:

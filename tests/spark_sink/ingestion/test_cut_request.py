@@ -1,6 +1,7 @@
 """How an ingest gets its cut: from the open node that it is given, or from a process of its own."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,8 +9,10 @@ import pytest
 
 import streamingnode as sn
 from flusher.cuts.cut_log import CutLog
-from spark_sink.ingestion.cut_request import node_directory, request_cut
+from spark_sink.ingestion.cut_request import Answer, AnsweredCut, node_directory, request_cut
+from streamingnode.statistics_file import STATISTICS_NAME, read_statistics
 from wal.errors import InvalidArgument
+from wal.rocks.ownership import DirectoryLock
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -19,11 +22,40 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
         node.create_collection("orders", SCHEMA, primary_key="id")
         node.insert("orders", [{"id": 1}])
         assert node_directory(node, request_cut=True) == tmp_path / "data"
-        assert request_cut(node)
+        answer = request_cut(node)
+        assert answer.cut is not None
+        assert (answer.cut.number, answer.running) == (1, False)
         assert len(CutLog(tmp_path / "data").numbers) == 1
         node.insert("orders", [{"id": 2}])
-        assert not request_cut(tmp_path / "data")  # by its path it is somebody's: the cuts there are
+        assert request_cut(tmp_path / "data").running, "by its path it is somebody's: the cuts there are"
         assert len(CutLog(tmp_path / "data").numbers) == 1
+
+
+def test_a_running_node_tells_its_newest_cut_to_who_asks_from_outside(tmp_path: Path) -> None:
+    config = sn.load_config(arguments={"statistics.file_interval_s": 0.01})
+    with sn.sync.open_node(tmp_path / "data", config=config) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        node.insert("orders", [{"id": 1}])
+        cut = node.flush()
+        while (said := read_statistics(tmp_path / "data", pid=os.getpid())) is None or not said.flusher.cut_number:
+            node.consistent_tick()
+        assert request_cut(tmp_path / "data") == Answer(AnsweredCut(cut.number, cut.tick, cut.crc32c), running=True)
+
+
+def test_what_an_earlier_owner_said_is_not_believed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with sn.sync.open_node(data) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+    said = (data / STATISTICS_NAME).read_bytes()
+    with sn.sync.open_node(data) as node:
+        node.insert("orders", [{"id": 1}])
+        node.flush()
+    (data / STATISTICS_NAME).write_bytes(said)
+    lock = DirectoryLock(data)
+    try:
+        assert request_cut(data) == Answer(None, running=True), "the pid is the same, the term is not"
+    finally:
+        lock.release()
 
 
 def test_a_node_on_an_event_loop_is_refused_with_what_to_do(tmp_path: Path) -> None:
