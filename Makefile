@@ -10,8 +10,8 @@
 #   make lock        resolve requirements.lock again
 #   make clean       remove caches and build output; .venv and data stay
 #
-# ARGS is passed on: make test ARGS="tests/wal -x". Tests run in WORKERS processes, each with a Spark of its own where it needs
-# one; in one process, for a debugger: make test WORKERS=0
+# ARGS is passed on: make test ARGS="tests/wal -x". Tests run in WORKERS processes, of which one has the Spark; in one process,
+# for a debugger: make test WORKERS=0
 
 .POSIX:
 .SUFFIXES:
@@ -19,11 +19,10 @@
 
 PYTHON ?= python3
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 GATE ?=
 MINUTES ?= 10
 UV_VERSION = 0.13.8
-PYTEST = $(IN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -34,10 +33,10 @@ demo: $(VENV)/.installed
 	$(IN)/streamingnode demo $(ARGS)
 
 test: $(VENV)/.installed
-	$(PYTEST) $(ARGS)
+	$(IN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-crash: $(VENV)/.installed
-	$(PYTEST) -m crash --durations=10 -o faulthandler_timeout=900 $(ARGS)
+	$(IN)/python -m pytest --numprocesses 2 --dist worksteal -m crash --durations=10 -o faulthandler_timeout=900 $(ARGS)
 
 test-long: $(VENV)/.installed
 	@if [ -n "$(GATE)" ]; then \

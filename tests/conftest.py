@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
@@ -20,11 +22,10 @@ ENDED_AFTER = 0.8  # of the time after which pytest-timeout ends a test
 
 # Deadlines are off: a shared machine stalls for longer than any property takes.
 settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
-settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile(
     "nightly", max_examples=5000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +50,18 @@ def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         detector.deactivate()
+
+
+class _SparkTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Sends whole files to test processes, and all that share a Spark session to one: a second Java would cost more."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark_sink/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Put the above in the place of `--dist loadfile`; `loadgroup` asks pytest for what it no longer has."""
+    return _SparkTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,7 +5,6 @@ process killed at that moment would have left to the next one.
 """
 
 import asyncio
-import contextlib
 import shutil
 from collections.abc import Coroutine
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TypeVar
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import open_node
+from tests.copying import copy_at_rest
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class ModelNode:
 
     def crash(self) -> None:
         """Go on with what the directory holds now."""
-        _copy_at_rest(self.path, self._root / f"node-{self._generation + 1}")
+        copy_at_rest(self.path, self._root / f"node-{self._generation + 1}")
         self.close()
         shutil.rmtree(self.path)
         self._generation += 1
@@ -83,27 +83,3 @@ class ModelNode:
         self._leave.set()
         assert self._life is not None
         await self._life
-
-
-def _copy_at_rest(source: Path, target: Path) -> None:
-    """Copy a directory as of one moment: again, when RocksDB's background work changed it meanwhile."""
-    while True:
-        before = _files(source)
-        try:
-            shutil.copytree(source, target)
-        except shutil.Error:
-            if _files(source) == before:
-                raise
-        else:
-            if _files(source) == before:
-                return
-        shutil.rmtree(target)
-
-
-def _files(directory: Path) -> dict[str, tuple[int, int]]:
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
-            found[str(path)] = (status.st_size, status.st_mtime_ns)
-    return found

@@ -361,7 +361,7 @@ class _Open:
 
 
 STEPS = int(os.environ.get("MODEL_STEPS", "25"))
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "8"))
 
 
 @pytest.mark.timeout(900)  # finding the shortest failing example takes up to five minutes

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,13 @@ def _name(path: Path) -> str:
 
 def _nodes(paths: list[Path]) -> Iterator[tuple[str, ast.AST]]:
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(_parsed(path)):
             yield f"{_name(path)}:{getattr(node, 'lineno', 0)}", node
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
 def _text_lines() -> Iterator[tuple[str, str]]:
@@ -94,10 +100,6 @@ def test_tests_carry_no_init_file() -> None:
 
 def test_no_module_is_named_after_nothing() -> None:
     assert not [_name(path) for path in PYTHON if VAGUE_NAMES & {path.stem, path.parent.name}]
-
-
-def test_no_import_is_ever_relative() -> None:
-    assert not [at for at, node in _nodes(PYTHON) if isinstance(node, ast.ImportFrom) and node.level]
 
 
 def test_no_python_file_outgrows_its_concept() -> None:

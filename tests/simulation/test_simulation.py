@@ -63,7 +63,10 @@ def test_seeds_do_different_things() -> None:
     assert len({run_seed(seed).trace for seed in range(6)}) == 6
 
 
-@pytest.mark.parametrize("bug", BUGS[:3], ids=lambda bug: bug.name)
+SOON_FOUND = [bug for bug in BUGS[:3] if bug.name != "window not persisted"]  # which takes some 20 s: the gate has it
+
+
+@pytest.mark.parametrize("bug", SOON_FOUND, ids=lambda bug: bug.name)
 def test_a_seeded_bug_is_found_and_gone_when_it_is_taken_out_again(bug: SeededBug) -> None:
     found = first_seed(bug, seeds_max=200)
     assert found is not None

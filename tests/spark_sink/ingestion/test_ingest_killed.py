@@ -106,7 +106,7 @@ def check(node: NodeBuilder, tables: Path) -> None:
     [
         pytest.param("writing", LOST, id="while it writes", marks=pytest.mark.crash),  # each starts a Spark of its own
         pytest.param("written", LOST, id="after it has written", marks=pytest.mark.crash),
-        pytest.param("both", -signal.SIGKILL, id="together with its driver"),
+        pytest.param("both", -signal.SIGKILL, id="together with its driver", marks=pytest.mark.crash),
     ],
 )
 def test_spark_killed_under_its_driver_every_row_is_there_once(

@@ -16,7 +16,7 @@ from wal.errors import StreamingNodeError
 WITHOUT_ROWS = ("LOG", "OPTIONS-", "IDENTITY", "rocksdict-config.json", "node.lock", "LOCK", "reserve")
 """RocksDB's notes for people and itself, our lock, the disk's reserve: nothing in them is a row or says where one is."""
 
-PLACES_PER_FILE = 3
+PLACES_PER_FILE = 1
 
 
 def places(file: Path, number: int, seed: str) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.copying import copy_at_rest
 from tests.wal.log_contract import read_all, stamped_group
 from wal.errors import Truncated
 from wal.message import LogEntry
@@ -104,7 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
     def kill_and_open(self) -> None:
         """Go on with a copy made while the store is open: what a kill leaves behind."""
         killed = self.directory / str(next(self.copies))
-        shutil.copytree(self.path, killed)
+        copy_at_rest(self.path, killed)
         self.runner.run(self.store.close())
         self.path = killed
         self.open()
