@@ -39,7 +39,7 @@ ATTEMPTS_MAX = 4
 PRINTED_MAX = 800
 COMMIT_BYTES = (1, 1 << 30)
 """One commit for each cut, or one for all."""
-INGEST_S_MAX = 120.0
+INGEST_S_MAX = 600.0
 MASTER, MEMORY = "local[2]", "1g"
 
 
