@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos import failpoint_life
-from bench.chaos.journal import read_journal
-from bench.chaos.judge.verdict import check
 from spark_sink.ingestion.step import Step
+from tests.chaos import failpoint_life
+from tests.chaos.journal import read_journal
+from tests.chaos.judge.verdict import check
 from tests.crash import failpoints_document
 from wal import failpoint
 from wal.failpoint_table import FAILPOINTS
@@ -35,7 +35,7 @@ A_WRITE_FAILS = "append.written=error@5"
 OUTSIDE_SPARK = [name for name in FAILPOINTS if not name.startswith("ingest.")]
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["streamingnode.composition", "bench.chaos.failpoint_life"])
+forks.set_forkserver_preload(["streamingnode.composition", "tests.chaos.failpoint_life"])
 
 
 def run(target: object, *arguments: object) -> int:
