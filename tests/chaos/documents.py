@@ -1,13 +1,14 @@
-"""The documents that say what the gates tried: docs/reliability.md, and the table of faults in docs/guarantees.md.
+"""The documents that say what is tried: docs/reliability.md, and the tables of faults and failpoints in docs/guarantees.md.
 
-In: the kept runs. Out: both, rendered again; `python -m tests.chaos.documents` does it by hand. Nothing is rounded up, and a
-target that was not reached says so.
+In: the kept runs. Out: all of them, rendered again; `python -m tests.chaos.documents` does it by hand. Nothing is rounded
+up, and a target that was not reached says so.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from tests.chaos.failpoint_table import write_failpoint_table
 from tests.chaos.fault_table import write_fault_table
 from tests.chaos.registry import GATES
 from tests.chaos.report import ROOT, GateReport, GateTotal, also_totals, read_reports, totals
@@ -17,10 +18,11 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 
 def write_documents() -> None:
-    """Write the page, and the figures in the table of faults."""
+    """Write the page, the figures in the table of faults, and the table of failpoints."""
     reports = read_reports()
     PAGE.write_text(rendered_page(reports), "utf-8")
     write_fault_table(reports)
+    write_failpoint_table()
 
 
 def rendered_page(reports: Sequence[GateReport]) -> str:

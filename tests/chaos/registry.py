@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from importlib import import_module
 
+from tests.chaos.failpoint_table import FAILPOINTS
 from tests.chaos.forgetful.power import lacking as lacking_for_power
 from tests.chaos.gate import Gate, Settings
 from tests.chaos.gates.ingest import lacking as lacking_for_ingest
 from tests.chaos.gates.syscalls import lacking as lacking_for_syscalls
 from tests.chaos.report import GateReport
 from tests.chaos.small_disk import lacking as lacking_for_full
-from wal.failpoint_table import FAILPOINTS
 
 
 def _run_of(module: str) -> Callable[[Gate, Settings], GateReport]:

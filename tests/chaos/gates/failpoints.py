@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from tests.chaos.events import findings_of
+from tests.chaos.failpoint_table import FAILPOINTS
 from tests.chaos.gate import Gate, LifeResult, Settings, run_lives
 from tests.chaos.journal import read_journal
 from tests.chaos.judge.verdict import judged
 from tests.chaos.nursery import KILLED, PRINTED, Nursery
 from tests.chaos.report import GateReport
 from tests.chaos.worker import PASSED, Job
-from wal.failpoint_table import FAILPOINTS
 
 BEFORE = {
     "recovery.cut_adopted": "flush.cut_published=kill",

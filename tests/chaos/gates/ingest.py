@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.chaos.cut_states import States, make_cuts
+from tests.chaos.failpoint_table import FAILPOINTS
 from tests.chaos.gate import Gate, LifeResult, Settings, run_lives
 from tests.chaos.nursery import Nursery
 from tests.chaos.report import GateReport
-from wal.failpoint_table import FAILPOINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,10 +1,14 @@
 """Every named failpoint and what a crash there leaves behind; the table in docs/guarantees.md is rendered from it.
 
 A name is `area.step`, the step in the past for what has just been done. A line says what is left behind, and what the next
-open makes of it. Who adds a `failpoint("...")` adds its line here, then runs `python -m tests.crash.failpoints_document`.
+open makes of it. Who adds a `failpoint("...")` adds its line here, then runs `python -m tests.chaos.documents`.
 """
 
+from pathlib import Path
 from types import MappingProxyType
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
+BEGIN, END = "<!-- failpoints: begin -->", "<!-- failpoints: end -->"
 
 _APPEND = {
     "append.admitted": "nothing; the append never happened",
@@ -124,3 +128,19 @@ _RECOVERY = {
 
 FAILPOINTS = MappingProxyType({**_APPEND, **_TXN, **_FLUSH, **_INGEST, **_RECOVERY})
 """What a crash at each place leaves behind, by name, in the order in which a node passes them."""
+
+
+def rendered_failpoints() -> str:
+    """Return the table between its marks."""
+    rows = [f"| `{name}` | {leaves} |" for name, leaves in FAILPOINTS.items()]
+    return "\n".join(
+        [BEGIN, "", "| killed at | left behind; and what the next open makes of it |", "|---|---|", *rows, "", END]
+    )
+
+
+def write_failpoint_table() -> None:
+    """Replace what is between the marks."""
+    text = DOCUMENT.read_text("utf-8")
+    before, _, rest = text.partition(BEGIN)
+    assert rest, f"{DOCUMENT.name} has the mark {BEGIN}"
+    DOCUMENT.write_text(before + rendered_failpoints() + rest.partition(END)[2], "utf-8")
