@@ -40,7 +40,7 @@ test-crash: $(VENV)/.installed
 
 test-long: $(VENV)/.installed
 	@if [ -n "$(GATE)" ]; then \
-	  $(IN)/python -m bench.chaos $(GATE) --minutes $(MINUTES) $(ARGS); \
+	  $(IN)/python -m tests.chaos $(GATE) --minutes $(MINUTES) $(ARGS); \
 	else \
 	  HYPOTHESIS_PROFILE=nightly $(IN)/python -m pytest -m long --timeout=3600 $(ARGS); \
 	fi

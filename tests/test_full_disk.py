@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from bench.chaos.small_disk import SmallDisk, lacking, small_disk
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
+from tests.chaos.small_disk import SmallDisk, lacking, small_disk
 from tests.streamingnode.append_double import schema_of
 from wal.errors import StorageFull, StreamingNodeError
 
@@ -230,7 +230,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 import anyio
-from bench.chaos.small_disk import SmallDisk
+from tests.chaos.small_disk import SmallDisk
 from tests.test_full_disk import SCHEMA, batch, fill, opened
 
 async def main():

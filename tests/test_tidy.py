@@ -114,7 +114,9 @@ def test_every_test_name_is_a_sentence() -> None:
 
 
 def test_no_test_sleeps_to_wait() -> None:
-    assert not [at for at, node in _nodes(TESTS) if isinstance(node, ast.Call) and _sleeps(node)]
+    harness = ROOT / "tests" / "chaos"  # its pauses are part of what it does to a node
+    waiting = [path for path in TESTS if not path.is_relative_to(harness)]
+    assert not [at for at, node in _nodes(waiting) if isinstance(node, ast.Call) and _sleeps(node)]
 
 
 def _sleeps(call: ast.Call) -> bool:
