@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from streamingnode.verification.running import RunningParts
 from streamingnode.writing.retry import Retry
 from wal.admission import PendingBytes
 from wal.append import AppendObserver
-from wal.errors import StorageFailed, StorageFull
+from wal.errors import StorageFailed
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.log import LogStore
@@ -105,8 +105,7 @@ async def compose(
     readers = NamedReaders(channel)
     await readers.load()
     failpoint("recovery.readers_loaded")
-    with suppress(StorageFull):  # left for the next open: those of dropped collections hold nothing
-        await readers.keep_only(_live_ids(channel))
+    await readers.keep_only(_live_ids(channel))
     closing.push_async_callback(readers.close)
     flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
     supervisor.spawn(channel.keep())

@@ -9,14 +9,13 @@ sync: what is recovered is written into new files by RocksDB and synced, because
 clean in memory without being on the disk.
 """
 
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocksdict import Rdict
 
-from wal.errors import AlreadyOwned, ChannelFenced, Corrupt, StorageFull
+from wal.errors import AlreadyOwned, ChannelFenced, Corrupt
 from wal.failpoint import failpoint
 from wal.rocks.claim import Claim
 from wal.rocks.directory import (
@@ -24,7 +23,6 @@ from wal.rocks.directory import (
     classified,
     make_directory,
     open_database,
-    open_for_reading,
     prepare_database,
     verify_database,
 )
@@ -33,22 +31,18 @@ from wal.rocks.floor import Floor, FloorFile, read_floor
 from wal.rocks.keys import DURABILITY_KEY, TERM_KEY, encode_number
 from wal.rocks.options import DATABASE_NAME, RocksOptions
 from wal.rocks.ownership import DirectoryLock
-from wal.rocks.recovery import Survey, survey
+from wal.rocks.recovery import Survey
 from wal.rocks.space_watch import SpaceWatch
 from wal.rocks.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedDatabase:
-    """A verified database, open for writing under `term`, with what was found in it.
-
-    With `lacking` it is open for reading only, because there is no room for more.
-    """
+    """A verified database, open for writing under `term`, with what was found in it."""
 
     database: Rdict
     found: Survey
     term: int
-    lacking: StorageFull | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +65,7 @@ class OwnedDirectory:
 
 
 def take_directory(directory: Path, options: RocksOptions, surroundings: Surroundings) -> OwnedDirectory:
-    """Own a directory and open its database, on a full disk for reading only, if everything in it is known to be synced.
+    """Own a directory and open its database.
 
     Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
     """
@@ -94,11 +88,7 @@ def take_directory(directory: Path, options: RocksOptions, surroundings: Surroun
         floor = _floor_of(directory)  # once more: what an owner that is fenced now had acknowledged until then
         floor_file = FloorFile(directory, floor)
         undo.callback(floor_file.close)
-        try:
-            opened = _open(directory, options, claim, floor_file, floor, term)
-        except StorageFull as error:
-            lacking = StorageFull(error.path, error.free_bytes, error.needed_bytes)  # the frames of this one hold files
-            opened = _open_for_reading(directory, options, floor, term, lacking)
+        opened = _open(directory, options, claim, floor_file, floor, term)
         undo.callback(opened.database.close)
         space.look()
         undo.pop_all()
@@ -174,29 +164,6 @@ def _open(
                 database.close()
             raise
     return OpenedDatabase(database=database, found=found, term=term)
-
-
-def _open_for_reading(
-    directory: Path, options: RocksOptions, floor: Floor, term: int, lacking: StorageFull
-) -> OpenedDatabase:
-    """Open a database that cannot be brought into tables now, as it is.
-
-    Raises `lacking` when it holds more than the floor knows of: that may be on its way to the disk only in memory, which an
-    opening for writing would make sure of, and until then nobody can tell what there is.
-    """
-    database = open_for_reading(directory, options)
-    try:
-        found = survey(database)
-        if _known(found.last_positions) != _known(floor.positions) or found.meta_version != floor.meta_version:
-            raise lacking
-    except BaseException:
-        database.close()
-        raise
-    return OpenedDatabase(database=database, found=found, term=term, lacking=lacking)
-
-
-def _known(positions: Mapping[int, int]) -> dict[int, int]:
-    return {log_id: position for log_id, position in positions.items() if position}
 
 
 def _take_term(

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from wal.errors import Corrupt
 from wal.event_log import event_log
 from wal.files import open_regular
@@ -78,16 +76,6 @@ class SpaceWatch:
             return
         if reading.reserve_bytes and start_needs_reserve(reading):
             self._resize(reading.reserve_bytes, 0)
-
-    def lacks_room_to_start(self) -> bool:
-        """Whether replaying the log would find no room even without the reserve; a disk that cannot tell has some."""
-        try:
-            reading = self._read()
-        except OSError:
-            return False
-        return start_needs_reserve(
-            msgspec.structs.replace(reading, free_bytes=reading.free_bytes + reading.reserve_bytes)
-        )
 
     def is_tight(self, size_bytes: int) -> bool:
         """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not tight."""

@@ -52,8 +52,7 @@ async def open_rocks_store(
         InvalidArgument: it is a file.
         Corrupt: something that was acknowledged is missing or damaged; nothing was changed.
         UnsupportedFormat: a newer release wrote it, or it holds something else.
-        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up, and what is in
-            that log may not have been synced; otherwise the store is opened for reading, until `reopen` finds room.
+        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up.
         StorageFailed: it cannot be written.
 
     """
@@ -81,7 +80,7 @@ class RocksStore:
         self.node_id, self.promised_tick = opened.found.node_id, owned.promised_tick
         self._owned, self._options, self._surroundings = owned, options, surroundings
         self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
-        self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict, lacking=opened.lacking)
+        self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
         self._logs: dict[str, RocksLog] = {}
         self._opening, self._closing, self._promising = anyio.Lock(), anyio.Lock(), anyio.Lock()
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
@@ -132,7 +131,7 @@ class RocksStore:
         """Return the log of pchannel `name`, made if it is new; both of its ends are checked."""
         async with self._opening:
             if name not in self._logs:
-                self._commit.check_settled()
+                self._commit.check_writable()
                 log_id = self._log_ids.get(name) or await self._make_log(name)
                 ends = await self._engine.read(load_ends, self._engine, log_id, name)
                 self._logs[name] = RocksLog(self._engine, self._commit, name=name, log_id=log_id, ends=ends)
@@ -140,12 +139,12 @@ class RocksStore:
 
     async def get_meta(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none. Raises after a failed write: what was not synced is no value."""
-        self._commit.check_settled()
+        self._commit.check_writable()
         return await self._engine.read(self._engine.get, meta_key(key))
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return all keys that start with `prefix`, and their values, in key order. Raises as `get_meta`."""
-        self._commit.check_settled()
+        self._commit.check_writable()
         records = await self._engine.read(lambda: scan_prefix(self._engine.database, meta_key(prefix)))
         return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
 
@@ -230,7 +229,6 @@ class RocksStore:
             if self._commit.state is not CommitState.POISONED:
                 raise self._commit.refusal()
             await self._check_owned()
-            await self._check_room()
             self._commit.apply(CommitEvent.REOPEN_ASKED)
             await anyio.to_thread.run_sync(self._writer.stop)
             if self._commit.taken_over:  # its last batch met another claim
@@ -254,12 +252,6 @@ class RocksStore:
         except ChannelFenced:
             self._commit.apply(CommitEvent.TAKEN_OVER)
             raise
-
-    async def _check_room(self) -> None:
-        """Raise `StorageFull` while a store that reads for want of room has no more of it: it need not be closed to know."""
-        lacking = self._commit.lacking
-        if lacking is not None and await anyio.to_thread.run_sync(self._owned.space.lacks_room_to_start):
-            raise StorageFull(lacking.path, self._owned.space.verdict.free_bytes, lacking.needed_bytes)
 
     async def _install_next(self) -> None:
         # A term may have been claimed without ever having been opened: by an attempt that failed later.
