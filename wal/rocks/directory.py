@@ -21,7 +21,6 @@ from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.files import DIRECTORY_MODE, read_regular, sync_directory
 from wal.rocks.failures import classify_failure
-from wal.rocks.file_numbers import keep_numbers_apart
 from wal.rocks.floor import (
     FLOOR_BYTES,
     FLOOR_NAME,
@@ -196,7 +195,6 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
     path = directory / DATABASE_NAME
     with classified(path):
         _drop_torn_end(path)
-        keep_numbers_apart(path)
         room_bytes = replay_memtable_bytes(options)
         database = _open(
             path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), memtable_bytes=room_bytes

@@ -40,13 +40,6 @@ class _Database:
     meta_family: ColumnFamily
 
 
-def leave_open(database: Rdict, *parts: Rdict | ColumnFamily) -> None:
-    """Never close a database, nor let go of parts of it that are in use."""
-    database.cancel_all_background(False)
-    for part in (database, *parts):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
-
-
 class Engine:
     """The database of an open store. `path` is for error texts."""
 
@@ -139,7 +132,9 @@ class Engine:
         """
         if self._open is not None:
             left, self._open = self._open, None
-            leave_open(left.whole, left.entries, left.entry_family, left.meta_family)
+            left.whole.cancel_all_background(False)
+            for part in (left.whole, left.entries, left.entry_family, left.meta_family):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # the last reference would close it
 
     def install(self, database: Rdict) -> None:
         """Put a database in the place of the closed one; calls are still held back."""

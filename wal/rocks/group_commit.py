@@ -6,7 +6,7 @@ side keeps the state machine of the store:
     OPEN --write failed--> POISONED --reopen--> REOPENING --released--> VERIFYING --verified--> OPEN
                               ^                                             |
                               +----------------- reopen failed -------------+
-    OPEN, POISONED, VERIFYING --taken over--> FENCED        any of these --close--> CLOSED
+    OPEN, POISONED, REOPENING --taken over--> FENCED        any of these --close--> CLOSED
 
 A failed write poisons the store: the writes from it on are `Indeterminate`, and later ones are refused with the same error
 until the database was closed, verified and opened again. Reads of logs go on, but for the time that takes.
@@ -41,7 +41,7 @@ class CommitState(Enum):
     VERIFYING = "verifying"
     """It is checked without changing anything, then opened."""
     FENCED = "fenced"
-    """Another owner has claimed the directory."""
+    """Another owner's token is in the directory."""
     CLOSED = "closed"
     FORKED = "forked"
 
@@ -70,7 +70,7 @@ TRANSITIONS: dict[tuple[CommitState, CommitEvent], CommitState] = {
     (_S.REOPENING, _E.RELEASED): _S.VERIFYING,
     (_S.VERIFYING, _E.VERIFIED): _S.OPEN,
     (_S.VERIFYING, _E.REOPEN_FAILED): _S.POISONED,
-    **{(state, _E.TAKEN_OVER): _S.FENCED for state in (_S.OPEN, _S.POISONED, _S.REOPENING, _S.VERIFYING, _S.FENCED)},
+    **{(state, _E.TAKEN_OVER): _S.FENCED for state in (_S.OPEN, _S.POISONED, _S.REOPENING, _S.FENCED)},
     (_S.FENCED, _E.WRITE_FAILED): _S.FENCED,
     # Whoever closes a store while it reopens waits for the end of that, which changes nothing any more.
     **{(_S.CLOSED, event): _S.CLOSED for event in _E if event not in (_E.CLOSE_ASKED, _E.REOPEN_ASKED)},

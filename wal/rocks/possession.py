@@ -3,10 +3,9 @@
 In: a directory. Out: an `OwnedDirectory` with its database open under a term above all earlier ones. The same steps from
 verifying on bring a database back after a failed write. Blocks.
 
-The order matters against an owner that no lock keeps out (`wal.rocks.claim`): the claim is written before the database
-is opened for good, so that everything that owner acknowledged before it noticed is found. And it matters after a failed
-sync: what is recovered is written into new files by RocksDB and synced, because the pages of the old ones may look
-clean in memory without being on the disk.
+The claim is written before the database is opened for good, so that everything is found that an owner which no lock kept
+out acknowledged before it was fenced (`wal.rocks.claim`). What is recovered is written into new files by RocksDB and synced,
+because after a failed sync the pages of the old ones may look clean in memory without being on the disk.
 """
 
 from contextlib import ExitStack, suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from rocksdict import Rdict
 
-from wal.errors import AlreadyOwned, ChannelFenced, Corrupt
+from wal.errors import Corrupt
 from wal.failpoint import failpoint
 from wal.rocks.claim import Claim
 from wal.rocks.directory import (
@@ -26,7 +25,6 @@ from wal.rocks.directory import (
     prepare_database,
     verify_database,
 )
-from wal.rocks.engine import leave_open
 from wal.rocks.floor import Floor, FloorFile, read_floor
 from wal.rocks.keys import DURABILITY_KEY, TERM_KEY, encode_number
 from wal.rocks.options import DATABASE_NAME, RocksOptions
@@ -83,12 +81,12 @@ def take_directory(directory: Path, options: RocksOptions, surroundings: Surroun
         found = verify_database(directory, options, floor)
         failpoint("recovery.verified")
         claim = Claim(directory)
-        undo.callback(claim.withdraw)
+        undo.callback(claim.close)
         term = _claim(claim, _term_after(found, floor))
         floor = _floor_of(directory)  # once more: what an owner that is fenced now had acknowledged until then
         floor_file = FloorFile(directory, floor)
         undo.callback(floor_file.close)
-        opened = _open(directory, options, claim, floor_file, floor, term)
+        opened = _open(directory, options, floor_file, floor, term)
         undo.callback(opened.database.close)
         space.look()
         undo.pop_all()
@@ -108,18 +106,15 @@ def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: b
 
     The next term is the one claimed last, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
     no term gets that far does not use them up. The floor in memory counts too: it knows everything that was acknowledged,
-    even if the floor file does not any more. Raises `ChannelFenced` when somebody else has claimed the directory, else as
-    `take_directory`.
+    even if the floor file does not any more. Raises as `take_directory`.
     """
-    owned.claim.check()
     owned.space.make_room_to_start()
     floor = owned.floor.known
     _floor_of(owned.directory)
     found = verify_database(owned.directory, options, floor)
     failpoint("recovery.verified")
-    owned.claim.check()  # verifying takes long, and a claim that came meanwhile is not to be written over
     term = _claim(owned.claim, _term_after(found, floor) if term_is_spent else owned.claim.term)
-    opened = _open(owned.directory, options, owned.claim, owned.floor, floor, term)
+    opened = _open(owned.directory, options, owned.floor, floor, term)
     owned.space.look()
     return opened
 
@@ -141,24 +136,12 @@ def _floor_of(directory: Path) -> Floor:
     return floor
 
 
-def _open(
-    directory: Path, options: RocksOptions, claim: Claim, floor_file: FloorFile, floor: Floor, term: int
-) -> OpenedDatabase:
-    try:
-        database, found = open_database(directory, options, floor)
-    except AlreadyOwned:
-        raise  # RocksDB's own lock kept this opening from changing anything
-    except BaseException:
-        claim.keep()
-        raise
-    claim.keep()  # RocksDB has put its files in the place of those an owner before may have open, or begun to
+def _open(directory: Path, options: RocksOptions, floor_file: FloorFile, floor: Floor, term: int) -> OpenedDatabase:
+    database, found = open_database(directory, options, floor)
     failpoint("recovery.database_opened")
     with classified(directory / DATABASE_NAME):
         try:
-            _take_term(database, floor_file, found, term, options, claim)
-        except ChannelFenced:
-            leave_open(database)  # closing it would remove files of the other owner
-            raise
+            _take_term(database, floor_file, found, term, options)
         except BaseException:
             with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
                 database.close()
@@ -166,21 +149,14 @@ def _open(
     return OpenedDatabase(database=database, found=found, term=term)
 
 
-def _take_term(
-    database: Rdict, floor: FloorFile, found: Survey, term: int, options: RocksOptions, claim: Claim
-) -> None:
-    """Make the new term durable in both places before anything is done under it.
-
-    Opening took long, and the floor of an owner that has claimed the directory meanwhile is not to be written over.
-    """
-    claim.check()
+def _take_term(database: Rdict, floor: FloorFile, found: Survey, term: int, options: RocksOptions) -> None:
+    """Make the new term durable in both places before anything is done under it."""
     if found.term != term:
         database.put(DURABILITY_KEY, options.durability.encode())
         database.put(TERM_KEY, encode_number(term))
         failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
-    claim.check()
     # What a killed owner wrote without acknowledging is part of the log now, and readers may see it.
     floor.record(found.last_positions, term=term, meta=found.meta_version)
     failpoint("recovery.floor_recorded")

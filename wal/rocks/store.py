@@ -108,10 +108,6 @@ class RocksStore:
         """Whether log should be given up; see `wal.log.LogStore`."""
         return self._commit.space.level is not SpaceLevel.AMPLE
 
-    def check_owned(self) -> None:
-        """Raise `ChannelFenced` when another owner has taken the directory; any thread, some microseconds."""
-        self._owned.claim.check()
-
     async def promise_tick(self, tick: int) -> None:
         """Remember a tick, durably: one page, written and synced by a thread of its own, so that appends do not wait."""
         self._commit.check_promising()  # at once: the lock may be of a process that this one was forked from
@@ -119,9 +115,6 @@ class RocksStore:
             self._commit.check_promising()
             try:
                 await outlast(anyio.to_thread.run_sync(self._promise, tick, limiter=self._promiser))
-            except ChannelFenced as error:
-                self._commit.failed([], error)
-                raise
             except OSError as error:
                 if self._commit.state is not CommitState.VERIFYING:  # the next term asks again
                     self._commit.failed([], error)
@@ -231,7 +224,7 @@ class RocksStore:
             await self._check_owned()
             self._commit.apply(CommitEvent.REOPEN_ASKED)
             await anyio.to_thread.run_sync(self._writer.stop)
-            if self._commit.taken_over:  # its last batch met another claim
+            if self._commit.taken_over:  # its last batch met another owner's token
                 raise self._commit.refusal()
             with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
                 await self._engine.close()
@@ -239,8 +232,8 @@ class RocksStore:
             self._commit.apply(CommitEvent.RELEASED)
             try:
                 await self._install_next()
-            except BaseException as error:
-                await self._reopen_failed(error)
+            except BaseException:
+                await self._reopen_failed()
                 raise
             finally:
                 self._engine.resume()
@@ -267,10 +260,9 @@ class RocksStore:
         self._begin(opened)
         self._commit.apply(CommitEvent.VERIFIED)
 
-    async def _reopen_failed(self, error: BaseException) -> None:
+    async def _reopen_failed(self) -> None:
         """Go back to where another attempt may start, with what can be read for those who read."""
-        fenced = isinstance(error, ChannelFenced)
-        self._commit.apply(CommitEvent.TAKEN_OVER if fenced else CommitEvent.REOPEN_FAILED)
+        self._commit.apply(CommitEvent.REOPEN_FAILED)
         with suppress(StreamingNodeError):
             await self._engine.close()
         with suppress(StreamingNodeError):
@@ -302,11 +294,8 @@ class RocksStore:
                 self._owned.let_go()
 
     def _promise(self, tick: int) -> None:
-        claim = self._owned.claim
-        claim.check_number()  # an idle owner writes nothing else by which it would notice another one
         self._owned.floor.promise(tick)
         failpoint("append.tick_promised")
-        claim.check_number()  # who has claimed since may have read the floor before the promise was there
 
     async def _make_log(self, name: str) -> int:
         self._commit.check_writable()

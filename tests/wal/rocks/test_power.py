@@ -1,6 +1,5 @@
 """What a power cut leaves of the files that the store syncs itself: the floor, its claim, and names in the directory."""
 
-import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -127,24 +126,6 @@ def test_a_claim_survives_a_power_cut_before_anything_is_done_under_it(tmp_path:
         claim.take(4)
         assert floor_left(disk, tmp_path / "left").term == 4
         claim.close()
-
-
-def test_a_claim_that_is_renewed_while_a_thread_looks_at_it_is_no_takeover(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create_floor(tmp_path, NODE)
-    claim, read = Claim(tmp_path), os.pread
-    claim.take(1)
-
-    def read_and_renew(descriptor: int, size_bytes: int, offset: int) -> bytes:
-        found = read(descriptor, size_bytes, offset)
-        claim.take(2)
-        return found
-
-    monkeypatch.setattr("wal.rocks.claim.os.pread", read_and_renew)
-    claim.check_number()
-    monkeypatch.undo()
-    claim.close()
 
 
 def take(directory: Path) -> tuple[str, int]:
