@@ -22,7 +22,7 @@ from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, 
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.remedy import Remedy
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.write import Write, acknowledge, fail, settle
 

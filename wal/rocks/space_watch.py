@@ -13,7 +13,7 @@ from pathlib import Path
 from wal.errors import Corrupt
 from wal.event_log import event_log
 from wal.files import open_regular
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.space import (
     EXHAUSTED_BYTES,
     NOT_LOOKED,
@@ -45,6 +45,12 @@ def log_bytes(database: Path) -> int:
                 with contextlib.suppress(FileNotFoundError):  # RocksDB has just given it up
                     total += file.stat().st_size
     return total
+
+
+def free_bytes_of(path: Path) -> int:
+    """Return how much this user may still write on the disk of `path`. Raises `OSError`."""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
 
 
 @dataclass(slots=True)

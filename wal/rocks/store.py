@@ -1,7 +1,7 @@
 """The door of RocksMQ: opens or makes a node directory, owns its database, and hands out its logs and its state map.
 
 In: a directory. Out: a `RocksStore`, verified, with a term above all earlier ones; see `wal.log.LogStore` for the
-contract. How a directory is taken is in `wal.rocks.possession`. After a failed write the store is `reopen`ed: the
+contract. How a directory is taken is in `wal.rocks.opening`. After a failed write the store is `reopen`ed: the
 writer thread and the database are thrown away and made anew from what is on the disk, under the next term; the
 directory stays owned all the time.
 """
@@ -22,18 +22,23 @@ from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFul
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.outlast import outlast
-from wal.rocks.copying import link_database
-from wal.rocks.directory import open_for_reading
-from wal.rocks.engine import Engine
+from wal.rocks.database import Engine, link_database
 from wal.rocks.floor import LOGS_MAX
 from wal.rocks.group_commit import CommitEvent, CommitState, GroupCommit
-from wal.rocks.keys import META_PREFIX, META_VERSION_KEY, encode_log_id, encode_number, log_id_key, meta_key
+from wal.rocks.layout import (
+    DATABASE_NAME,
+    META_PREFIX,
+    META_VERSION_KEY,
+    RocksOptions,
+    encode_log_id,
+    encode_number,
+    log_id_key,
+    meta_key,
+)
 from wal.rocks.log import RocksLog, load_ends
-from wal.rocks.options import DATABASE_NAME, RocksOptions
-from wal.rocks.possession import OpenedDatabase, OwnedDirectory, open_again, take_directory
+from wal.rocks.opening import Environment, OpenedDatabase, OwnedDirectory, open_again, open_for_reading, take_directory
 from wal.rocks.recovery import scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.surroundings import Surroundings
 from wal.rocks.write import RecordWrite, Write
 from wal.rocks.writer import Writer
 
@@ -41,7 +46,7 @@ _log = event_log(__name__)
 
 
 async def open_rocks_store(
-    path: str | os.PathLike[str], *, options: RocksOptions | None = None, surroundings: Surroundings | None = None
+    path: str | os.PathLike[str], *, options: RocksOptions | None = None, environment: Environment | None = None
 ) -> "RocksStore":
     """Open the node directory at `path`, or make it, and own it until `close`.
 
@@ -56,12 +61,12 @@ async def open_rocks_store(
         StorageFailed: it cannot be written.
 
     """
-    options, surroundings = options or RocksOptions(), surroundings or Surroundings()
+    options, environment = options or RocksOptions(), environment or Environment()
     opened: list[RocksStore] = []
 
     async def open_store() -> RocksStore:
-        owned = await anyio.to_thread.run_sync(take_directory, Path(path), options, surroundings)
-        opened.append(RocksStore(owned, options, surroundings))
+        owned = await anyio.to_thread.run_sync(take_directory, Path(path), options, environment)
+        opened.append(RocksStore(owned, options, environment))
         return opened[0]
 
     try:
@@ -75,10 +80,10 @@ async def open_rocks_store(
 class RocksStore:
     """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes it."""
 
-    def __init__(self, owned: OwnedDirectory, options: RocksOptions, surroundings: Surroundings) -> None:
+    def __init__(self, owned: OwnedDirectory, options: RocksOptions, environment: Environment) -> None:
         opened, self._directory = owned.opened, owned.directory
         self.node_id, self.promised_tick = opened.found.node_id, owned.promised_tick
-        self._owned, self._options, self._surroundings = owned, options, surroundings
+        self._owned, self._options, self._environment = owned, options, environment
         self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
         self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
         self._logs: dict[str, RocksLog] = {}
@@ -179,17 +184,17 @@ class RocksStore:
         await outlast(self._reopen())
 
     async def close(self) -> None:
-        """Write what is queued, sync, and let go of the directory; idempotent, and not cut short by cancellation."""
+        """Write what is queued, sync, and release the directory; idempotent, and not cut short by cancellation."""
         if self._commit.state not in (CommitState.CLOSED, CommitState.FORKED):
             self._commit.apply(CommitEvent.CLOSE_ASKED)
             for log in self._logs.values():
                 log.end(self._commit.refusal())
-        await outlast(self._let_go_once())
+        await outlast(self._release_once())
 
     def abandon(self) -> None:
         """Refuse everything from now on: this process is a fork of the owner. Called in the child, by the fork guard."""
         self._commit.apply(CommitEvent.PROCESS_FORKED)
-        self._owned.let_go()
+        self._owned.release()
 
     # --- the database and the next ----------------------------------------------------------------------------------------
 
@@ -209,9 +214,9 @@ class RocksStore:
             queue=queue,
             listener=self._commit,
             tell=asyncio.get_running_loop().call_soon_threadsafe,
-            check_owned=self._owned.claim.check,
+            check_owned=self._owned.token.check,
             space=self._owned.space,
-            monotonic=self._surroundings.monotonic,
+            monotonic=self._environment.monotonic,
         )
         self._writer.start()
 
@@ -241,14 +246,14 @@ class RocksStore:
     async def _check_owned(self) -> None:
         """Raise `ChannelFenced` before the database is closed: closing would remove files of the owner that took over."""
         try:
-            await anyio.to_thread.run_sync(self._owned.claim.check)
+            await anyio.to_thread.run_sync(self._owned.token.check)
         except ChannelFenced:
             self._commit.apply(CommitEvent.TAKEN_OVER)
             raise
 
     async def _install_next(self) -> None:
-        # A term may have been claimed without ever having been opened: by an attempt that failed later.
-        spent = self._commit.has_acknowledged and self._owned.claim.term == self.term
+        # The token may be of a term that was never opened: of an attempt that failed later.
+        spent = self._commit.has_acknowledged and self._owned.token.term == self.term
         again = functools.partial(open_again, self._owned, self._options, term_is_spent=spent)
         opened = await anyio.to_thread.run_sync(again)
         self._engine.install(opened.database)
@@ -268,12 +273,12 @@ class RocksStore:
         with suppress(StreamingNodeError):
             self._engine.install(await anyio.to_thread.run_sync(open_for_reading, self._directory, self._options))
 
-    async def _let_go_once(self) -> None:
+    async def _release_once(self) -> None:
         async with self._closing:
             if not self._closed:
-                await self._let_go()
+                await self._release()
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         await anyio.to_thread.run_sync(self._writer.stop)
         failpoint("append.closing_written")
         try:
@@ -291,7 +296,7 @@ class RocksStore:
             failpoint("append.closing_database_closed")
             self._closed = True
             async with self._promising:
-                self._owned.let_go()
+                self._owned.release()
 
     def _promise(self, tick: int) -> None:
         self._owned.floor.promise(tick)

@@ -21,9 +21,9 @@ from rocksdict import WriteBatch
 
 from wal.errors import ChannelFenced, Indeterminate
 from wal.failpoint import failpoint
-from wal.rocks.engine import Engine
+from wal.rocks.database import Engine
 from wal.rocks.floor import FloorFile
-from wal.rocks.options import SyncOptions
+from wal.rocks.layout import SyncOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.space_watch import SpaceWatch
 from wal.rocks.write import Write

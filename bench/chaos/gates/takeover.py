@@ -17,7 +17,7 @@ from bench.chaos.nursery import Nursery
 from bench.chaos.report import GateReport
 from bench.chaos.worker import JOURNAL
 from bench.chaos.workload import Load
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.ownership import LOCK_NAME
 
 TAKEOVERS_IN_A_LIFE = 4

@@ -1,6 +1,7 @@
-"""An owner that another one has overtaken, where it does nothing that would show it, or not any more."""
+"""The fencing token, and promises of ticks while an owner closes or is overtaken."""
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -13,17 +14,16 @@ import pytest
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, stamped_group
 from wal.errors import ChannelFenced, StorageFailed
-from wal.rocks.claim import Claim
-from wal.rocks.floor import FloorFile, read_floor
+from wal.rocks.floor import FloorFile, create_floor, read_floor
 from wal.rocks.group_commit import CommitState
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
+from wal.rocks.ownership import FencingToken
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
 
 OPTIONS = RocksOptions(free_bytes_min=0)
 TICK = 1 << 40
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def store(tmp_path: Path) -> AsyncIterator[RocksStore]:
 
 
 async def overtake(store: RocksStore, directory: Path) -> None:
-    other = Claim(directory)
+    other = FencingToken(directory)
     await anyio.to_thread.run_sync(other.take, store.term + 1)
     other.close()
 
@@ -115,3 +115,37 @@ async def test_owner_overtaken_while_it_writes_what_is_left_before_reopening_is_
         await reopening
     assert ticket.written.exception() is not None
     assert store.state is CommitState.FENCED
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> FencingToken:
+    create_floor(tmp_path, "0" * 32)
+    return FencingToken(tmp_path)
+
+
+def test_owner_whose_next_token_was_not_written_is_not_fenced_by_its_last_one(
+    token: FencingToken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token.take(4)
+
+    def fail(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            token.take(5)
+    token.check()
+    token.take(5)
+    token.check()
+    token.close()
+
+
+def test_owner_is_fenced_by_the_token_of_another_opening(token: FencingToken, tmp_path: Path) -> None:
+    token.take(4)
+    other = FencingToken(tmp_path)
+    other.take(5)
+    with pytest.raises(ChannelFenced, match="of term 5"):
+        token.check()
+    other.close()
+    token.close()

@@ -13,11 +13,11 @@ import pytest
 from tests.failing_disk import FailingDisk
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import StorageFull
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
+from wal.rocks.opening import Environment
 from wal.rocks.space import MIB, SpaceLevel
 from wal.rocks.space_watch import RESERVE_NAME, SpaceWatch
 from wal.rocks.store import RocksStore, open_rocks_store
-from wal.rocks.surroundings import Surroundings
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +40,7 @@ async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
     store = await open_rocks_store(
         tmp_path / "node",
         options=RocksOptions(free_bytes_min=MARK_BYTES),
-        surroundings=Surroundings(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
+        environment=Environment(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
     )
     await append(await store.open_log("p0"), b"before")
     yield store
@@ -93,7 +93,7 @@ async def test_what_makes_room_and_waits_for_the_queue_gets_through_when_the_dis
     store = await open_rocks_store(
         tmp_path / "node",
         options=RocksOptions(free_bytes_min=MARK_BYTES, queue_bytes_max=1000),
-        surroundings=Surroundings(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
+        environment=Environment(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
     )
     log = await store.open_log("p0")
     slow.gate.clear()
@@ -115,7 +115,7 @@ KILLED = """
 import os, sys, anyio
 from pathlib import Path
 from tests.wal.log_contract import append
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 async def main(directory):
     store = await open_rocks_store(directory, options=RocksOptions(free_bytes_min=0))
@@ -139,7 +139,7 @@ async def test_a_log_that_finds_no_room_for_its_tables_opens_when_there_is_some_
     options = RocksOptions(free_bytes_min=0)
     for _ in range(2):
         with monkeypatch.context() as full, pytest.raises(StorageFull, match="free space on that disk"):
-            full.setattr("wal.rocks.directory._bring_into_tables", no_room)
+            full.setattr("wal.rocks.opening._bring_into_tables", no_room)
             await open_rocks_store(tmp_path / "node", options=options)
     store = await open_rocks_store(tmp_path / "node", options=options)
     assert payloads_of(await read_all(await store.open_log("p0"))) == [[b"first"], [b"second"]]
