@@ -26,7 +26,7 @@ from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.message import LogEntry, MutableMessage
 from wal.message_type import MessageType
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
 ROW_BYTES = 1024

@@ -33,8 +33,7 @@ class RecoveredChannel:
 
     `open_transactions` are in the order of their begins. `fences` maps vchannels to the tick of the last exclusive message
     read. `commits` has the transactions that committed lately, `window` the writes whose retries are recognised.
-    `last_confirmed` is where a reader of the next message has to start. `last_tick` is the last entry's tick, and after it
-    comes `next_position`.
+    `last_confirmed` is where a reader of the next message has to start.
     """
 
     shard_state: ShardState
@@ -43,8 +42,6 @@ class RecoveredChannel:
     commits: Commits
     window: Window
     last_confirmed: int
-    last_tick: int
-    next_position: int
 
 
 async def recover(
@@ -99,8 +96,6 @@ async def recover(
         commits=commits or Commits(),
         window=window,
         last_confirmed=transactions[0].begin.position if transactions else next_position,
-        last_tick=log.last_tick,
-        next_position=next_position,
     )
 
 

@@ -16,7 +16,7 @@ import anyio
 from interceptors.idempotency.producers import OpenedProducer, Producers
 from interceptors.shard.manager import ShardManager
 from scanner.registry import ScannerRegistry
-from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_reading_term, open_term
+from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
 from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
 from wal.admission import PendingBytes
@@ -38,7 +38,7 @@ _log = event_log(__name__)
 class Channel:
     """An open pchannel; `keep` is for the node to run. Lives on the event loop."""
 
-    def __init__(self, parts: ChannelParts, term: ChannelTerm, *, full: StorageFull | None = None) -> None:
+    def __init__(self, parts: ChannelParts, term: ChannelTerm) -> None:
         self.log, self.tail, self.scanners = parts.log, parts.tail, parts.scanners
         self.producers: Producers = parts.producers
         self.checkpoint = term.checkpoint
@@ -56,9 +56,6 @@ class Channel:
         self._last_error = ""
         self._full: StorageFull | None = None
         """Why the log is not back: then nobody waits for it, because waiting does not free space."""
-        if full is not None:
-            self._lose()
-            self._full, self._last_error = full, _text(full)
 
     @property
     def term(self) -> ChannelTerm:
@@ -101,8 +98,6 @@ class Channel:
 
     async def consistent_tick(self) -> int:
         """Return a tick that no append acknowledged before the call is above; readers reach it without new writes."""
-        if self._term.reads_only:
-            return self._term.acks.confirmed_tick
         while True:
             term = self._term if self._back is None else await self._next_term()
             try:
@@ -239,8 +234,7 @@ class Channel:
         try:
             with self._scope:
                 while True:
-                    if self.state is LogState.OPEN:
-                        await self._work()
+                    await self._work()
                     await self._change_term()
         except Exception as error:
             self._apply(LogEvent.DAMAGE)
@@ -381,10 +375,7 @@ async def open_channel(
     pending: PendingBytes,
     observer: AppendObserver | None = None,
 ) -> Channel:
-    """Open a pchannel of `store`. Raises what recovery and the log raise; nothing is left open then.
-
-    Without room for the first tick the channel can be read, and takes appends when `keep` finds that there is room.
-    """
+    """Open a pchannel of `store`. Raises what recovery and the log raise; nothing is left open then."""
     log = await store.open_log(pchannel)
     tail = LiveTail(capacity_bytes=options.tail_capacity_bytes, age_s=options.tail_age_s)
     producers = Producers(store, pchannel, options.producers)
@@ -400,9 +391,4 @@ async def open_channel(
         pending=pending,
         observer=observer,
     )
-    try:
-        return Channel(parts, await open_term(parts))
-    except StorageFull as full:
-        if not log.last_tick:
-            raise  # there is nothing to read
-        return Channel(parts, await open_reading_term(parts), full=full)
+    return Channel(parts, await open_term(parts))

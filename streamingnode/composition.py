@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from streamingnode.verification.running import RunningParts
 from streamingnode.writing.retry import Retry
 from wal.admission import PendingBytes
 from wal.append import AppendObserver
-from wal.errors import StorageFailed, StorageFull
+from wal.errors import StorageFailed
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.log import LogStore
@@ -91,7 +91,7 @@ async def compose(
         await anyio.to_thread.run_sync(assert_sole_owner)
     store = await _open_store(path, config)
     closing.push_async_callback(store.close)
-    directory = await _files_directory(path, store, config, closing)
+    directory = await _files_directory(path, config, closing)
     closing.push_async_callback(supervisor.stop)
     appends = AppendMeter(observer)
     ticks = await _tick_allocator(store, now_ms, elapsed_ms)
@@ -105,8 +105,7 @@ async def compose(
     readers = NamedReaders(channel)
     await readers.load()
     failpoint("recovery.readers_loaded")
-    with suppress(StorageFull):  # left for the next open: those of dropped collections hold nothing
-        await readers.keep_only(_live_ids(channel))
+    await readers.keep_only(_live_ids(channel))
     closing.push_async_callback(readers.close)
     flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
     supervisor.spawn(channel.keep())
@@ -147,16 +146,13 @@ async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
     return await open_rocks_store(path, options=config.log)
 
 
-async def _files_directory(
-    path: Path | None, store: LogStore, config: NodeConfig, closing: AsyncExitStack
-) -> NodeDirectory:
+async def _files_directory(path: Path | None, config: NodeConfig, closing: AsyncExitStack) -> NodeDirectory:
     """The directory of segments and cuts: the node's own, or a throw-away one for a node in memory."""
     if path is None:
         root = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="streamingnode-")))
         closing.push_async_callback(anyio.to_thread.run_sync, partial(shutil.rmtree, root, ignore_errors=True))
         return NodeDirectory(root)
-    check_owned = store.check_owned if isinstance(store, RocksStore) else None
-    directory = NodeDirectory(path, check_owned=check_owned, for_group=config.flush.group_may_read)
+    directory = NodeDirectory(path, for_group=config.flush.group_may_read)
     try:
         await anyio.to_thread.run_sync(directory.set_access, (SEGMENTS, DELETES, CUTS))
     except OSError as error:

@@ -34,7 +34,7 @@ from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import InvalidArgument, shown
 from wal.live_tail import AGE_S, CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 
 ENVIRONMENT_PREFIX = "STREAMINGNODE_"
 CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"

@@ -17,7 +17,7 @@ from interceptors.shard.allocator import SegmentAllocator
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk
 from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
-from wal.rocks.possession import OpenedDatabase, open_again
+from wal.rocks.opening import OpenedDatabase, open_again
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

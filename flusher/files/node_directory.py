@@ -6,7 +6,7 @@ that holds it is. Nothing here runs on the event loop. Paths are relative to the
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,25 +30,21 @@ class NodeDirectory:
     """Files of one node, under `root`. All methods block.
 
     All raise `OSError`, and `Corrupt` for what is no regular file and for a link in place of a directory.
-    `check_owned` raises when the directory has another owner now, and comes before each change: whoever owns it makes files
-    of the same names. `for_group` lets the group read what is made here.
+    `for_group` lets the group read what is made here.
     """
 
-    def __init__(self, root: Path, *, check_owned: Callable[[], None] | None = None, for_group: bool = False) -> None:
+    def __init__(self, root: Path, *, for_group: bool = False) -> None:
         self.root = root
         self._for_group = for_group
-        self._check_owned = check_owned or _nobody_asks
 
     def create(self, path: str) -> BinaryIO:
         """Open a new file for writing, replacing one of that name; directories on the way are made durable."""
-        self._check_owned()
         place = place_beneath(self.root, path)
         self._make_parents(place.parent)
         return create_file(place, for_group=self._for_group)
 
     def set_access(self, tops: Iterable[str]) -> None:
         """Let the group read the directories `tops`, or nobody but the owner, whatever an earlier opening was told."""
-        self._check_owned()
         mode = self.root.stat().st_mode
         if self._for_group and not mode & 0o010:
             self.root.chmod(stat.S_IMODE(mode) | 0o010)
@@ -57,7 +53,6 @@ class NodeDirectory:
 
     def append(self, path: str) -> BinaryIO:
         """Open a file that `create` made, to go on at its end; one that is gone is not made anew."""
-        self._check_owned()
         return open(place_beneath(self.root, path), "ab", buffering=WRITE_BUFFER_BYTES, opener=_open_existing)
 
     def sync(self, file: BinaryIO) -> None:
@@ -67,7 +62,6 @@ class NodeDirectory:
 
     def rename(self, source: str, target: str) -> None:
         """Give a file its final name, replacing what had it."""
-        self._check_owned()
         place_beneath(self.root, source).replace(place_beneath(self.root, target))
 
     def sync_parents(self, paths: list[str]) -> None:
@@ -77,7 +71,6 @@ class NodeDirectory:
 
     def remove(self, path: str) -> None:
         """Remove a file if it is there."""
-        self._check_owned()
         place_beneath(self.root, path).unlink(missing_ok=True)
 
     def read(self, path: str, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
@@ -128,7 +121,3 @@ class NodeDirectory:
 
 def _open_existing(path: str, flags: int) -> int:
     return open_regular(Path(path), flags & ~os.O_CREAT)
-
-
-def _nobody_asks() -> None:
-    """Stand in where a directory can have no other owner, or is only read."""

@@ -8,9 +8,9 @@ from streamingnode.backup.restoring import RestoreResult, make_restore, read_rec
 from streamingnode.backup.target import Target
 from streamingnode.inspection.node_files import check_node
 from wal.errors import Corrupt, InvalidArgument
-from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import read_floor
+from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.ownership import DirectoryLock
 from wal.rocks.replacement import finish_replacement
 

@@ -30,10 +30,10 @@ from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.files import place_beneath, read_regular, write_file
 from wal.remedy import Remedy
-from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME
 
 _NOT_COPIED = ("LOCK", "LOG")
 """RocksDB's lock and its own notes: no part of the data."""

@@ -22,7 +22,7 @@ from wal.files import make_directory, read_regular, write_file
 from wal.outlast import outlast
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import Floor, read_floor
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
 
 LINKS = "backup.tmp"
 """In the node directory while a backup is made: hard links need the same disk."""

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 
 from rocksdict import DBRecoveryMode, Rdict, WriteBatch
 
-from wal.rocks.options import RocksOptions, database_options
+from wal.rocks.layout import RocksOptions, database_options
 
 WRITE_BYTES_MAX = 1 << 20
 _KEY_BYTES = 8

@@ -69,7 +69,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 
 def _check_backup(backup: Path | None) -> None:
     """A name mistyped must not look like a backup that has nothing of use."""
-    from wal.rocks.directory import BACKUP_RECORD_NAME
+    from wal.rocks.opening import BACKUP_RECORD_NAME
 
     if backup is not None and not (backup / BACKUP_RECORD_NAME).is_file():
         raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made")

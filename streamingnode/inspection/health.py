@@ -22,8 +22,8 @@ import google_crc32c
 from streamingnode.inspection.node_files import holder, is_node, read_node_files
 from streamingnode.ownership import assert_sole_owner
 from wal.errors import JavaNotFound, StreamingNodeError, install
-from wal.rocks.directory import BACKUP_RECORD_NAME
-from wal.rocks.options import DATABASE_NAME, RocksOptions
+from wal.rocks.layout import DATABASE_NAME, RocksOptions
+from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 PYTHON_MIN, PYTHON_MAX = (3, 11), (3, 14)

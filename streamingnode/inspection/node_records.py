@@ -17,7 +17,7 @@ from scanner.named_reader import ReaderPosition
 from streamingnode.inspection.read_only import open_read_only
 from wal.errors import Corrupt, StreamingNodeError
 from wal.rocks.failures import classify_failure
-from wal.rocks.keys import meta_key
+from wal.rocks.layout import meta_key
 from wal.rocks.recovery import Survey, scan_prefix, survey
 from wal.rocks.replacement import database_path
 

@@ -19,7 +19,7 @@ from wal.headers import TimeTickHeader
 from wal.message import MutableMessage
 from wal.message_id import RocksMessageId
 from wal.message_type import MessageType
-from wal.rocks.keys import entry_key
+from wal.rocks.layout import entry_key
 
 FILL_MESSAGES = 4096
 """Time ticks in one entry of the filling; one entry has one tick."""

@@ -25,8 +25,7 @@ from streamingnode.verification.stray_check import LEASES
 from streamingnode.verification.walk import PCHANNEL
 from wal.errors import StreamingNodeError
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
-from wal.rocks.keys import decode_number, first_position_key, meta_key
-from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
+from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, decode_number, first_position_key, meta_key
 from wal.rocks.recovery import Survey, scan_prefix
 from wal.rocks.replacement import database_path
 

@@ -10,7 +10,7 @@ from rocksdict import Rdict
 from flusher.checkpoint import Checkpoint
 from streamingnode.repair.log_salvage import LogSalvage
 from streamingnode.verification.reader_check import ReaderBehind, decode_readers, readers_behind, still_live
-from wal.rocks.keys import META_PREFIX
+from wal.rocks.layout import META_PREFIX
 
 
 def taken_from_readers(

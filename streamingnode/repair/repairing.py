@@ -27,10 +27,9 @@ from streamingnode.verification.stray_check import QUARANTINE
 from streamingnode.verification.walk import OnStep, verify_unlocked
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.files import sync_directory, sync_file, write_durably
-from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor, write_floor
-from wal.rocks.keys import META_VERSION_KEY, TERM_KEY, encode_number, first_position_key
-from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
+from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, META_VERSION_KEY, TERM_KEY, encode_number, first_position_key
+from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.ownership import DirectoryLock
 from wal.rocks.rebuild import build_database
 from wal.rocks.replacement import REPLACEMENT_NAME, finish_replacement

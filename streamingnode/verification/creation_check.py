@@ -1,13 +1,13 @@
-"""Whether a directory is of a node whose creation was cut off, as `wal.rocks.directory` leaves it. Reads; blocks."""
+"""Whether a directory is of a node whose creation was cut off, as `wal.rocks.opening` leaves it. Reads; blocks."""
 
 from pathlib import Path
 
 from flusher.cuts.cut_log import cut_numbers
 from streamingnode.verification.finding import Kind, Report
 from wal.errors import StreamingNodeError
-from wal.rocks.directory import BACKUP_RECORD_NAME, TEMPORARY_SUFFIX
 from wal.rocks.floor import read_floor
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME, TEMPORARY_SUFFIX
 from wal.rocks.replacement import database_path
 
 UNFINISHED_NAME = DATABASE_NAME + TEMPORARY_SUFFIX

@@ -26,9 +26,10 @@ from streamingnode.verification.reader_check import READER, readers_behind, stil
 from wal.errors import Corrupt, StreamingNodeError
 from wal.message_id import RocksMessageId
 from wal.rocks.floor import FLOOR_NAME, Floor
-from wal.rocks.framing import torn_bytes
-from wal.rocks.keys import (
+from wal.rocks.layout import (
+    DATABASE_NAME,
     DURABILITY_KEY,
+    ENTRY_FAMILY,
     FIRST_POSITION_PREFIX,
     LOG_ID_PREFIX,
     META_PREFIX,
@@ -40,11 +41,8 @@ from wal.rocks.keys import (
     first_position_key,
     meta_key,
 )
-from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
-from wal.rocks.recovery import Survey, judge, scan_prefix
+from wal.rocks.recovery import Survey, chain_end, has_torn_end, judge, scan_prefix, torn_bytes
 from wal.rocks.replacement import database_path
-from wal.rocks.torn_manifest import has_torn_end
-from wal.rocks.torn_tail import chain_end
 
 STEP_BYTES = 1 << 20
 """Read between two steps of a walk: a few milliseconds, so that it can be paced and ended."""

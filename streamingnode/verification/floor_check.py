@@ -10,18 +10,18 @@ from streamingnode.verification.finding import REPAIR, Kind, Report
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 from wal.files import read_regular
 from wal.rocks.floor import (
-    CLAIM_BYTES,
-    CLAIM_OFFSET,
     FLOOR_BYTES,
     FLOOR_NAME,
     FLOOR_READ_BYTES_MAX,
     PROMISE_OFFSET,
     SLOT_BYTES,
+    TOKEN_BYTES,
+    TOKEN_OFFSET,
     Floor,
-    decode_claim_term,
     decode_floor,
     decode_promise,
     decode_slot,
+    decode_token_term,
 )
 
 _NEXT_START = "nothing to do: the next start writes it again"
@@ -59,8 +59,8 @@ def _check_parts(data: bytes, report: Report) -> None:
         if any(slot) and decode_slot(slot) is None:
             detail = f"slot {number} fails its checksum: torn by a power cut, or damaged; the other one counts"
             report.warn(Kind.CHECKSUM, FLOOR_NAME, detail, _NEXT_START)
-    promise, claim = data[PROMISE_OFFSET:CLAIM_OFFSET], data[CLAIM_OFFSET : CLAIM_OFFSET + CLAIM_BYTES]
+    promise, token = data[PROMISE_OFFSET:TOKEN_OFFSET], data[TOKEN_OFFSET : TOKEN_OFFSET + TOKEN_BYTES]
     if any(promise) and not decode_promise(promise):
         report.warn(Kind.CHECKSUM, FLOOR_NAME, "the promised tick fails its checksum", _NEXT_START)
-    if any(claim) and not decode_claim_term(claim):
-        report.warn(Kind.CHECKSUM, FLOOR_NAME, "the claim of its owner fails its checksum", _NEXT_START)
+    if any(token) and not decode_token_term(token):
+        report.warn(Kind.CHECKSUM, FLOOR_NAME, "its owner's fencing token fails its checksum", _NEXT_START)

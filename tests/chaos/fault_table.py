@@ -142,8 +142,9 @@ FAULTS = (
     Fault(
         number="F15",
         happens="two owners",
-        promised="the second is refused; where no lock works, the older one acknowledges nothing from its next write on",
-        lost="nothing acknowledged before",
+        promised="the second is refused; where `flock` does not work, the fencing token alone: the older one acknowledges "
+        "nothing from its next write on",
+        lost="nothing acknowledged before; without a lock, what the older one's threads spoil of the newer one's files",
         gates=("takeover",),
         tests=("tests/wal/rocks/test_reopening.py", "tests/wal/rocks/test_ownership_of_a_directory.py"),
     ),

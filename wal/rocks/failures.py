@@ -11,8 +11,7 @@ from pathlib import Path
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.files import no_descriptor_left
 from wal.rocks.space import REPLAY_BYTES
-from wal.rocks.space_watch import log_bytes
-from wal.rocks.surroundings import free_bytes_of
+from wal.rocks.space_watch import free_bytes_of, log_bytes
 
 _LOCK_HELD = ("While lock file", "lock hold by current process")
 _CORRUPT = ("Corruption:", "No such file or directory", "create_if_missing is false")

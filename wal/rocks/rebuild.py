@@ -7,7 +7,7 @@ from rocksdict import DBRecoveryMode, Rdict, WriteBatch
 
 from wal.files import sync_directory
 from wal.rocks.failures import classify_failure
-from wal.rocks.options import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
+from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
 
 BATCH_BYTES = 1 << 20
 

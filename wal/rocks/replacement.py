@@ -9,7 +9,7 @@ whoever comes next, the node or another repair, puts it in place: one rename. Bl
 from pathlib import Path
 
 from wal.files import sync_directory
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
 
 REPLACEMENT_NAME = f"{DATABASE_NAME}.repaired"
 

@@ -27,7 +27,7 @@ from tests.chaos.simulation.world import World
 from wal.codec import CHECKSUM_END, crc32c, decode_entry
 from wal.errors import StreamingNodeError
 from wal.message_id import RocksMessageId
-from wal.rocks.floor import FLOOR_BYTES, SLOT_BYTES, Floor, decode_claim_term, decode_floor, decode_promise, encode_slot
+from wal.rocks.floor import FLOOR_BYTES, SLOT_BYTES, Floor, decode_floor, decode_promise, decode_token_term, encode_slot
 
 INPUT_S_MAX = 1.0
 MEMORY_BYTES_MAX = 256 << 20
@@ -179,7 +179,7 @@ def _decode_position(data: bytes) -> object:
 
 
 def _decode_floor(data: bytes) -> object:
-    return decode_floor(data), decode_promise(data), decode_claim_term(data)
+    return decode_floor(data), decode_promise(data), decode_token_term(data)
 
 
 def _floors() -> tuple[bytes, ...]:

@@ -11,7 +11,7 @@ from streamingnode.verification.finding import Kind, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import Sample, copy_of, rows_of
 from tests.wal.rocks.test_torn_manifest import A_LOST_PAGE
-from wal.rocks.torn_manifest import manifest_of
+from wal.rocks.recovery import manifest_of
 
 
 def write(settings: Path, content: bytes | None) -> None:

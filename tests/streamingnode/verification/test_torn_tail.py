@@ -13,7 +13,7 @@ from streamingnode.cli import main
 from streamingnode.verification.finding import Kind, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, flip, rows_of
-from wal.rocks.framing import BLOCK_BYTES
+from wal.rocks.recovery import BLOCK_BYTES
 
 SYNCED, UNSYNCED = 100, 200
 """Inserts before and after the last sync; each more than a block of RocksDB's log."""

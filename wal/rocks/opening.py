@@ -1,17 +1,27 @@
-"""Making and opening the database of a node directory, so that a crash at any step leaves something that opens.
+"""Opening a node directory: own it, make what is missing, verify without changing anything, open it, take the term.
+
+In: a directory. Out: an `OwnedDirectory` with its database open under a term above all earlier ones. The same steps from
+verifying on bring a database back after a failed write. Blocks.
 
 A node is made in a directory that is new or empty, or where the making of one was cut off; nothing else is touched. In
 this order, each step synced: the floor file; the database under a temporary name, with its facts; the database under its own
 name. A crash before the last step leaves a floor that has seen nothing, and at most a temporary database: by that floor,
 which carries a magic number and a checksum, the next open knows that it may start again. Later on, a database without a
 floor or a floor without its database is damage.
+
+The fencing token is written before the database is opened for good, so that everything is found that an owner which no lock
+kept out acknowledged before it was fenced. What is recovered is written into new files by RocksDB and synced: after a failed
+sync the pages of the old ones may look clean in memory without being on the disk.
 """
 
 import os
 import shutil
+import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rocksdict import AccessType, DBRecoveryMode, Rdict, WriteBatch
@@ -21,32 +31,45 @@ from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.files import DIRECTORY_MODE, read_regular, sync_directory
 from wal.rocks.failures import classify_failure
-from wal.rocks.file_numbers import keep_numbers_apart
 from wal.rocks.floor import (
     FLOOR_BYTES,
     FLOOR_NAME,
     FLOOR_TEMPORARY_NAME,
     Floor,
+    FloorFile,
     create_floor,
     is_begun_floor,
     read_floor,
 )
-from wal.rocks.framing import check_framing
-from wal.rocks.keys import FORMAT_KEY, META_VERSION_KEY, NODE_ID_KEY, TERM_KEY, encode_number
-from wal.rocks.options import (
+from wal.rocks.layout import (
     DATABASE_NAME,
+    DURABILITY_KEY,
     ENTRY_FAMILY,
+    FORMAT_KEY,
+    META_VERSION_KEY,
+    NODE_ID_KEY,
+    TERM_KEY,
     RocksOptions,
     database_options,
+    encode_number,
     families,
     memtable_settings,
     replay_memtable_bytes,
 )
-from wal.rocks.ownership import LOCK_NAME
-from wal.rocks.recovery import STORE_FORMAT, Survey, judge, survey
+from wal.rocks.ownership import LOCK_NAME, DirectoryLock, FencingToken
+from wal.rocks.recovery import (
+    STORE_FORMAT,
+    Survey,
+    check_framing,
+    drop_behind_holes,
+    drop_torn_end,
+    has_torn_end,
+    judge,
+    survey,
+    without_torn_end,
+)
 from wal.rocks.replacement import database_path, finish_replacement
-from wal.rocks.torn_manifest import drop_torn_end, has_torn_end, without_torn_end
-from wal.rocks.torn_tail import drop_behind_holes
+from wal.rocks.space_watch import SpaceWatch, free_bytes_of
 
 _log = event_log(__name__)
 
@@ -54,6 +77,157 @@ TEMPORARY_SUFFIX = ".tmp"
 NAMED_MAX = 5
 BACKUP_RECORD_NAME = "backup.json"
 """Marks a directory as a backup; opening it as a node would change it."""
+
+
+def _new_node_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What a store needs of the world beside its directory; tests bring their own.
+
+    `monotonic` is a clock in seconds, `free_bytes` the space left on the disk of a path; both are called in threads.
+    """
+
+    make_node_id: Callable[[], str] = _new_node_id
+    monotonic: Callable[[], float] = time.monotonic
+    free_bytes: Callable[[Path], int] = free_bytes_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedDatabase:
+    """A verified database, open for writing under `term`, with what was found in it."""
+
+    database: Rdict
+    found: Survey
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedDirectory:
+    """What an owner holds for as long as it owns the directory; `opened` is the database as it was found first."""
+
+    directory: Path
+    lock: DirectoryLock
+    token: FencingToken
+    floor: FloorFile
+    space: SpaceWatch
+    opened: OpenedDatabase
+    promised_tick: int
+
+    def release(self) -> None:
+        """Give the directory up; idempotent. The database is closed before."""
+        self.token.close()
+        self.floor.close()
+        self.lock.release()
+
+
+def take_directory(directory: Path, options: RocksOptions, environment: Environment) -> OwnedDirectory:
+    """Own a directory and open its database.
+
+    Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
+    """
+    make_directory(directory)
+    failpoint("recovery.directory_made")
+    with classified(directory), ExitStack() as undo:
+        check_place(directory)  # before anything is put there, the lock included
+        lock = DirectoryLock(directory)
+        undo.callback(lock.release)
+        failpoint("recovery.directory_locked")
+        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min, free_bytes=environment.free_bytes)
+        space.make_room_to_start()
+        floor = prepare_database(directory, options, environment.make_node_id)
+        failpoint("recovery.database_prepared")
+        found = verify_database(directory, options, floor)
+        failpoint("recovery.verified")
+        token = FencingToken(directory)
+        undo.callback(token.close)
+        term = _take_token(token, _term_after(found, floor))
+        floor = _floor_of(directory)  # once more: what an owner that is fenced now had acknowledged until then
+        floor_file = FloorFile(directory, floor)
+        undo.callback(floor_file.close)
+        opened = _open_under(directory, options, floor_file, floor, term)
+        undo.callback(opened.database.close)
+        space.look()
+        undo.pop_all()
+    return OwnedDirectory(
+        directory=directory,
+        lock=lock,
+        token=token,
+        floor=floor_file,
+        space=space,
+        opened=opened,
+        promised_tick=floor.tick,
+    )
+
+
+def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:
+    """Verify and open the database of an owned directory after it was closed, under the next term.
+
+    The next term is the one of the token, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
+    no term gets that far does not use them up. The floor in memory counts too: it knows everything that was acknowledged,
+    even if the floor file does not any more. Raises as `take_directory`.
+    """
+    owned.space.make_room_to_start()
+    floor = owned.floor.known
+    _floor_of(owned.directory)
+    found = verify_database(owned.directory, options, floor)
+    failpoint("recovery.verified")
+    term = _take_token(owned.token, _term_after(found, floor) if term_is_spent else owned.token.term)
+    opened = _open_under(owned.directory, options, owned.floor, floor, term)
+    owned.space.look()
+    return opened
+
+
+def _term_after(found: Survey, floor: Floor) -> int:
+    return 1 + max(found.term, floor.term)
+
+
+def _take_token(token: FencingToken, term: int) -> int:
+    token.take(term)
+    failpoint("recovery.claimed")
+    return term
+
+
+def _floor_of(directory: Path) -> Floor:
+    floor = read_floor(directory)
+    if floor is None:
+        raise Corrupt(f"the floor file of {directory} is gone — restore the node directory from a backup")
+    return floor
+
+
+def _open_under(
+    directory: Path, options: RocksOptions, floor_file: FloorFile, floor: Floor, term: int
+) -> OpenedDatabase:
+    database, found = open_database(directory, options, floor)
+    failpoint("recovery.database_opened")
+    with classified(directory / DATABASE_NAME):
+        try:
+            _take_term(database, floor_file, found, term, options)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
+                database.close()
+            raise
+    return OpenedDatabase(database=database, found=found, term=term)
+
+
+def _take_term(database: Rdict, floor: FloorFile, found: Survey, term: int, options: RocksOptions) -> None:
+    """Make the new term durable in both places before anything is done under it."""
+    if found.term != term:
+        database.put(DURABILITY_KEY, options.durability.encode())
+        database.put(TERM_KEY, encode_number(term))
+        failpoint("recovery.term_written")
+    database.flush_wal(sync=True)
+    failpoint("recovery.term_synced")
+    # What a killed owner wrote without acknowledging is part of the log now, and readers may see it.
+    floor.record(found.last_positions, term=term, meta=found.meta_version)
+    failpoint("recovery.floor_recorded")
+    floor.sync()
+    failpoint("recovery.floor_synced")
+
+
+# --- the steps ---------------------------------------------------------------------------------------------------------
 
 
 def make_directory(directory: Path) -> None:
@@ -196,7 +370,6 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
     path = directory / DATABASE_NAME
     with classified(path):
         _drop_torn_end(path)
-        keep_numbers_apart(path)
         room_bytes = replay_memtable_bytes(options)
         database = _open(
             path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), memtable_bytes=room_bytes
@@ -220,7 +393,7 @@ def _drop_torn_end(path: Path) -> None:
 
 
 def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
-    """Do what RocksDB would do as it opens, but with the interpreter lock let go: the larger part of the time it takes."""
+    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
     entries = database.get_column_family(ENTRY_FAMILY)
     try:
         for family in (entries, database):
