@@ -137,7 +137,7 @@ def test_no_refusal_of_names_and_arguments_begins_a_line(tmp_path: Path) -> None
                 assert str(refusal.value).isprintable(), str(refusal.value)
 
 
-@pytest.mark.parametrize("command", ["ls", "info", "verify", "flush", "doctor", "tail", "restore", "repair", "backup"])
+@pytest.mark.parametrize("command", ["ls", "info", "verify", "flush", "doctor", "tail", "restore", "backup"])
 @pytest.mark.parametrize("debug", [[], ["--debug"]], ids=["", "debug"])
 def test_a_command_on_a_hostile_path_prints_nothing_but_text(
     command: str, debug: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -18,8 +18,8 @@ from spark_sink.ingestion.lease import Lease
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
 from wal.files import open_regular, read_regular
 from wal.rocks.floor import FLOOR_NAME, read_floor
+from wal.rocks.options import DATABASE_NAME
 from wal.rocks.ownership import LOCK_NAME
-from wal.rocks.replacement import database_path
 
 PARTS = ("log", "segments", "deletes", "cuts", "leases")
 
@@ -64,7 +64,7 @@ def _what_it_is(path: Path) -> str:
 
 def is_node(directory: Path) -> bool:
     """Whether the directory holds a node."""
-    return (directory / FLOOR_NAME).is_file() or (database_path(directory) / "CURRENT").is_file()
+    return (directory / FLOOR_NAME).is_file() or (directory / DATABASE_NAME / "CURRENT").is_file()
 
 
 def read_node_files(directory: Path) -> NodeFiles:
@@ -77,10 +77,7 @@ def read_node_files(directory: Path) -> NodeFiles:
     try:
         floor = read_floor(directory)
         if floor is None:
-            raise Corrupt(
-                f"{directory} has a database and no floor file — "
-                f"restore a backup, or run: streamingnode repair {directory} --dry-run"
-            )
+            raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
         return NodeFiles(
             directory=directory,
             holder=holder(directory),

@@ -36,9 +36,7 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
     if _has(text, _READ_ONLY):
         return StorageFailed(f"{path} cannot be written — make it writable for this user: {text}")
     if _has(text, _CORRUPT):
-        return Corrupt(
-            f"the database at {path} is damaged: {text} — restore a backup, or run: streamingnode repair --dry-run"
-        )
+        return Corrupt(f"the database at {path} is damaged: {text} — restore the node from a backup")
     return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
 
 

@@ -151,7 +151,6 @@ MISTAKES = [
     "info {nowhere}",
     "flush {nowhere}",
     "verify {data} --tables {nowhere}",
-    "repair {data} --backup {nowhere}",
     "backup {data} {data}/inside",
     "backup {nowhere} {nowhere}-backup",
     "restore {nowhere} {nowhere}-node",
