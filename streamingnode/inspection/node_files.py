@@ -6,7 +6,8 @@ goes on meanwhile, so two answers may be of two moments. Everything here blocks.
 
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +114,24 @@ def check_free(directory: Path) -> None:
     """Return if nobody owns the node. Raises `AlreadyOwned`."""
     if (owner := holder(directory)) is not None:
         raise AlreadyOwned(str(directory), owner.pid)
+
+
+@contextmanager
+def kept_closed(directory: Path) -> Iterator[None]:
+    """Keep a node from being opened while the block reads it; changes nothing, not even the pid in its lock file.
+
+    Raises `AlreadyOwned`.
+    """
+    check_free(directory)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an owner has the directory locked as well
+        except BlockingIOError:
+            raise AlreadyOwned(str(directory), None) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_leases(directory: Path) -> tuple[Lease, ...]:

@@ -154,6 +154,8 @@ MISTAKES = [
     "backup {data} {data}/inside",
     "backup {nowhere} {nowhere}-backup",
     "restore {nowhere} {nowhere}-node",
+    "export {nowhere} {nowhere}-rows",
+    "export {data} {data}/inside",
     "ingest {nowhere} --tables {nowhere}",
     "config show --file {nowhere}",
     "bench nothing",

@@ -1,4 +1,4 @@
-"""`verify`, `backup` and `restore`: what they print, and how they end."""
+"""`verify`, `backup`, `restore` and `export`: what they print, and how they end."""
 
 import os
 import shutil
@@ -103,12 +103,28 @@ def test_backup_and_restore_go_round(cut: Path, tmp_path: Path, run: "Run") -> N
     assert not (tmp_path / "other").exists()
 
 
+def test_export_ends_with_zero_three_or_one(cut: Path, tmp_path: Path, run: "Run") -> None:
+    sound = run("export", cut, tmp_path / "sound", "--json")
+    assert (sound.code, sound.document["missing"]) == (0, [])
+    assert sound.document["files"] == [
+        {"collection": "orders", "path": str(tmp_path / "sound" / "orders.parquet"), "rows": 4}
+    ]
+    lost = segment(cut, 0)
+    lost.unlink()
+    refused = run("export", cut, tmp_path / "out")
+    assert (refused.code, refused.err.partition(":")[0]) == (3, "CORRUPT")
+    assert not (tmp_path / "out").exists()
+    rest = run("export", cut, tmp_path / "out", "--salvage")
+    assert rest.code == 1
+    assert f"missing: {lost.relative_to(cut)} of collection orders, " in rest.out
+
+
 def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path, tmp_path: Path, run: "Run") -> None:
     from wal.rocks.ownership import DirectoryLock
 
     lock = DirectoryLock(cut)
     try:
-        for command in (("backup", cut, tmp_path / "b"), ("verify", cut)):
+        for command in (("backup", cut, tmp_path / "b"), ("verify", cut), ("export", cut, tmp_path / "b")):
             assert run(*command).code == 4
     finally:
         lock.release()
