@@ -68,7 +68,7 @@ async def _snapshot_after(
     source = SnapshotSource(cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
     rows: pa.Table | StreamingNodeError
     try:
-        rows = await anyio.to_thread.run_sync(_read, source, checkpoint)
+        rows = await anyio.to_thread.run_sync(read_rows, source, checkpoint)
     except StreamingNodeError as error:
         rows = error
     if all(live.id != info.id for live in channel.shards.catalog.collections()):  # its files may have gone meanwhile
@@ -92,7 +92,8 @@ async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpo
     return messages
 
 
-def _read(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
+def read_rows(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
+    """Return a collection's rows behind the cut of a checkpoint. Blocks. Raises as `Node.snapshot` does."""
     while True:
         earliest = min(cut_numbers(source.cuts.directory), default=0)
         try:
@@ -109,7 +110,7 @@ def _read_once(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
     """
     leases: list[TableLease] = []
     if source.last_cut:
-        node_id = source.cuts.read(source.last_cut).manifest.node_id
+        node_id = source.cuts.node_id
         leases = [
             lease
             for lease in read_leases(source.cuts.directory, node_id=node_id)

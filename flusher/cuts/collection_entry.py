@@ -1,11 +1,11 @@
-"""Collections as the shard state knows them, told the way a manifest tells them. No I/O."""
+"""Collections as the shard state knows them, told the way a manifest tells them, and back. No I/O."""
 
 import base64
 
 import pyarrow as pa
 
 from flusher.manifest import CollectionEntry, PartitionEntry
-from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.catalog import CollectionInfo, PartitionInfo
 from wal.errors import Corrupt
 
 
@@ -20,6 +20,24 @@ def arrow_schema(info: CollectionInfo) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(info.schema))
     except (pa.ArrowException, OSError) as error:
         raise Corrupt(f"the schema of collection {info.name} does not decode: {error}") from error
+
+
+def collection_info(entry: CollectionEntry) -> CollectionInfo:
+    """Return a collection as the shard state had it when the manifest was made."""
+    return CollectionInfo(
+        id=entry.collection_id,
+        name=entry.name,
+        schema=base64.b64decode(entry.schema),
+        schema_version=entry.schema_version,
+        primary_key=entry.primary_key,
+        vchannels=entry.vchannels,
+        partitions=tuple(
+            PartitionInfo(each.partition_id, each.name, entry.created_tick, each.dropped_tick)
+            for each in entry.partitions
+        ),
+        created_tick=entry.created_tick,
+        dropped_tick=entry.dropped_tick,
+    )
 
 
 def _entry(info: CollectionInfo, since_tick: int) -> CollectionEntry:

@@ -140,6 +140,11 @@ class CutLog:
         self._kept: OrderedDict[int, Cut] = OrderedDict()
         self._kept_entries = 0
 
+    @property
+    def node_id(self) -> str:
+        """Whose cuts these are; empty while nothing has told."""
+        return self._node_id
+
     # --- which cuts there are
 
     @property
@@ -199,6 +204,10 @@ class CutLog:
     def read(self, number: int) -> Cut:
         """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it is not what was written."""
         return self._load(number, self._mark_of(number))
+
+    def read_alone(self, number: int) -> Cut:
+        """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises `Corrupt`, `OSError`."""
+        return self._of_this_node(read_cut(self.directory, number))
 
     def span(self, first: int, last: int) -> list[Cut]:
         """Return the cuts from `first` to `last`, both included."""

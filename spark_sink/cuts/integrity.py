@@ -60,8 +60,7 @@ def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:
         manifest = cuts.read(number).manifest
         if any(file.path == each.path for each in (*manifest.segments, *manifest.deletes)):
             return Corrupt(
-                f"{node / file.path} is missing, and cut {number} names it — "
-                f"give a backup that has it: streamingnode repair {node} --backup"
+                f"{node / file.path} is missing, and cut {number} names it — restore it from a backup that has it"
             )
     return Truncated(f"file {file.path}", f"cut {cuts.first}", "read again: every table has taken it meanwhile")
 

@@ -17,9 +17,8 @@ from scanner.named_reader import ReaderPosition
 from streamingnode.inspection.read_only import open_read_only
 from wal.errors import Corrupt, StreamingNodeError
 from wal.rocks.failures import classify_failure
-from wal.rocks.layout import meta_key
+from wal.rocks.layout import DATABASE_NAME, meta_key
 from wal.rocks.recovery import Survey, scan_prefix, survey
-from wal.rocks.replacement import database_path
 
 _CHECKPOINT, _READER = "checkpoint/", "reader/"
 
@@ -35,7 +34,7 @@ class NodeRecords:
 
 def read_node_records(directory: Path) -> NodeRecords:
     """Return the records of a node. Raises `Corrupt`, `StorageFailed` or `UnsupportedFormat`."""
-    with _open(database_path(directory)) as database:
+    with _open(directory / DATABASE_NAME) as database:
         return NodeRecords(
             survey=survey(database),
             checkpoints={name: decode_checkpoint(value) for name, value in _records(database, _CHECKPOINT).items()},

@@ -197,7 +197,7 @@ class CollectionReader:
         try:
             await self._scan(named.position.policy, after_tick=named.position.tick)
         except Truncated as gone:
-            if known is not None:  # an accepted repair took what it had not read
+            if known is not None:  # the log was cut shorter than the reader's place allows
                 next_step = f"delete_reader() forgets the place of {name!r}, which then starts where its policy says"
                 raise Truncated(gone.requested, gone.earliest, next_step) from gone
             # The log was truncated between finding a place for a new reader and holding it.

@@ -6,7 +6,7 @@ last fifth of a second had come. That is worth a warning, because a flipped bit 
 
 from pathlib import Path
 
-from streamingnode.verification.finding import REPAIR, Kind, Report
+from streamingnode.verification.finding import RESTORE, Kind, Report
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 from wal.files import read_regular
 from wal.rocks.floor import (
@@ -32,10 +32,10 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
     try:
         data = read_regular(directory / FLOOR_NAME, bytes_max=FLOOR_READ_BYTES_MAX)
     except FileNotFoundError:
-        report.damage(Kind.MISSING, FLOOR_NAME, "without it nobody knows how far the log had come", REPAIR)
+        report.damage(Kind.MISSING, FLOOR_NAME, "without it nobody knows how far the log had come", RESTORE)
         return None
     except Corrupt as error:
-        report.damage(Kind.UNREADABLE, FLOOR_NAME, error.happened, REPAIR)
+        report.damage(Kind.UNREADABLE, FLOOR_NAME, error.happened, RESTORE)
         return None
     report.count("floor files")
     report.bytes += len(data)
@@ -45,7 +45,7 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
         report.damage(Kind.UNREADABLE, FLOOR_NAME, str(error), "use the release that wrote it, or a newer one")
         return None
     except StreamingNodeError as error:
-        report.damage(Kind.CHECKSUM, FLOOR_NAME, error.happened, REPAIR)
+        report.damage(Kind.CHECKSUM, FLOOR_NAME, error.happened, RESTORE)
         return None
     _check_parts(data, report)
     return floor

@@ -103,7 +103,7 @@ def _walk_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> Gener
                 _check_cuts(place, found, identity.collection_id, mark, cuts, report)
     except StreamingNodeError as error:  # a cut that cannot be read, and is named by the walk over the cuts
         report.warn(
-            Kind.UNREADABLE, place, f"cannot be compared with the cuts: {error.happened}", "repair the cuts first"
+            Kind.UNREADABLE, place, f"cannot be compared with the cuts: {error.happened}", "restore the cuts first"
         )
     return identity
 

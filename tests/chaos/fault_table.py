@@ -78,18 +78,18 @@ FAULTS = (
     Fault(
         number="F7",
         happens="bits of the log flip",
-        promised="the node does not start, names file and place, exits with 3; `repair` is a command of its own",
-        lost="nothing until you repair, then what cannot be read",
+        promised="the node does not start, names file and place, exits with 3; `export --salvage` takes out the rest",
+        lost="nothing that a backup has; else what the export names",
         gates=("rot", "bytes", "fuzz"),
-        tests=("tests/streamingnode/verification", "tests/streamingnode/repair"),
+        tests=("tests/streamingnode/verification", "tests/streamingnode/test_export.py"),
     ),
     Fault(
         number="F8",
         happens="bits of a table, a segment or a manifest flip",
-        promised="reading it is `CORRUPT`, `verify` finds it; never other data",
+        promised="reading it is `CORRUPT`, `verify` finds it, `export --salvage` takes out the rest; never other data",
         lost="as F7",
         gates=("rot", "bytes", "fuzz"),
-        tests=("tests/streamingnode/verification",),
+        tests=("tests/streamingnode/verification", "tests/streamingnode/test_export.py"),
     ),
     Fault(
         number="F9",

@@ -36,7 +36,8 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
         return StorageFailed(f"{path} cannot be written — make it writable for this user: {text}")
     if _has(text, _CORRUPT):
         return Corrupt(
-            f"the database at {path} is damaged: {text} — restore a backup, or run: streamingnode repair --dry-run"
+            f"the database at {path} is damaged: {text} — restore the node from a backup, "
+            "or take out what can be read: streamingnode export DIR OUT --salvage"
         )
     return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
 

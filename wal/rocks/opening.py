@@ -68,7 +68,6 @@ from wal.rocks.recovery import (
     survey,
     without_torn_end,
 )
-from wal.rocks.replacement import database_path, finish_replacement
 from wal.rocks.space_watch import SpaceWatch, free_bytes_of
 
 _log = event_log(__name__)
@@ -251,8 +250,6 @@ def prepare_database(directory: Path, options: RocksOptions, make_node_id: Calla
     Raises as `check_place`.
     """
     check_place(directory)  # once more, now that nobody else makes a node here
-    if finish_replacement(directory):
-        _log.warning("interrupted_repair_finished", directory=str(directory))
     if not (directory / DATABASE_NAME).exists():
         _create(directory, options, make_node_id())
     floor = read_floor(directory)
@@ -269,16 +266,15 @@ def check_place(directory: Path) -> None:
     names = set(os.listdir(directory)) - {"lost+found"}  # noqa: PTH208 - names are all we need
     if BACKUP_RECORD_NAME in names:
         raise InvalidArgument(f"{directory} is a backup — run: streamingnode restore {directory} <new directory>")
-    floor, database = read_floor(directory), database_path(directory)
+    floor, database = read_floor(directory), directory / DATABASE_NAME
     if database.exists():
         if floor is None and not (database / "CURRENT").exists():
             raise UnsupportedFormat(f"{directory} holds a {DATABASE_NAME} that is no node's — choose another directory")
         if floor is None:
-            raise Corrupt(
-                f"{directory} has a database and no floor file — "
-                f"restore a backup, or run: streamingnode repair {directory} --dry-run"
-            )
+            raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
     elif floor is not None and floor.term:
+        if "log.repaired" in names:  # left by a command that is gone
+            raise Corrupt(f"{directory} was being repaired by an earlier release — restore it from a backup")
         raise Corrupt(f"{directory} has a floor file and no database — restore it from a backup")
     elif strangers := sorted(name for name in names if not _is_of_creation(directory, name, begun=floor is not None)):
         named = ", ".join(map(repr, strangers[:NAMED_MAX])) + (" and more" if len(strangers) > NAMED_MAX else "")

@@ -1,4 +1,4 @@
-"""`verify`, `repair`, `backup` and `restore`: what they print, how they end, and that a dry run is dry."""
+"""`verify`, `backup`, `restore` and `export`: what they print, and how they end."""
 
 import os
 import shutil
@@ -69,7 +69,7 @@ def test_a_node_with_a_damaged_log_is_verified_by_the_program_itself(cut: Path) 
 
 
 def test_a_directory_that_is_no_node_is_wrong_use(tmp_path: Path, run: "Run") -> None:
-    for command in ("verify", "repair", "backup"):
+    for command in ("verify", "backup"):
         extra = [tmp_path / "target"] if command == "backup" else []
         printed = run(command, tmp_path, *extra)
         assert printed.code == 2
@@ -79,7 +79,7 @@ def test_a_directory_that_is_no_node_is_wrong_use(tmp_path: Path, run: "Run") ->
 def test_tables_and_backups_that_are_not_there_are_wrong_use(cut: Path, tmp_path: Path, run: "Run") -> None:
     tables = run("verify", cut, "--tables", tmp_path / "missing")
     assert (tables.code, "name the directory that `ingest --tables` made" in tables.err) == (2, True)
-    backup = run("repair", cut, "--backup", tmp_path / "missing", "--dry-run")
+    backup = run("restore", tmp_path / "missing", tmp_path / "target")
     assert (backup.code, "name a directory that `backup` made" in backup.err) == (2, True)
 
 
@@ -103,38 +103,20 @@ def test_backup_and_restore_go_round(cut: Path, tmp_path: Path, run: "Run") -> N
     assert not (tmp_path / "other").exists()
 
 
-def test_a_repair_is_planned_first_and_takes_files_from_a_backup(cut: Path, tmp_path: Path, run: "Run") -> None:
-    backup = tmp_path / "backup"
-    run("backup", cut, backup)
-    segment(cut, 0).unlink()
-    planned = run("repair", cut, "--backup", backup, "--dry-run")
-    assert planned.code == 3
-    assert "replace from backup: segments/" in planned.out
-    assert "nothing was changed" in planned.out
-    done = run("repair", cut, "--backup", backup, "--json")
-    assert done.code == 0
-    assert done.document["done"] is True
-    assert run("verify", cut).code == 0
-
-
-def test_a_repair_that_gives_up_rows_has_to_be_told_so(cut: Path, run: "Run") -> None:
-    (cut / "floor").unlink()
-    refused = run("repair", cut)
-    assert refused.code == 3
-    assert "gives up" in refused.out
-    assert "--accept-loss" in refused.out
-    assert not (cut / "quarantine").exists()
-    done = run("repair", cut, "--accept-loss")
-    assert done.code == 0
-    assert "quarantine" in done.out
-
-
-def test_what_no_repair_can_mend_is_named(cut: Path, run: "Run") -> None:
-    segment(cut, 0).unlink()
-    printed = run("repair", cut)
-    assert printed.code == 3
-    assert "stays as it is: segments/" in printed.out
-    assert "nothing that a repair can do" in printed.out
+def test_export_ends_with_zero_three_or_one(cut: Path, tmp_path: Path, run: "Run") -> None:
+    sound = run("export", cut, tmp_path / "sound", "--json")
+    assert (sound.code, sound.document["missing"]) == (0, [])
+    assert sound.document["files"] == [
+        {"collection": "orders", "path": str(tmp_path / "sound" / "orders.parquet"), "rows": 4}
+    ]
+    lost = segment(cut, 0)
+    lost.unlink()
+    refused = run("export", cut, tmp_path / "out")
+    assert (refused.code, refused.err.partition(":")[0]) == (3, "CORRUPT")
+    assert not (tmp_path / "out").exists()
+    rest = run("export", cut, tmp_path / "out", "--salvage")
+    assert rest.code == 1
+    assert f"missing: {lost.relative_to(cut)} of collection orders, " in rest.out
 
 
 def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path, tmp_path: Path, run: "Run") -> None:
@@ -142,7 +124,7 @@ def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path
 
     lock = DirectoryLock(cut)
     try:
-        for command in (("backup", cut, tmp_path / "b"), ("verify", cut), ("repair", cut)):
+        for command in (("backup", cut, tmp_path / "b"), ("verify", cut), ("export", cut, tmp_path / "b")):
             assert run(*command).code == 4
     finally:
         lock.release()

@@ -9,7 +9,6 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.inspection.node_records import read_node_records
-from streamingnode.repair.repairing import repair_directory
 from streamingnode.verification.finding import Kind, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of
@@ -18,8 +17,6 @@ from wal.failpoint import arm, disarm_all
 
 LOOKS: dict[str, Callable[[Path], object]] = {
     "verify": verify_directory,
-    "dry run": lambda path: repair_directory(path, dry_run=True, accept_loss=True, backup=None, now_ms=lambda: 1),
-    "repair": lambda path: repair_directory(path, dry_run=False, accept_loss=True, backup=None, now_ms=lambda: 1),
     "info": read_node_records,
 }
 

@@ -69,8 +69,6 @@ def test_command_says_that_the_tail_is_torn_and_does_not_call_it_damage(
     path = cut_by_power(killed, tmp_path / "node", 0.6)
     assert main(["verify", str(path)]) == 1
     assert "torn tail, will be dropped: " in capsys.readouterr().out
-    assert main(["repair", str(path), "--dry-run"]) == 1
-    assert "nothing to do" in capsys.readouterr().out
 
 
 def test_log_that_ends_whole_has_no_torn_tail(killed: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A disk that fails at the n-th sync, for n = 1, 2, ...: repair, backup and restore leave nothing half done."""
+"""A disk that fails at the n-th sync, for n = 1, 2, ...: backup and restore leave nothing half done."""
 
 import itertools
 import os
@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamingnode.backup.closed_node import backup_directory, restore_directory
-from streamingnode.repair.repairing import repair_directory
 from streamingnode.verification.walk import verify_directory
-from tests.streamingnode.sample_node import Sample, copy_of, flip, largest, rows_of
+from tests.streamingnode.sample_node import Sample, copy_of, rows_of
 from wal.errors import StreamingNodeError
 
 
@@ -34,34 +33,6 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], bool]:
 def run_until_it_passes(attempt: Callable[[int], bool]) -> int:
     """Call `attempt` with n = 1, 2, ... until it says that the n-th sync was not reached; return how many failed."""
     return next(n for n in itertools.count(1) if not attempt(n)) - 1
-
-
-def test_a_repair_on_a_failing_disk_loses_no_byte(
-    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def attempt(at: int) -> bool:
-        path = copy_of(sample.closed, tmp_path / f"node-{at}")
-        table = largest(path, "log/*.sst")
-        flip(table, int(table.stat().st_size * 0.92))
-        damaged, floor = table.read_bytes(), (path / "floor").read_bytes()
-        with monkeypatch.context() as patched:
-            reached = fail_at(patched, at)
-            try:
-                repair_directory(path, dry_run=False, accept_loss=True, backup=None, now_ms=lambda: at)
-            except StreamingNodeError:
-                assert reached()
-        everything = [each.read_bytes() for each in path.rglob("*") if each.is_file()]
-        assert damaged in everything
-        assert floor in everything
-        if not reached():
-            return False
-        if at % 2 or verify_directory(path).damaged:  # else the node itself finishes what was begun
-            repair_directory(path, dry_run=False, accept_loss=True, backup=None, now_ms=lambda: 1000 + at)
-        assert rows_of(path).items() <= sample.rows.items()
-        assert not verify_directory(path).damaged
-        return True
-
-    assert run_until_it_passes(attempt) > 8
 
 
 def test_a_backup_on_a_failing_disk_is_not_there(
