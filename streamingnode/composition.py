@@ -120,9 +120,7 @@ async def compose(
         pending=pending,
         now_ms=now_ms,
     )
-    services = _services(path, config, store, channel, ticks, readers, flusher, meter)
-    supervisor.spawn(services.upkeep.run())
-    return services
+    return _services(path, config, store, channel, ticks, readers, flusher, meter)
 
 
 def _channel_options(config: NodeConfig, observer: AppendObserver | None) -> ChannelOptions:
@@ -300,7 +298,6 @@ def _services(
             flush=flush,
             hold_cuts=flusher.retention.hold_cuts,
             now_ms=meter.now_ms,
-            options=config.scrub,
         ),
     )
 

@@ -25,7 +25,6 @@ from interceptors.timetick.inspector import INTERVAL_S
 from interceptors.txn.session import TxnLimits
 from scanner.scanner import ScanLimits
 from streamingnode.log_state import ReopenOptions
-from streamingnode.verification.scrubber import ScrubOptions
 from streamingnode.writing.coalescer import CoalescerLimits
 from streamingnode.writing.retry import RetryLimits
 from wal import failpoint
@@ -69,7 +68,6 @@ ZERO_IS_A_VALUE = frozenset(
         "retry.max_s",
         "scan.retry.pause_first_s",
         "scan.retry.pause_max_s",
-        "scrub.bytes_per_s",
         "segments.bytes_jitter",
         "segments.idle_bytes_min",
         "segments.rows_max",
@@ -141,7 +139,6 @@ class NodeConfig:
     reopen: ReopenOptions = field(default_factory=ReopenOptions)
     tail: TailOptions = field(default_factory=TailOptions)
     ticks: TickOptions = field(default_factory=TickOptions)
-    scrub: ScrubOptions = field(default_factory=ScrubOptions)
     statistics: StatisticsOptions = field(default_factory=StatisticsOptions)
     set_by: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each setting that is not a default came from, by its dotted path."""
