@@ -24,7 +24,7 @@ from bench.chaos.read_back import Audit, ReadBack, audit, read_back, refused
 from bench.chaos.rows import COLLECTIONS
 from bench.chaos.soak import soak
 from bench.chaos.workload import Load, Recorder, fill, make_collections, run_load
-from streamingnode.benchmark.loop_hold import heartbeat
+from bench.loop_hold import heartbeat
 from streamingnode.verification.walk import verify_directory
 from wal.errors import StreamingNodeError
 

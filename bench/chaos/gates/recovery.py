@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.bench_latency import HOLD_AIM_MS
 from bench.chaos.gate import Gate, LifeResult, Settings, make_report
 from bench.chaos.nursery import Nursery
 from bench.chaos.report import GateReport
 from bench.chaos.worker import FILLED, READ_BACK, Job, load_read_back
-from streamingnode.benchmark.latency import HOLD_AIM_MS
-from streamingnode.benchmark.measurement import median
+from bench.measurement import median
 
 SIZES = ((64 << 20, 2.0), (1 << 30, 10.0))
 """Bytes of log, and the seconds allowed."""

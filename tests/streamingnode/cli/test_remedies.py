@@ -157,7 +157,7 @@ MISTAKES = [
     "restore {nowhere} {nowhere}-node",
     "ingest {nowhere} --tables {nowhere}",
     "config show --file {nowhere}",
-    "bench nothing",
+    "bench --dir {nowhere}",
 ]
 
 
