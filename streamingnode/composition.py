@@ -126,13 +126,10 @@ async def compose(
 def _channel_options(config: NodeConfig, observer: AppendObserver | None) -> ChannelOptions:
     return ChannelOptions(
         wal=config.wal,
-        redo=config.redo,
         txn=config.txn,
         producers=config.producers,
         segments=config.segments,
-        scan=config.scan,
         tail_capacity_bytes=config.tail.capacity_bytes,
-        tail_age_s=config.tail.age_s,
         tick_interval_s=config.ticks.interval_s,
         reopen=config.reopen,
         time_interceptors=config.statistics.time_interceptors or observer is not None,
