@@ -17,9 +17,9 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.baseline import measure_plain_scan, scratch
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from streamingnode.benchmark.baseline import measure_plain_scan, scratch
 from wal.append import AppendGroup
 from wal.headers import InsertHeader
 from wal.live_tail import LiveTail

@@ -377,14 +377,14 @@ async def open_channel(
 ) -> Channel:
     """Open a pchannel of `store`. Raises what recovery and the log raise; nothing is left open then."""
     log = await store.open_log(pchannel)
-    tail = LiveTail(capacity_bytes=options.tail_capacity_bytes, age_s=options.tail_age_s)
+    tail = LiveTail(capacity_bytes=options.tail_capacity_bytes)
     producers = Producers(store, pchannel, options.producers)
     await producers.load()
     parts = ChannelParts(
         store=store,
         log=log,
         tail=tail,
-        scanners=ScannerRegistry(log, tail, limits=options.scan),
+        scanners=ScannerRegistry(log, tail),
         producers=producers,
         ticks=ticks,
         options=options,

@@ -15,7 +15,7 @@ from interceptors.idempotency.producers import Producers
 from interceptors.idempotency.window import ProducerLimits
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
-from interceptors.redo import RedoInterceptor, RedoLimits
+from interceptors.redo import RedoInterceptor
 from interceptors.room import RoomInterceptor
 from interceptors.shard.allocator import SegmentAllocator
 from interceptors.shard.interceptor import ShardInterceptor
@@ -34,7 +34,7 @@ from interceptors.txn.rollback_worker import RollbackWorker
 from interceptors.txn.session import TxnLimits
 from scanner.deliver_policy import DeliverPolicy
 from scanner.registry import ScannerRegistry
-from scanner.scanner import ScanLimits, Scanner
+from scanner.scanner import Scanner
 from streamingnode.log_state import ReopenOptions
 from wal.adaptor import Wal, WalLimits
 from wal.admission import PendingBytes
@@ -52,13 +52,10 @@ class ChannelOptions:
     """Limits of one channel's parts; each part says what its own mean. Seconds, bytes."""
 
     wal: WalLimits
-    redo: RedoLimits
     txn: TxnLimits
     producers: ProducerLimits
     segments: SegmentLimits
-    scan: ScanLimits
     tail_capacity_bytes: int
-    tail_age_s: float
     tick_interval_s: float
     time_interceptors: bool = False
     reopen: ReopenOptions
@@ -197,7 +194,7 @@ class _TermBuilder:
         return (
             self.idempotency,
             RoomInterceptor(log.admit, self._parts.pending.appends),
-            RedoInterceptor(self._parts.options.redo),
+            RedoInterceptor(),
             LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
             TimeTickInterceptor(
                 wal_name=log.wal_name,

@@ -119,21 +119,16 @@ async def compose(
         pending=pending,
         now_ms=now_ms,
     )
-    services = _services(path, config, store, channel, ticks, readers, flusher, meter)
-    supervisor.spawn(services.upkeep.run())
-    return services
+    return _services(path, config, store, channel, ticks, readers, flusher, meter)
 
 
 def _channel_options(config: NodeConfig, observer: AppendObserver | None) -> ChannelOptions:
     return ChannelOptions(
         wal=config.wal,
-        redo=config.redo,
         txn=config.txn,
         producers=config.producers,
         segments=config.segments,
-        scan=config.scan,
         tail_capacity_bytes=config.tail.capacity_bytes,
-        tail_age_s=config.tail.age_s,
         tick_interval_s=config.ticks.interval_s,
         reopen=config.reopen,
         time_interceptors=config.statistics.time_interceptors or observer is not None,
@@ -296,7 +291,6 @@ def _services(
             flush=flush,
             hold_cuts=flusher.retention.hold_cuts,
             now_ms=meter.now_ms,
-            options=config.scrub,
         ),
     )
 

@@ -5,7 +5,6 @@ import asyncio
 from streamingnode.config import NodeConfig
 from streamingnode.services import NodeServices
 from streamingnode.statistics import NodeStatistics
-from streamingnode.verification.scrubber import ScrubStatus
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.results import Durability
 from wal.errors import InvalidArgument
@@ -39,11 +38,6 @@ class NodeFacts:
     def config(self) -> NodeConfig:
         """The settings the node runs with."""
         return self._config
-
-    @property
-    def scrub_status(self) -> ScrubStatus:
-        """What the background scrubber found in its last round."""
-        return self._services.upkeep.scrub_status
 
     def statistics(self) -> NodeStatistics:
         """Return what the node counts and measures, as of now; under 1 ms, so ask once a second, not once an insert."""

@@ -81,7 +81,7 @@ class NodeServices:
     named reader. `flush` makes a cut and returns it, or the newest one when there is nothing to cut. `snapshot` returns a
     collection's current rows, or those as of a tick. `consistent_tick` returns, for pchannels, a tick that no append
     acknowledged before the call is above; `newest_tick` returns one that is above every tick given out, and no earlier than
-    now. `upkeep` verifies, scrubs and backs up what is on the disk. `statistics` is told the inserts that wait outside these
+    now. `upkeep` verifies and backs up what is on the disk. `statistics` is told the inserts that wait outside these
     parts. `pending` is the room in memory that writes share. `stop_waiting` sends away whoever waits for a failed log to
     come back, `stop_appends` whoever waits for anything but the disk; it returns when no append is under way any more.
     """

@@ -33,7 +33,6 @@ from streamingnode.rows.row_shape import Keys, Rows
 from streamingnode.services import FlushResult
 from streamingnode.statistics import NodeStatistics
 from streamingnode.verification.finding import Report
-from streamingnode.verification.scrubber import ScrubStatus
 from streamingnode.writing.results import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction
 from wal.append import AppendObserver
@@ -258,11 +257,6 @@ class SyncNode:
     def verify(self) -> Report:
         """See `Node.verify`."""
         return self._loop.call(self._node.verify)
-
-    @property
-    def scrub_status(self) -> ScrubStatus:
-        """See `Node.scrub_status`."""
-        return self._node.scrub_status
 
     def flush(self, *, timeout: float | None = None) -> FlushResult:
         """See `Node.flush`."""

@@ -15,7 +15,9 @@ import pytest
 import streamingnode as sn
 from flusher import flush_run
 from flusher.cuts import cut_writer
+from flusher.flush_options import FlushOptions
 from streamingnode.config import load_config
+from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk, Fault
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, LogReopening, StreamingNodeError, TransactionExpired
@@ -28,10 +30,9 @@ SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value
 HANGS_S = 30
 FOR_EVER = 1 << 30
 QUICK: dict[str, object] = {
+    "reopen": ReopenOptions(first_pause_s=0.001, longest_pause_s=0.01),
+    "flush": FlushOptions(retry_first_s=0.001),
     "cut_interval_s": None,
-    "reopen.first_pause_s": 0.001,
-    "reopen.longest_pause_s": 0.01,
-    "flush.retry_first_s": 0.001,
     "ticks.interval_s": 0.01,
 }
 ROUNDS = 4

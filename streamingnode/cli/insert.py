@@ -183,12 +183,9 @@ def _new_collection(arguments: _Arguments, rows: "RowSource") -> _NewCollection:
 
     assert arguments.primary_key is not None, "checked with the other arguments"
     schema = rows.infer_schema()
+    shards, partitions = _shape(arguments)
     definition = check_definition(
-        arguments.collection,
-        schema,
-        primary_key=arguments.primary_key,
-        shards=_shards(arguments),
-        partitions=_partitions(arguments),
+        arguments.collection, schema, primary_key=arguments.primary_key, shards=shards, partitions=partitions
     )
     batches = rows.batches(schema)
     first = list(islice(batches, 1))
@@ -222,22 +219,17 @@ async def _batches(
     if new is None:
         new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
     assert arguments.primary_key is not None, "checked with the other arguments"
+    shards, partitions = _shape(arguments)
     await node.create_collection(
-        arguments.collection,
-        new.schema,
-        primary_key=arguments.primary_key,
-        shards=_shards(arguments),
-        partitions=_partitions(arguments),
+        arguments.collection, new.schema, primary_key=arguments.primary_key, shards=shards, partitions=partitions
     )
     return new.batches
 
 
-def _shards(arguments: _Arguments) -> int:
-    return 1 if arguments.shards is None else arguments.shards
-
-
-def _partitions(arguments: _Arguments) -> tuple[str, ...]:
-    return () if arguments.partition in {None, DEFAULT_PARTITION} else (str(arguments.partition),)
+def _shape(arguments: _Arguments) -> tuple[int, tuple[str, ...]]:
+    """Return shards and partitions of a collection that is made."""
+    partitions = () if arguments.partition in {None, DEFAULT_PARTITION} else (str(arguments.partition),)
+    return 1 if arguments.shards is None else arguments.shards, partitions
 
 
 def _existing(collection: "Collection", arguments: _Arguments) -> "pa.Schema":
@@ -305,10 +297,10 @@ COMMAND = Command(
     summary="insert rows from JSON lines or Parquet",
     details=(
         "Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable\n"
-        "within a second. A line that does not fit is named by its number, and nothing of its batch is inserted. In JSON,\n"
-        "times are ISO 8601 text, bytes are base64, and a field left out is null where its column may be. A Parquet file\n"
-        "has every column of the collection, in a type that goes in unchanged. With --create the columns are taken from\n"
-        "the first batch; when that is refused, nothing is created.\n\n"
+        "within a second. Where a line does not fit, the lines of its batch are named, and none of them is inserted. In\n"
+        "JSON, times are ISO 8601 text, bytes are base64, and a field left out is null where its column may be. A Parquet\n"
+        "file has every column of the collection, in a type that goes in unchanged. With --create the columns are those of\n"
+        "the first batch, or of the Parquet file; when that is refused, nothing is created.\n\n"
         "With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on\n"
         "behind the last line or row that an earlier run inserted under this name. When what comes before is not the same\n"
         "any more, it is refused: another input needs another name. A Parquet file may not change at all."

@@ -26,7 +26,7 @@ DATA, LEASES = ("segments", "deletes"), "leases"
 TEMPORARY = ".tmp"
 _KNOWN = frozenset({LOCK_NAME, FLOOR_NAME, DATABASE_NAME, CUTS, *DATA, LEASES, BACKUP_RECORD_NAME})
 _SOCKET_OR_RESERVE = re.compile(r"node\.[a-z]+|reserve|scrub\.json")
-"""Files a running or an earlier owner keeps beside its data."""
+"""Files a running or an earlier owner keeps beside its data; `scrub.json` is from owners that verified by themselves."""
 _MANIFEST = re.compile(r"\d{16}\.json")
 
 _STARTS = "nothing to do: the node removes it when it starts, if it wrote it"

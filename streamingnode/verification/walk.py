@@ -1,7 +1,7 @@
 """The whole walk over a node directory that nobody owns: in which order, and what each part tells the next. Blocks.
 
 A walk is an iterator of bytes read: whoever drives it decides about pace, progress and end. `verify_directory` drives one as
-fast as the disk goes, the scrubber of a running node a slow one.
+fast as the disk goes, unless its `on_step` takes its time.
 """
 
 from collections.abc import Callable, Iterator

@@ -15,6 +15,7 @@ import anyio
 import pyarrow as pa
 
 import streamingnode as sn
+from flusher.flush_options import FlushOptions
 from spark_sink.ingestion.lease import Lease, write_lease
 from streamingnode.config import load_config
 from streamingnode.node import Node
@@ -79,8 +80,8 @@ class Life:
 
     def _opened(self) -> OpenNode:
         settings = {
+            "flush": FlushOptions(retry_first_s=0.01),
             "cut_interval_s": None,
-            "flush.retry_first_s": 0.01,
             "flush.retention.interval_s": 0.05,
             "flush.retention.min_age_s": self._retention_s,
             "ticks.interval_s": 0.01,

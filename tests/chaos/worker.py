@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 import streamingnode as sn
-from streamingnode.benchmark.loop_hold import heartbeat
+from bench.loop_hold import heartbeat
 from streamingnode.verification.walk import verify_directory
 from tests.chaos import failpoint_life, small_node
 from tests.chaos.feed import feed

@@ -25,7 +25,7 @@ from wal.errors import AlreadyExists, Corrupt, InvalidArgument, TableAhead, Trun
 pytestmark = pytest.mark.spark
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
-SETTINGS: dict[str, Any] = {"cut_interval_s": None, "free_bytes_min": 0, "scrub.bytes_per_s": 0}
+SETTINGS: dict[str, Any] = {"cut_interval_s": None, "free_bytes_min": 0}
 
 
 def write(path: Path, first: int, last: int, *, delete: tuple[int, ...] = ()) -> None:

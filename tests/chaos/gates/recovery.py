@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamingnode.benchmark.latency import HOLD_AIM_MS
-from streamingnode.benchmark.measurement import median
+from bench.bench_latency import HOLD_AIM_MS
+from bench.measurement import median
 from tests.chaos.gate import Gate, LifeResult, Settings, make_report
 from tests.chaos.nursery import Nursery
 from tests.chaos.report import GateReport

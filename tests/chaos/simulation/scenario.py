@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from flusher.flush_options import FlushOptions
+from streamingnode.writing.coalescer import CoalescerLimits
 from tests.chaos.journal import Died
 from tests.chaos.judge.entries import judge_entries
 from tests.chaos.judge.verdict import judged
@@ -141,15 +143,14 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _settings(world: World) -> dict[str, object]:
     choose = world.choose
     return {
+        "flush": FlushOptions(retry_first_s=0.01, retry_max_s=0.3),
         "durability": "os" if world.syncs_late else "fsync",
         "cut_interval_s": choose.choice([None, 0.2, 1.0]),
         "retention_s": choose.choice([0, 0, RETENTION_S]),
         "flush.retention.interval_s": choose.choice([0.05, 1.0]),
-        "flush.retry_first_s": 0.01,
-        "flush.retry_max_s": 0.3,
         "ticks.interval_s": choose.choice([0.01, 0.2]),
         "tail.capacity_bytes": choose.choice([0, 1000, 1 << 20]),
-        "coalescer.insert_rows_max": choose.choice([0, 100]),
+        "coalescer": CoalescerLimits(insert_rows_max=choose.choice([0, 100])),
         "flush.row_group_bytes": choose.choice([200, 1 << 20]),
     }
 

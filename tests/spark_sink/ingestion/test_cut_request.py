@@ -10,6 +10,7 @@ import pytest
 import streamingnode as sn
 from flusher.cuts.cut_log import CutLog
 from spark_sink.ingestion.cut_request import Answer, AnsweredCut, node_directory, request_cut
+from streamingnode.config import StatisticsOptions
 from streamingnode.statistics_file import STATISTICS_NAME, read_statistics
 from wal.errors import InvalidArgument
 from wal.rocks.ownership import DirectoryLock
@@ -32,7 +33,7 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
 
 
 def test_a_running_node_tells_its_newest_cut_to_who_asks_from_outside(tmp_path: Path) -> None:
-    config = sn.load_config(arguments={"statistics.file_interval_s": 0.01})
+    config = sn.load_config(arguments={"statistics": StatisticsOptions(file_interval_s=0.01)})
     with sn.sync.open_node(tmp_path / "data", config=config) as node:
         node.create_collection("orders", SCHEMA, primary_key="id")
         node.insert("orders", [{"id": 1}])

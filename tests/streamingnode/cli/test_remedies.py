@@ -158,7 +158,7 @@ MISTAKES = [
     "export {data} {data}/inside",
     "ingest {nowhere} --tables {nowhere}",
     "config show --file {nowhere}",
-    "bench nothing",
+    "bench --dir {nowhere}",
 ]
 
 

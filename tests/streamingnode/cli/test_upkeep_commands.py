@@ -1,7 +1,6 @@
 """`verify`, `backup`, `restore` and `export`: what they print, and how they end."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from streamingnode.cli.verify import paced, parse_pace
 from tests.streamingnode.sample_node import flip, largest, segment
 
 if TYPE_CHECKING:
@@ -29,6 +29,19 @@ def cut(data: Path, run: "Run") -> Path:
     more.write_text('{"id": 4, "item": "jam"}\n')
     assert run("insert", data, "orders", more).code == 0
     return data
+
+
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return sum(self.slept)
+
+    def pass_by(self, seconds: float) -> None:
+        self.slept.append(seconds)
 
 
 def _findings(printed: "Printed") -> list[dict[str, str]]:
@@ -131,8 +144,33 @@ def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path
     assert not list(tmp_path.glob("b*"))
 
 
-def test_info_says_what_the_scrubber_found_last(cut: Path, run: "Run") -> None:
-    assert "never scrubbed" in run("info", cut).out
-    (cut / "scrub.json").write_text('{"finished_ms": 1792000000123, "verdict": "sound", "bytes": 5, "seconds": 1.0}')
-    assert "sound, 2026-10-14" in run("info", cut).out
-    shutil.rmtree(cut / "cuts", ignore_errors=True)
+def test_verify_reads_no_faster_than_its_pace() -> None:
+    clock = Clock()
+    on_step = paced(lambda *_: clock.pass_by(0.25), 1 << 20, clock=clock.now, sleep=clock.pass_by)
+    for _ in range(4):
+        on_step("log", 1 << 20)
+    assert clock.slept == [0.25, 0.75] * 4, "what the read took is part of its time"
+    clock.pass_by(60)
+    on_step("cuts", 2 << 20)
+    on_step("cuts", 1 << 20)
+    assert clock.slept[8:] == [60, 0.25, 0.25, 0.75], "time that went by is not made up for"
+
+
+@pytest.mark.parametrize(
+    "text, rate",
+    [("1", 1.0), ("500", 500.0), ("64KiB", 65536.0), ("10MiB", 10.0 * (1 << 20)), ("1.5GiB", 1.5 * (1 << 30))],
+)
+def test_a_pace_is_bytes_for_each_second(text: str, rate: float) -> None:
+    assert parse_pace(text) == rate
+
+
+@pytest.mark.parametrize("text", ["0", "-1MiB", "0.5", "fast", "10MB", "10 M", "nan", "infMiB", "1e9", ""])
+def test_a_pace_that_is_none_is_refused_with_an_example(text: str, cut: Path, run: "Run") -> None:
+    refused = run("verify", cut, f"--pace={text}")
+    assert refused.code == 2
+    assert "such as 10MiB" in refused.err
+
+
+def test_verify_at_a_pace_finds_the_same(cut: Path, run: "Run") -> None:
+    document = run("verify", cut, "--pace", "1GiB", "--json").document
+    assert document == run("verify", cut, "--json").document

@@ -1,33 +1,40 @@
 """From many rows in memory to rows in files, through log and cut, against writing the same rows with `write_table` once."""
 
+import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamingnode.benchmark.baseline import scratch
-from streamingnode.benchmark.measurement import Measurement, median
-from streamingnode.benchmark.rows import create, record_batch
+from bench.baseline import scratch
+from bench.measurement import Measurement, median
+from bench.report import Settings, main, note
+from bench.rows import create, record_batch
+from streamingnode.event_loop import run_async
 from streamingnode.opening import open_node
 
 ROWS = 100_000
 
 
-async def measure_cut(directory: Path, *, repeats: int, progress: Callable[[str], None]) -> list[Measurement]:
+def run(settings: Settings) -> list[Measurement]:
     """Return rows per second from the begin of one large insert to the end of the cut that has it in files.
 
     The node writes every row twice, to the log and to the file, and syncs both, so no ratio is aimed at; what the flusher
-    alone costs is measured in a checkout's `bench/bench_flush.py`.
+    alone costs is measured by `bench_flush`.
     """
-    progress("cut")
+    return run_async(partial(_measure_cut, settings))
+
+
+async def _measure_cut(settings: Settings) -> list[Measurement]:
+    note("cut")
     bare, ours = [], []
     table = pa.Table.from_batches([record_batch(0, ROWS)])
-    for _ in range(repeats):
-        bare.append(ROWS / await anyio.to_thread.run_sync(_write_table, directory, table))
-        ours.append(ROWS / await _insert_and_cut(directory, table))
+    for _ in range(settings.repeats):
+        bare.append(ROWS / await anyio.to_thread.run_sync(_write_table, settings.directory, table))
+        ours.append(ROWS / await _insert_and_cut(settings.directory, table))
     return [
         Measurement(
             name="cut",
@@ -54,3 +61,7 @@ def _write_table(directory: Path, table: pa.Table) -> float:
         began = time.perf_counter()
         pq.write_table(table, path, compression="zstd", use_dictionary=False, write_page_checksum=True)
         return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main("one large insert and its cut", run))
