@@ -53,16 +53,8 @@ class LockInterceptor:
     async def ready(self) -> None:
         """Appends may always pass."""
 
-    async def graceful_close(self) -> None:
-        """Nothing to do: waiters advance as those before them end."""
-
     async def close(self) -> None:
-        """Nothing to let go of."""
-
-    @property
-    def locks(self) -> int:
-        """How many locks are kept, held or not: about one for each vchannel in use."""
-        return len(self._locks)
+        """Nothing to do: waiters advance as those before them end."""
 
     async def _append_exclusively(self, group: AppendGroup, append: Append, plan: _Plan) -> AppendResult:
         redone = False

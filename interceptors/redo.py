@@ -60,14 +60,10 @@ class RedoInterceptor:
     async def ready(self) -> None:
         """Appends may always pass."""
 
-    async def graceful_close(self) -> None:
+    async def close(self) -> None:
         """Send every waiting append away with `OnShutdown`; one that is past its wait ends by itself."""
         if not self._stopping.done():
             self._stopping.set_result(None)
-
-    async def close(self) -> None:
-        """Do what `graceful_close` does, for a WAL that skips it."""
-        await self.graceful_close()
 
     async def _again(self, group: AppendGroup, append: Append, signal: Redo) -> AppendResult:
         deadline = asyncio.get_running_loop().time() + self._limits.wait_s_max

@@ -51,12 +51,8 @@ class RoomInterceptor:
     async def ready(self) -> None:
         """Appends may always pass."""
 
-    async def graceful_close(self) -> None:
-        """Send away who waits, each as its turn comes: those before them end by themselves."""
-        self._closing = True
-
     async def close(self) -> None:
-        """Do what `graceful_close` does, for a WAL that skips it."""
+        """Send away who waits, each as its turn comes: those before them end by themselves."""
         self._closing = True
 
 

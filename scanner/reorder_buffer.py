@@ -12,18 +12,17 @@ from wal.message import LogEntry
 class ReorderBuffer:
     """Entries above the last tick popped. One entry for each tick: ticks are never given twice.
 
-    What arrives too late to be delivered in order is refused and counted: `late_count` at or below the last tick,
-    `repeated_count` the same entry again.
+    What arrives at or below the last tick is too late to be delivered in order: it is refused and counted in `late_count`.
+    The same entry again is refused.
     """
 
-    __slots__ = ("_entries", "last_tick", "late_count", "repeated_count", "size_bytes")
+    __slots__ = ("_entries", "last_tick", "late_count", "size_bytes")
 
     def __init__(self) -> None:
         self._entries: dict[int, LogEntry] = {}
         self.last_tick = 0
         self.size_bytes = 0
         self.late_count = 0
-        self.repeated_count = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -35,7 +34,6 @@ class ReorderBuffer:
             self.late_count += 1
             return False
         if tick in self._entries:
-            self.repeated_count += 1
             return False
         self._entries[tick] = entry
         self.size_bytes += entry.size_bytes

@@ -198,11 +198,9 @@ class _TermBuilder:
             LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
             TimeTickInterceptor(
                 wal_name=log.wal_name,
-                ticks=self._parts.ticks,
                 acks=self.acks,
                 oldest_open_begin=self.transactions.oldest_open_begin,
                 mvcc=self.mvcc,
-                promise=self.sync_operator.promise,
             ),
             TxnInterceptor(self.transactions),
             ShardInterceptor(self.shards, self._allocator, self._sealer),

@@ -41,7 +41,6 @@ from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.txn_arguments import check_keepalive_ms, check_txn_id
 from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
 from streamingnode.writing.write_target import WriteTarget, WriteTargets, pchannel_of
-from wal.adaptor import GRACE_S
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument, shown
 from wal.message_type import MessageType
@@ -50,6 +49,9 @@ from wal.outlast import outlast
 Call = TypeVar("Call", bound=Callable[..., Coroutine[Any, Any, object]])
 
 ALL = DeliverPolicy.all()
+
+GRACE_S = 3.0
+"""How long closing lets the appends under way end by themselves."""
 
 
 def _naming_failure(call: Call) -> Call:

@@ -34,15 +34,13 @@ class AppendTicket(msgspec.Struct, frozen=True):
 class AppendGroup:
     """The messages of one append, on one pchannel: written as one entry, at one tick, or not at all.
 
-    `barrier_tick` makes the append wait until everything at or below it is confirmed. The chain stamps the rest:
-    `row_offsets` maps each vchannel to the first offset and the count of the rows inserted there, `ticket` is set once the
-    group has its place in the log. `producer` says which write this is, for those that may be retried; `draw` gives it
-    the producer's next sequence where it has none yet, and `place` keeps that of a write with a sequence. `twin` is another
-    try at the same write, which this one waits for or was repeated by.
+    The chain stamps it: `row_offsets` maps each vchannel to the first offset and the count of the rows inserted there,
+    `ticket` is set once the group has its place in the log. `producer` says which write this is, for those that may be
+    retried; `draw` gives it the producer's next sequence where it has none yet, and `place` keeps that of a write with a
+    sequence. `twin` is another try at the same write, which this one waits for or was repeated by.
     """
 
     messages: list[MutableMessage]
-    barrier_tick: int = 0
     time_tick: int = 0
     row_offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
     ticket: AppendTicket | None = None
@@ -153,11 +151,8 @@ class Interceptor(Protocol):
     async def ready(self) -> None:
         """Return once appends may pass."""
 
-    async def graceful_close(self) -> None:
-        """Let what is in flight end by itself, within the interceptor's own bound; new appends are already refused."""
-
     async def close(self) -> None:
-        """Let go of everything; idempotent."""
+        """Send away who waits; new appends are already refused, and what waits for nothing ends by itself. Idempotent."""
 
 
 class AppendObserver(Protocol):

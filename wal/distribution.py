@@ -20,11 +20,6 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     p99: float = 0.0
     max: float = 0.0
 
-    @property
-    def mean(self) -> float:
-        """The arithmetic mean, 0 without measurements."""
-        return self.total / self.count if self.count else 0.0
-
 
 class Histogram:
     """Takes measurements one by one, about 1 us each; not safe across threads."""

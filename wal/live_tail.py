@@ -6,7 +6,6 @@ log. Lives on one event loop; sleeping readers are woken by futures and cost not
 """
 
 import asyncio
-import heapq
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -44,8 +43,6 @@ class LiveTail:
     ) -> None:
         self._queue = PendingQueue(capacity_bytes=capacity_bytes, age_s=age_s, clock=clock)
         self._bell = _Bell()
-        self._awaited_ticks: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._awaited_count = 0
 
     @property
     def confirmed_tick(self) -> int:
@@ -98,32 +95,13 @@ class LiveTail:
         covered = self._queue.next_position and position >= self._queue.first_position
         return TailReader(self._queue, self._bell, position) if covered else None
 
-    async def wait_confirmed(self, tick: int) -> None:
-        """Wait until everything at or below `tick` is published. Raises `OnShutdown` when the tail is closed."""
-        if self._queue.confirmed_tick >= tick:
-            return
-        self._bell.check_open()
-        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._awaited_count += 1
-        heapq.heappush(self._awaited_ticks, (tick, self._awaited_count, reached))
-        await reached
-
     def close(self) -> None:
         """Release every sleeping reader with `OnShutdown`; idempotent."""
         self._bell.close()
-        while self._awaited_ticks:
-            _, _, reached = self._awaited_ticks.pop()
-            if not reached.done():
-                reached.set_exception(OnShutdown("the log is closing"))
 
     def _published(self) -> None:
         if self._bell.sleepers:
             self._bell.ring()
-        awaited = self._awaited_ticks
-        while awaited and awaited[0][0] <= self._queue.confirmed_tick:
-            _, _, reached = heapq.heappop(awaited)
-            if not reached.done():
-                reached.set_result(None)
 
 
 class TailReader:

@@ -44,9 +44,6 @@ SYSTEM = frozenset(
 )
 """Handled whatever a reader's type filter says."""
 
-SELF_CONTROLLED = frozenset({MessageType.TIME_TICK, MessageType.CREATE_SEGMENT, MessageType.FLUSH, MessageType.CUT})
-"""Written by the node itself, never by a client."""
-
 DDL = frozenset(
     {
         MessageType.CREATE_COLLECTION,

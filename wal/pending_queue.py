@@ -5,7 +5,7 @@ Positions serve as the running offset. The queue never blocks its writer: it let
 age, but never the last one. An idle tick is remembered as the newest confirmed tick and takes no space.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 
@@ -30,7 +30,6 @@ class PendingQueue:
         "_clock",
         "_entries",
         "_first",
-        "_floor_tick",
         "_next",
         "confirmed_tick",
         "first_position",
@@ -45,7 +44,6 @@ class PendingQueue:
         self._entries: dict[int, LogEntry] = {}
         self._appended_s: deque[float] = deque()
         self._first = self._next = 0
-        self._floor_tick = 0
         self.size_bytes = 0
         self.first_position = self.next_position = 0
         self.confirmed_tick = 0
@@ -62,7 +60,7 @@ class PendingQueue:
         self._first = self._next
         self.size_bytes = 0
         self.first_position = self.next_position = next_position
-        self.confirmed_tick = self._floor_tick = confirmed_tick
+        self.confirmed_tick = confirmed_tick
 
     def push(self, entry: LogEntry) -> None:
         """Take the next entry: it confirms its own tick."""
@@ -97,16 +95,6 @@ class PendingQueue:
         at = bisect_left(range(self._first, self._next), position, key=self._last_position_at)
         return self._slice(self._first + at, bytes_max)
 
-    def snapshot_after_tick(self, tick: int, *, bytes_max: int | None = None) -> list[LogEntry]:
-        """Return the entries above `tick`, up to the one that reaches `bytes_max`; empty when there is none yet.
-
-        Raises `Evicted` when an entry above `tick` may be gone.
-        """
-        if tick < self._floor_tick or not self.next_position:
-            raise Evicted
-        at = bisect_right(range(self._first, self._next), tick, key=self._tick_at)
-        return self._slice(self._first + at, bytes_max)
-
     def _slice(self, start: int, bytes_max: int | None) -> list[LogEntry]:
         entries = self._entries
         if bytes_max is None:
@@ -130,10 +118,6 @@ class PendingQueue:
             self._first += 1
             self.size_bytes -= entry.size_bytes
             self.first_position = entry.last_position + 1
-            self._floor_tick = entry.time_tick
 
     def _last_position_at(self, index: int) -> int:
         return self._entries[index].last_position
-
-    def _tick_at(self, index: int) -> int:
-        return self._entries[index].time_tick

@@ -79,16 +79,8 @@ class IdempotencyInterceptor:
     async def ready(self) -> None:
         """Return at once: the window is recovered before the chain is built."""
 
-    async def graceful_close(self) -> None:
-        """Return at once: what waits here waits for an append that ends by itself."""
-
     async def close(self) -> None:
-        """Nothing to let go of."""
-
-    @property
-    def under_way(self) -> int:
-        """How many first tries have begun and not ended."""
-        return len(self._under_way)
+        """Nothing to do: what waits here waits for an append that ends by itself."""
 
     async def settled(self, producer_id: int) -> None:
         """Return once no write of this producer is under way; fence it first, or new ones may come."""

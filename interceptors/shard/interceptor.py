@@ -41,10 +41,6 @@ class ShardInterceptor:
     async def ready(self) -> None:
         """Return at once: the state is recovered before the chain is built."""
 
-    async def graceful_close(self) -> None:
-        """End the waits for segments: nothing is appended any more."""
-        self._allocator.close()
-
     async def close(self) -> None:
-        """Do what `graceful_close` does, for a channel that skips it."""
+        """End the waits for segments: nothing is appended any more."""
         self._allocator.close()

@@ -56,6 +56,7 @@ class AckManager:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waits = 0
         self._indeterminate_tick = 0
+        """The smallest tick whose outcome nobody knows, 0 while there is none; nothing from it on is ever confirmed."""
 
     @property
     def confirmed_tick(self) -> int:
@@ -71,11 +72,6 @@ class AckManager:
     def pending(self) -> int:
         """How many allocated ticks are not confirmed."""
         return len(self._pending)
-
-    @property
-    def indeterminate_tick(self) -> int:
-        """The smallest tick whose outcome nobody knows, 0 while there is none; nothing from it on is ever confirmed."""
-        return self._indeterminate_tick
 
     def allocate(self) -> Acker:
         """Return a new tick; it ends with exactly one of `confirm`, `fail` and `abandon`."""

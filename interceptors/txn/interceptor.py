@@ -52,11 +52,8 @@ class TxnInterceptor:
     async def ready(self) -> None:
         """Return at once."""
 
-    async def graceful_close(self) -> None:
-        """Return at once: open transactions stay open in the log, and the next open goes on with them or ends them."""
-
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to do: open transactions stay open in the log, and the next open goes on with them or ends them."""
 
     async def _control(self, group: AppendGroup, append: Append) -> AppendResult:
         head = group.messages[0]

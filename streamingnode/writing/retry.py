@@ -127,4 +127,4 @@ def _copy(group: AppendGroup, unstamped: list[tuple[Header, int]]) -> AppendGrou
         )
         for message, (header, txn_id) in zip(group.messages, unstamped, strict=True)
     ]
-    return AppendGroup(messages, barrier_tick=group.barrier_tick, producer=group.producer, place=group.place)
+    return AppendGroup(messages, producer=group.producer, place=group.place)

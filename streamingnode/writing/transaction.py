@@ -165,11 +165,6 @@ class Transaction:
         """What became of it: None until it is committed."""
         return self._result
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of bodies that are not in the log yet."""
-        return self._bodies_bytes
-
     async def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on without these rows.
 

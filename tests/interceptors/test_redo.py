@@ -126,12 +126,12 @@ async def test_time_bound_covers_all_waits_together() -> None:
     assert loop.time() - started < 1.0
 
 
-async def test_graceful_close_sends_waiters_away_and_later_ones_too() -> None:
+async def test_close_sends_waiters_away_and_later_ones_too() -> None:
     redo, until = RedoInterceptor(), new_future()
     inner = Inner(until)
     append = asyncio.ensure_future(redo.do_append(group(), inner))
     await settle()
-    await redo.graceful_close()
+    await redo.close()
     await redo.close()
     with pytest.raises(OnShutdown, match=SEGMENT):
         await append

@@ -101,7 +101,7 @@ async def test_closing_sends_away_who_waits_for_room() -> None:
     assert path.memory.try_take(1)
     waiting = asyncio.ensure_future(path.chain.append(rows(10)))
     await anyio.wait_all_tasks_blocked()
-    await path.chain.graceful_close()
+    await path.chain.close()
     path.memory.give_back(1)
     with pytest.raises(OnShutdown):
         await waiting

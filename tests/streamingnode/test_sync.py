@@ -23,7 +23,7 @@ from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument, OnShut
 from wal.timetick import physical_ms
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
-ONLY_ASYNC = {"begin_closing", "aclose", "state", "buffered_bytes", "next_messages", "close"}
+ONLY_ASYNC = {"begin_closing", "aclose", "state", "next_messages", "close"}
 
 
 @pytest.mark.parametrize(

@@ -106,10 +106,10 @@ def allocator(clock: StillClock | None = None) -> TickAllocator:
     return TickAllocator(clock or StillClock())
 
 
-def insert(*vchannels: str, txn_id: int = 0, barrier_tick: int = 0) -> AppendGroup:
+def insert(*vchannels: str, txn_id: int = 0) -> AppendGroup:
     header = InsertHeader(1, 1, 1, 1)
     messages = [MutableMessage(MessageType.INSERT, header, vchannel=v, txn_id=txn_id) for v in vchannels or (A,)]
-    return AppendGroup(messages, barrier_tick=barrier_tick)
+    return AppendGroup(messages)
 
 
 def begin() -> AppendGroup:

@@ -44,8 +44,7 @@ class Gatekeeper:
     def __init__(self) -> None:
         self.until: asyncio.Future[None] | None = None
         self.refusal: Exception | None = None
-        self.closed: list[str] = []
-        self.hangs = False
+        self.closed = 0
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         if self.refusal is not None:
@@ -56,13 +55,8 @@ class Gatekeeper:
 
     async def ready(self) -> None: ...
 
-    async def graceful_close(self) -> None:
-        self.closed.append("graceful")
-        if self.hangs:
-            await asyncio.get_running_loop().create_future()
-
     async def close(self) -> None:
-        self.closed.append("close")
+        self.closed += 1
 
 
 class SteeredWal:
@@ -96,9 +90,6 @@ class SteeredWal:
         locks_free = all(lock.idle for lock in self.lock._locks.values())
         return not self.wal.in_flight and not self.acks.pending and locks_free
 
-    async def _promise(self, tick: int) -> None:
-        raise AssertionError(f"{tick} is promised already")
-
     async def _recover(self, log: Log, first_tick: LogEntry) -> int:
         return first_tick.time_tick
 
@@ -112,11 +103,9 @@ class SteeredWal:
         self.lock = LockInterceptor(fail_transactions=lambda vchannels, _tick: self.failed.append(vchannels))
         timetick = TimeTickInterceptor(
             wal_name=log.wal_name,
-            ticks=self.ticks,
             acks=self.acks,
             mvcc=mvcc,
             oldest_open_begin=lambda: None,
-            promise=self._promise,
         )
         redo = RedoInterceptor(RedoLimits(wait_s_max=5))
         room = RoomInterceptor(log.admit, Budget(1 << 30))

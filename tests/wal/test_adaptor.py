@@ -130,7 +130,7 @@ async def test_chain_that_does_not_get_ready_is_closed() -> None:
     steered.gatekeeper.ready = never  # type: ignore[method-assign]
     with pytest.raises(StorageFailed):
         await steered.open()
-    assert steered.gatekeeper.closed == ["close"]
+    assert steered.gatekeeper.closed == 1
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

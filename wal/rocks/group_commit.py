@@ -120,11 +120,6 @@ class GroupCommit:
         self._submit = submit
 
     @property
-    def acknowledges_when_synced(self) -> bool:
-        """Whether an append is acknowledged only once it is synced."""
-        return self._options.durability == "fsync"
-
-    @property
     def poisoned(self) -> bool:
         """Whether a write has failed since the store took writes last, also after closing."""
         return self._cause is not None

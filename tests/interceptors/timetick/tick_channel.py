@@ -34,11 +34,9 @@ class TickChannel:
         self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise, source_id="node-1")
         self.timetick = TimeTickInterceptor(
             wal_name="memory",
-            ticks=self.ticks,
             acks=self.acks,
             mvcc=self.mvcc,
             oldest_open_begin=oldest_open_begin,
-            promise=self.sync_operator.promise,
         )
         redo = RedoInterceptor(RedoLimits(wait_s_max=5))
         self.append = build([redo, self.timetick], log_end(self.log))

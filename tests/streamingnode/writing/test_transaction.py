@@ -102,7 +102,7 @@ async def test_transaction_that_outgrows_a_group_is_streamed_under_its_id(transa
         for key in range(4):
             await txn.insert("orders", [{"id": key, "item": LARGE}])
         assert txn.state is TransactionState.STREAMING
-        assert txn.buffered_bytes <= GROUP_BYTES_MAX
+        assert txn._bodies_bytes <= GROUP_BYTES_MAX
     kinds = [types_of(group) for group in transactions.log.groups]
     assert kinds[0] == ["BEGIN_TXN"]
     assert kinds[-1] == ["COMMIT_TXN"]
