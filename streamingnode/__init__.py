@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from streamingnode import config, sync
     from streamingnode.collection import Collection
     from streamingnode.config import NodeConfig, load_config
+    from streamingnode.flush import FlushResult
     from streamingnode.node import Node
     from streamingnode.opening import open_node
     from streamingnode.reading.collection_reader import CollectionReader
     from streamingnode.reading.read_message import ReadMessage
-    from streamingnode.services import FlushResult
     from streamingnode.writing.producer import Producer
     from streamingnode.writing.results import WriteResult
     from streamingnode.writing.transaction import Transaction
@@ -56,7 +56,7 @@ _PLACES = {
     "Collection": "streamingnode.collection",
     "CollectionReader": "streamingnode.reading.collection_reader",
     "DeliverPolicy": "scanner.deliver_policy",
-    "FlushResult": "streamingnode.services",
+    "FlushResult": "streamingnode.flush",
     "MessageId": "wal.message_id",
     "MessageType": "wal.message_type",
     "Node": "streamingnode.node",

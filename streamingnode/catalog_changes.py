@@ -4,28 +4,26 @@ In: checked definitions and names. Out: the catalog with the change. The catalog
 to the disk, made by this caller or another, so whoever finds a change already made waits until it is durable too.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 
 from interceptors.shard.catalog import CollectionInfo, created_collection
 from streamingnode import ddl
+from streamingnode.channel import Channel
 from streamingnode.ddl import Definition
-from streamingnode.services import NodeServices
 from streamingnode.writing.deadline import read_within, within
-from streamingnode.writing.write_target import pchannel_of
-from wal.append import AppendGroup, AppendResult
+from wal.append import Append, AppendGroup
 from wal.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, StreamingNodeError
 
 InfoOf = Callable[[str], CollectionInfo]
 """Return the live collection of a name. Raises `CollectionNotFound`, or `OnShutdown` when the node is closed."""
-AppendWithin = Callable[[str, AppendGroup, str, float | None], Awaitable[AppendResult]]
-"""Append a group to a pchannel within a timeout; the text says what it is, in errors."""
 
 
 class CatalogChanges:
     """The changes of one node's catalog; lives on its event loop. Timeouts and errors are those of `Node`."""
 
-    def __init__(self, services: NodeServices, info_of: InfoOf, append: AppendWithin) -> None:
-        self._services = services
+    def __init__(self, channel: Channel, info_of: InfoOf, append: Append) -> None:
+        self._channel = channel
         self._info_of = info_of
         self._append = append
 
@@ -51,11 +49,10 @@ class CatalogChanges:
         return await within(timeout, create, "the collection", begun=lambda: any(group.begun for group in tried))
 
     async def _create(self, definition: Definition, tried: list[AppendGroup]) -> CollectionInfo:
-        pchannel = next(iter(self._services.appends))
-        header = ddl.new_collection(definition, pchannel, lambda: self._services.allocate_id(pchannel))
+        header = ddl.new_collection(definition, self._channel.log.name, self._allocate_id)
         group = ddl.create_collection_group(header)
         tried.append(group)
-        result = await self._append(pchannel, group, "the collection", None)
+        result = await self._append(group)
         return created_collection(header, result.time_tick)  # the catalog may have it no more
 
     async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
@@ -65,7 +62,7 @@ class CatalogChanges:
             return
         info = self._info_of(name)
         done_already = (CollectionNotFound,) if if_exists else ()
-        await self._change(info, ddl.drop_collection_group(info), "the drop", timeout, done_already)
+        await self._change(ddl.drop_collection_group(info), "the drop", timeout, done_already)
 
     async def create_partition(
         self, info: CollectionInfo, partition: str, *, if_not_exists: bool, timeout: float | None
@@ -74,10 +71,9 @@ class CatalogChanges:
         if if_not_exists and ddl.has_partition(info, partition):
             await self._settle(timeout)
             return
-        pchannel = pchannel_of(info.vchannels[0])
-        group = ddl.create_partition_group(info, partition, lambda: self._services.allocate_id(pchannel))
+        group = ddl.create_partition_group(info, partition, self._allocate_id)
         done_already = (AlreadyExists,) if if_not_exists else ()
-        await self._change(info, group, "the partition", timeout, done_already)
+        await self._change(group, "the partition", timeout, done_already)
 
     async def drop_partition(
         self, info: CollectionInfo, partition: str, *, if_exists: bool, timeout: float | None
@@ -87,11 +83,10 @@ class CatalogChanges:
             await self._settle(timeout)
             return
         done_already = (PartitionNotFound,) if if_exists else ()
-        await self._change(info, ddl.drop_partition_group(info, partition), "the drop", timeout, done_already)
+        await self._change(ddl.drop_partition_group(info, partition), "the drop", timeout, done_already)
 
     async def _change(
         self,
-        info: CollectionInfo,
         group: AppendGroup,
         what: str,
         timeout: float | None,
@@ -99,14 +94,16 @@ class CatalogChanges:
     ) -> None:
         """Append a change; an error of `done_already` says that somebody made it meanwhile, which will do."""
         try:
-            await self._append(pchannel_of(info.vchannels[0]), group, what, timeout)
+            await within(timeout, partial(self._append, group), what, begun=lambda: group.begun)
         except done_already:
             await self._settle(timeout)
 
     async def _settle(self, timeout: float | None) -> None:
         """Wait until what the catalog says is durable."""
-        pchannels = list(self._services.appends)
-        await read_within(timeout, lambda: self._services.consistent_tick(pchannels), "the look at the catalog")
+        await read_within(timeout, self._channel.consistent_tick, "the look at the catalog")
+
+    def _allocate_id(self) -> int:
+        return self._channel.shards.allocate_id()
 
     def _find(self, name: str) -> CollectionInfo | None:
-        return next((info for info in self._services.catalog.collections() if info.name == name), None)
+        return next((info for info in self._channel.catalog.collections() if info.name == name), None)

@@ -16,11 +16,9 @@ from streamingnode.statistics import (
     WriteStatistics,
 )
 from streamingnode.writing.coalescer import Coalescer
-from wal.admission import PendingBytes
-from wal.log import LogStore
 from wal.rocks.space import SpaceLevel
 from wal.rocks.store import RocksStore
-from wal.timetick import TickAllocator, physical_ms
+from wal.timetick import physical_ms
 
 LEVEL_NAMES: dict[SpaceLevel, SpaceLevelName] = {
     SpaceLevel.AMPLE: "ample",
@@ -37,9 +35,6 @@ class NodeMeter:
     channel: Channel
     flusher: Flusher
     appends: AppendMeter
-    ticks: TickAllocator
-    store: LogStore
-    pending: PendingBytes
     now_ms: Callable[[], int]
     clock: Callable[[], float] = time.monotonic
     opened_s: float = field(default_factory=time.monotonic)
@@ -61,25 +56,26 @@ class NodeMeter:
         )
 
     def _space(self) -> SpaceStatistics | None:
-        if not isinstance(self.store, RocksStore):
+        store = self.channel.store
+        if not isinstance(store, RocksStore):
             return None
-        verdict = self.store.space
+        verdict = store.space
         return SpaceStatistics(
             level=LEVEL_NAMES[verdict.level],
             free_bytes=verdict.free_bytes,
             needed_bytes=verdict.needed_bytes,
             log_bytes=verdict.log_bytes,
             reserve_bytes=verdict.reserve_bytes,
-            queued_bytes=self.store.queued_bytes,
+            queued_bytes=store.queued_bytes,
         )
 
     def _ticks(self) -> TickStatistics:
         acks, confirmed_tick = self.channel.term.acks, self.channel.term.acks.confirmed_tick
         return TickStatistics(
-            last=self.ticks.last,
+            last=self.channel.ticks.last,
             confirmed=confirmed_tick,
             lag_s=max(0, self.now_ms() - physical_ms(confirmed_tick)) / 1000,
-            ahead_s=self.ticks.ahead_ms / 1000,
+            ahead_s=self.channel.ticks.ahead_ms / 1000,
             unconfirmed=acks.pending,
             oldest_unconfirmed=acks.oldest_pending_tick or 0,
             mvcc_updates=self.channel.term.mvcc.updates,
@@ -87,15 +83,16 @@ class NodeMeter:
 
     def _writes(self, coalescer: Coalescer) -> WriteStatistics:
         transactions, shards = self.channel.term.transactions, self.channel.shards.state
+        pending = self.channel.pending
         return WriteStatistics(
             waiting_rows=coalescer.waiting_rows,
             coalesced_groups_in_flight=coalescer.groups_in_flight,
             open_transactions=transactions.live,
             open_transaction_bytes=transactions.size_bytes,
-            pending_bytes_max=self.pending.bytes_max,
-            pending_row_bytes=self.pending.rows.held_bytes,
-            pending_append_bytes=self.pending.appends.held_bytes,
-            pending_transaction_bytes=self.pending.transactions.held_bytes,
+            pending_bytes_max=pending.bytes_max,
+            pending_row_bytes=pending.rows.held_bytes,
+            pending_append_bytes=pending.appends.held_bytes,
+            pending_transaction_bytes=pending.transactions.held_bytes,
             growing_segments=len(shards.segments),
             growing_segment_bytes=shards.growing_bytes,
         )

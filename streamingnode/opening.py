@@ -21,7 +21,6 @@ from anyio import to_thread
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.names import check_path
 from streamingnode.node import Node
-from streamingnode.services import NodeServices
 from streamingnode.statistics_file import StatisticsFile
 from streamingnode.supervisor import Supervisor
 from wal.append import AppendObserver
@@ -32,8 +31,8 @@ from wal.rocks.failures import disk_errors_typed
 
 _log = event_log(__name__)
 
-Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[NodeServices]]
-"""Open the parts of a node; leaving the stack closes them in reverse order. Work that lasts goes to the supervisor.
+Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[Node]]
+"""Open a node; leaving the stack closes them in reverse order. Work that lasts goes to the supervisor.
 
 No asynchronous generator stands open meanwhile: the end of the event loop would close those of a node that nobody closed,
 all at once.
@@ -133,10 +132,10 @@ class OpenNode:
             # Absolute, because a program may change its directory while the node is open.
             path = None if self._path is None else await to_thread.run_sync(self._path.absolute)
             self._parts.push_async_callback(self._supervisor.stop)
-            services = await self._compose(path, config, self._supervisor, self._parts)
+            node = await self._compose(path, config, self._supervisor, self._parts)
             if self._supervisor.failure is not None:  # it failed while the rest was opening
                 raise self._supervisor.failure
-            node = self._node = Node(services, config, self._supervisor, self._parts)
+            self._node = node
             if path is not None:
                 file = StatisticsFile(path, node.statistics, interval_s=config.statistics.file_interval_s)
                 self._supervisor.spawn(file.run())

@@ -26,11 +26,11 @@ from streamingnode.blocking_loop import BlockingLoop
 from streamingnode.blocking_writers import SyncProducer, SyncTransaction
 from streamingnode.collection import Collection
 from streamingnode.config import NodeConfig
+from streamingnode.flush import FlushResult
 from streamingnode.node import ALL, Node
 from streamingnode.reading.collection_reader import CollectionReader
 from streamingnode.reading.read_message import ReadMessage
 from streamingnode.rows.row_shape import Keys, Rows
-from streamingnode.services import FlushResult
 from streamingnode.statistics import NodeStatistics
 from streamingnode.verification.finding import Report
 from streamingnode.verification.scrubber import ScrubStatus

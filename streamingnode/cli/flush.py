@@ -11,7 +11,7 @@ from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count
 from wal.errors import AlreadyOwned
 
 if TYPE_CHECKING:
-    from streamingnode.services import FlushResult
+    from streamingnode.flush import FlushResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import pyarrow as pa
 
 from interceptors.idempotency.producers import OpenedProducer
+from streamingnode.channel import Channel
 from streamingnode.rows.row_shape import Keys, Rows
 from streamingnode.writing.append_groups import (
     TRANSACTION_OVERHEAD_BYTES,
@@ -42,25 +42,6 @@ NOTE_BYTES_MAX = 4_096
 
 FillTransaction = Callable[[Transaction, pa.Table], Awaitable[None]]
 """Put rows, or keys, that are too many for one append group into a transaction."""
-
-
-class ProducerDirectory(Protocol):
-    """The named producers of a log."""
-
-    async def open_producer(self, name: str) -> OpenedProducer:
-        """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
-
-    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
-        """Return the place of a write, which is held while anything refers to it."""
-
-    async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a producer of this epoch, durably. Raises `ProducerFenced`."""
-
-    async def delete_producer(self, name: str) -> bool:
-        """Forget a producer; return whether there was one."""
-
-    def last_sequence(self, producer_id: int) -> int:
-        """Return the highest sequence of a producer that is in the log, 0 when it has none."""
 
 
 class Outstanding:
@@ -127,7 +108,7 @@ class Producer:
         name: str,
         opened: OpenedProducer,
         *,
-        directory: ProducerDirectory,
+        directory: Channel,
         find_target: Callable[[str], WriteTarget],
         consistent_tick: Callable[[], Awaitable[int]],
         outstanding_max: int,

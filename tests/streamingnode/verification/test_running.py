@@ -162,7 +162,7 @@ async def test_what_the_scrubber_finds_is_said_and_kept(
     flip(segment(path, 2), 700)
     clock = Clock()
     async with sn.open_node(path, **SETTINGS) as node:
-        round_ = node._services.upkeep.scrubber
+        round_ = node._upkeep.scrubber
         assert round_ is not None
         round_._sleep = clock.sleep
         round_._options = ScrubOptions()
