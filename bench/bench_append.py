@@ -9,7 +9,7 @@ from functools import partial
 from bench.report import Settings, main, note
 from streamingnode.benchmark.appends import measure_append_grid
 from streamingnode.benchmark.measurement import Measurement
-from streamingnode.event_loop import run_async
+from streamingnode.opening import run_async
 
 
 def run(settings: Settings) -> list[Measurement]:

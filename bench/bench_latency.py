@@ -6,7 +6,7 @@ from functools import partial
 from bench.report import Settings, main, note
 from streamingnode.benchmark.latency import measure_delivery, measure_loop_hold
 from streamingnode.benchmark.measurement import Measurement
-from streamingnode.event_loop import run_async
+from streamingnode.opening import run_async
 
 
 def run(settings: Settings) -> list[Measurement]:

@@ -19,7 +19,7 @@ from streamingnode.benchmark.appends import GRID, measure_node_appends
 from streamingnode.benchmark.baseline import Load, Measured, measure_warm
 from streamingnode.benchmark.measurement import Measurement, median
 from streamingnode.benchmark.rows import record_batch
-from streamingnode.event_loop import run_async
+from streamingnode.opening import run_async
 
 _BATCHES = 64
 """Batches made before the clock starts and used in turn."""

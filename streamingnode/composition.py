@@ -23,13 +23,12 @@ from flusher.manifest import DELETES, SEGMENTS
 from flusher.relief import SpaceRelief
 from interceptors.idempotency.snapshot import encode_window
 from scanner.named_reader import NamedReaders
-from streamingnode.append_meter import AppendMeter
 from streamingnode.channel import Channel, open_channel
 from streamingnode.channel_term import ChannelOptions
 from streamingnode.config import NodeConfig
 from streamingnode.flush import flush
+from streamingnode.meter import AppendMeter, NodeMeter
 from streamingnode.node import Node
-from streamingnode.node_meter import NodeMeter
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.supervisor import Supervisor
 from streamingnode.upkeep import Upkeep

@@ -25,9 +25,9 @@ from interceptors.timetick.inspector import INTERVAL_S
 from interceptors.txn.session import TxnLimits
 from scanner.scanner import ScanLimits
 from streamingnode.log_state import ReopenOptions
+from streamingnode.retry import RetryLimits
 from streamingnode.verification.scrubber import ScrubOptions
 from streamingnode.writing.coalescer import CoalescerLimits
-from streamingnode.writing.retry import RetryLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
 from wal.codec import MESSAGES_PER_ENTRY_MAX

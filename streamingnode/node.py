@@ -2,7 +2,7 @@
 
 In: calls of many tasks on one event loop. Out: append groups to the log, readers over it. Every write returns when it is
 durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent inserts go together, in
-`coalescer`, the rest by itself, in `direct_write`. The parts behind this are put together in `composition`.
+`coalescer`, the rest by itself, in `write`. The parts behind this are put together in `composition`.
 """
 
 import asyncio
@@ -22,18 +22,16 @@ from flusher.flusher import Flusher
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders
-from streamingnode import ddl
 from streamingnode.backup.making import BackupResult
-from streamingnode.catalog_changes import CatalogChanges
 from streamingnode.channel import Channel
-from streamingnode.collection import Collection, collection_of
+from streamingnode.collections import CatalogChanges, Collection, check_definition, collection_of
 from streamingnode.config import NodeConfig
 from streamingnode.flush import FlushResult, flush
+from streamingnode.meter import NodeMeter
 from streamingnode.names import check_name, check_path, not_text
-from streamingnode.node_meter import NodeMeter
-from streamingnode.reading.collection_reader import CollectionReader, ReadOptions
-from streamingnode.reading.read_arguments import check_passed, check_tick, check_types
-from streamingnode.rows.row_shape import Keys, Rows
+from streamingnode.reading.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
+from streamingnode.retry import Retry
+from streamingnode.rows.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
 from streamingnode.supervisor import Supervisor
@@ -41,15 +39,26 @@ from streamingnode.upkeep import Upkeep
 from streamingnode.verification.finding import Report
 from streamingnode.verification.scrubber import ScrubStatus
 from streamingnode.writing.coalescer import Coalescer
-from streamingnode.writing.deadline import read_within, within
-from streamingnode.writing.direct_write import delete_keys, insert_batches, insert_rows, upsert_rows
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.results import Durability, WriteResult, result_of
-from streamingnode.writing.retry import Retry
-from streamingnode.writing.transaction import Transaction
-from streamingnode.writing.txn_arguments import check_keepalive_ms, check_txn_id
-from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
-from streamingnode.writing.write_target import WriteTarget, WriteTargets
+from streamingnode.writing.result import Durability, WriteResult, result_of
+from streamingnode.writing.transaction import (
+    Transaction,
+    begin_group,
+    check_keepalive_ms,
+    check_txn_id,
+    commit_group,
+    rollback_group,
+)
+from streamingnode.writing.write import (
+    WriteTarget,
+    WriteTargets,
+    delete_keys,
+    insert_batches,
+    insert_rows,
+    read_within,
+    upsert_rows,
+    within,
+)
 from wal.adaptor import GRACE_S
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
@@ -96,7 +105,7 @@ class Node:
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
             supervisor.spawn,
-            self._insert_alone,
+            partial(insert_batches, bytes_max=self._group_bytes_max),
             group_bytes_max=self._group_bytes_max,
             memory=channel.pending.rows,
             limits=config.coalescer,
@@ -186,9 +195,8 @@ class Node:
         Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
         """
         check_txn_id(txn_id)
-        target = self._target(collection)
+        target, bytes_max = self._target(collection), self._group_bytes_max
         partition_id = target.partition_id(partition)
-        bytes_max = self._group_bytes_max
         return await upsert_rows(target, partition_id, rows, bytes_max=bytes_max, txn_id=txn_id, timeout=timeout)
 
     async def delete(
@@ -210,14 +218,13 @@ class Node:
         `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
         """
         self._check_open()
-        keepalive_ms = self._keepalive_ms(keepalive_s)
         limits = self._config.wal
         return Transaction(
             self._target,
             self._channel.consistent_tick,
             group_bytes_max=limits.group_bytes_max,
             group_messages_max=limits.group_messages_max,
-            keepalive_ms=keepalive_ms,
+            keepalive_ms=self._keepalive_ms(keepalive_s),
             memory=self._channel.pending.transactions,
         )
 
@@ -312,7 +319,7 @@ class Node:
         """
         info, tick = self._info(collection), check_tick("as_of", as_of)
         take = partial(take_snapshot, self._channel, self._flusher, info, tick)
-        return await self._run(take, "the snapshot", timeout, deadline=read_within)
+        return await self._run(take, "the snapshot", timeout, changes=False)
 
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
         """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes."""
@@ -321,7 +328,7 @@ class Node:
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
         for name in collections or ():
             self._info(name)  # raises for one that is not there; all that are share the one log
-        return await self._run(self._channel.consistent_tick, "the tick", timeout, deadline=read_within)
+        return await self._run(self._channel.consistent_tick, "the tick", timeout, changes=False)
 
     async def delete_reader(self, collection: str, name: str) -> bool:
         """Forget a named reader and let go of what it holds; return whether there was one. Raises `ReaderBusy` while open.
@@ -350,7 +357,7 @@ class Node:
         `InvalidName`; `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
         """
         self._check_open()
-        check = partial(ddl.check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
+        check = partial(check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
         definition = await to_thread.run_sync(check, name, schema)  # looking a time zone up reads files
         create = partial(self._changes.create_collection, definition, if_not_exists=if_not_exists, timeout=timeout)
         return collection_of(await self._run(create, "the collection"))
@@ -446,17 +453,12 @@ class Node:
                 await self._coalescer.drain()
 
     async def _run(
-        self,
-        call: Callable[[], Awaitable[T]],
-        what: str,
-        timeout: float | None = None,
-        *,
-        deadline: Callable[[float | None, Callable[[], Awaitable[T]], str], Awaitable[T]] = within,
+        self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None, *, changes: bool = True
     ) -> T:
         """Return what a call on the open node returns in time. If the node fails meanwhile, the refusal says what failed."""
         self._check_open()
         try:
-            return await deadline(timeout, call, what)
+            return await (within if changes else read_within)(timeout, call, what)
         except OnShutdown as refusal:
             self._supervisor.explain(refusal)
             raise
@@ -467,11 +469,6 @@ class Node:
         if pchannel not in (None, self._channel.log.name):
             raise InvalidArgument(f"there is no log {pchannel!r} — one of {self._channel.log.name}")
         return await within(timeout, partial(self._retry.append, group), what, begun=lambda: group.begun)
-
-    async def _insert_alone(
-        self, target: WriteTarget, partition_id: int, batches: Sequence[pa.RecordBatch]
-    ) -> WriteResult:
-        return await insert_batches(target, partition_id, batches, bytes_max=self._group_bytes_max)
 
     def _target(self, collection: str) -> WriteTarget:
         return self._targets.target(self._info(collection))

@@ -11,9 +11,10 @@ import os
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -21,7 +22,7 @@ from anyio import to_thread
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.names import check_path
 from streamingnode.node import Node
-from streamingnode.statistics_file import StatisticsFile
+from streamingnode.statistics import StatisticsFile
 from streamingnode.supervisor import Supervisor
 from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown
@@ -144,3 +145,11 @@ class OpenNode:
         if self._node is not None:
             _log.error("node_failed", path=self._node.path, error=f"{type(failure).__name__}: {failure}")
             self._node.begin_closing()
+
+
+T = TypeVar("T")
+
+
+def run_async(program: Callable[[], Awaitable[T]]) -> T:
+    """Run `program` on an event loop of its own and return its result; an interrupt cancels it and is raised here."""
+    return anyio.run(program, backend="asyncio", backend_options={"use_uvloop": find_spec("uvloop") is not None})

@@ -15,7 +15,7 @@ from functools import partial
 from streamingnode import opening as asynchronous
 from streamingnode.blocking import Blocking, BlockingLoop
 from streamingnode.node import Node
-from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.reading.reader import CollectionReader
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from wal.errors import InvalidArgument

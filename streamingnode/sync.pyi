@@ -10,18 +10,18 @@ import pyarrow as pa
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.backup.making import BackupResult
 from streamingnode.blocking import Blocking
-from streamingnode.collection import Collection
+from streamingnode.collections import Collection
 from streamingnode.config import NodeConfig
 from streamingnode.flush import FlushResult
 from streamingnode.node import Node
-from streamingnode.reading.collection_reader import CollectionReader
 from streamingnode.reading.read_message import ReadMessage
-from streamingnode.rows.row_shape import Keys, Rows
+from streamingnode.reading.reader import CollectionReader
+from streamingnode.rows.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics
 from streamingnode.verification.finding import Report
 from streamingnode.verification.scrubber import ScrubStatus
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.results import Durability, WriteResult
+from streamingnode.writing.result import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction
 from wal.append import AppendObserver
 from wal.message_type import MessageType

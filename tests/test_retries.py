@@ -18,7 +18,7 @@ import streamingnode as sn
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.results import WriteResult
+from streamingnode.writing.result import WriteResult
 from tests.failing_disk import FailingDisk, Fault
 from tests.model_node import ModelNode
 from wal.errors import DeadlineExceeded, Indeterminate, ProducerFenced

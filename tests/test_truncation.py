@@ -16,10 +16,10 @@ from streamingnode.channel import Channel
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from streamingnode.reading import reader_lease
-from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.reading import reader
+from streamingnode.reading.reader import CollectionReader
 from streamingnode.snapshot import take_snapshot
-from streamingnode.writing.results import WriteResult
+from streamingnode.writing.result import WriteResult
 from wal.errors import CollectionNotFound, Truncated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -129,7 +129,7 @@ async def test_named_reader_holds_what_it_has_not_acknowledged_also_while_it_is_
 async def test_idle_named_reader_that_has_acknowledged_everything_lets_the_log_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_lease, "LEASE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(reader, "LEASE_INTERVAL_S", 0.0)
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "quiet")
         await insert(node, "quiet", 1)
@@ -155,7 +155,7 @@ async def test_idle_named_reader_that_has_acknowledged_everything_lets_the_log_g
 async def test_idle_named_reader_with_something_unacknowledged_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_lease, "LEASE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(reader, "LEASE_INTERVAL_S", 0.0)
     types = [sn.MessageType.INSERT]
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "quiet")

@@ -13,7 +13,7 @@ from bench.chaos.operations import Row, RowWrite
 from bench.chaos.produced import row_number
 from bench.chaos.rows import as_batch
 from bench.chaos.workload import Recorder, until
-from streamingnode.writing.results import WriteResult
+from streamingnode.writing.result import WriteResult
 from wal.errors import StreamingNodeError
 
 REPEATED = 12

@@ -20,7 +20,7 @@ import pyarrow as pa
 import streamingnode as sn
 from bench.chaos.operations import Begun, Ended, Kind, OperationWriter, Outcome, Row, RowWrite
 from bench.chaos.rows import PRIMARY_KEY, REPLACED, SCHEMA, as_batch
-from streamingnode.writing.results import WriteResult
+from streamingnode.writing.result import WriteResult
 
 T = TypeVar("T")
 

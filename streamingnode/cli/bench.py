@@ -34,7 +34,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     from streamingnode.benchmark.machine import describe_machine
     from streamingnode.benchmark.measurement import HEADINGS, as_document, table_row
     from streamingnode.benchmark.suite import SuiteOptions, run_suite
-    from streamingnode.event_loop import run_async
+    from streamingnode.opening import run_async
     from streamingnode.progress import show_progress
 
     machine = describe_machine(arguments.dir)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.types as pt
 
-from streamingnode.rows.arrow_types import with_leaves
+from streamingnode.rows.schema import with_leaves
 from wal.errors import SchemaMismatch
 
 ROWS_MAX = 10_000

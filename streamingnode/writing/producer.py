@@ -14,23 +14,25 @@ import pyarrow as pa
 
 from interceptors.idempotency.producers import OpenedProducer
 from streamingnode.channel import Channel
-from streamingnode.rows.row_shape import Keys, Rows
-from streamingnode.writing.append_groups import (
+from streamingnode.rows.rows import Keys, Rows
+from streamingnode.writing.result import WriteResult, nothing_at, result_of
+from streamingnode.writing.transaction import Transaction, TransactionState, check_keepalive_ms
+from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,
+    Progress,
     Write,
+    WriteTarget,
     as_transaction,
+    checked_keys,
+    checked_rows,
+    checked_upsert_rows,
     delete_of,
     fitting_messages,
     insert_of,
     plan_slices,
     upsert_of,
+    within,
 )
-from streamingnode.writing.deadline import within
-from streamingnode.writing.direct_write import Progress, checked_keys, checked_rows, checked_upsert_rows
-from streamingnode.writing.results import WriteResult, nothing_at, result_of
-from streamingnode.writing.transaction import Transaction, TransactionState
-from streamingnode.writing.txn_arguments import check_keepalive_ms
-from streamingnode.writing.write_target import WriteTarget
 from wal.adaptor import WalLimits
 from wal.admission import Budget
 from wal.append import Append, AppendGroup, AppendResult

@@ -13,10 +13,10 @@ import pytest
 
 import streamingnode as sn
 from streamingnode import snapshot
-from streamingnode.collection import Collection
+from streamingnode.collections import Collection
 from streamingnode.node import Node
 from streamingnode.snapshot import take_snapshot
-from streamingnode.writing.results import nothing_at
+from streamingnode.writing.result import nothing_at
 from tests.streamingnode.append_double import schema_of
 from wal.append import AppendGroup, AppendResult
 from wal.errors import (

@@ -16,7 +16,7 @@ import pytest
 import streamingnode as sn
 from streamingnode import sync
 from streamingnode.node import Node
-from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.reading.reader import CollectionReader
 from streamingnode.sync import SyncNode, SyncProducer, SyncReader, SyncTransaction
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction

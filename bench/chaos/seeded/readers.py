@@ -13,7 +13,7 @@ from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.starting_point import StartingPoint
 from scanner.switchable import SwitchableReader
 from scanner.tailing import Tailing
-from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.reading.reader import CollectionReader
 from wal.errors import Truncated
 from wal.message import LogEntry, Message
 from wal.message_type import MessageType

@@ -2,12 +2,18 @@
 
 In: batches of a scanner over the collection's pchannel. Out: one message for each tick, ticks strictly ascending, nothing
 missing and nothing twice. A transaction comes whole, with only this collection's bodies. Who is before: `scanner`.
+
+A named reader holds as little of the log as its acknowledgements allow. A reader of a quiet collection would otherwise hold
+everything that other collections write: so acknowledging the last message delivered acknowledges the quiet after it too,
+and a reader that has nothing to acknowledge moves on by itself from time to time.
 """
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from numbers import Real
 from types import TracebackType
@@ -17,14 +23,12 @@ import anyio
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverAll, DeliverPolicy, check_policy
-from scanner.named_reader import NamedReaders, ReaderPosition
+from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartAfterTick, check_policy
+from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
 from streamingnode.names import check_name
-from streamingnode.reading.read_arguments import check_tick, check_types
 from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
-from streamingnode.reading.reader_lease import ReaderLease
 from streamingnode.rows.schema import decode_schema
 from wal.errors import (
     CollectionNotFound,
@@ -37,8 +41,10 @@ from wal.errors import (
 )
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
-from wal.message_type import MessageType
+from wal.message_type import SYSTEM, MessageType
 from wal.outlast import outlast
+from wal.remedy import Remedy
+from wal.timetick import tick_given
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -294,3 +300,71 @@ def _payload_schemas(info: CollectionInfo) -> PayloadSchemas:
         return schema
 
     return PayloadSchemas(rows, pa.schema([schema.field(info.primary_key)]))
+
+
+LEASE_INTERVAL_S = 10.0
+"""How often an idle reader's place follows the log; each time is one synced write."""
+
+
+class ReaderLease:
+    """The place of one open named reader; `clock` returns seconds. Lives on the event loop."""
+
+    def __init__(self, named: NamedReader, clock: Callable[[], float]) -> None:
+        self._named = named
+        self._clock = clock
+        self._due_s = 0.0
+        self._last: ReadMessage | None = None
+        self._passed: ReadMessage | None = None
+
+    def saw(self, delivered: Sequence[ReadMessage], passed: ReadMessage) -> None:
+        """Take note of messages on their way to the caller, and of a tick up to which there are no others."""
+        self._passed = passed
+        self._last = delivered[-1] if delivered else self._last
+
+    async def ack(self, message: ReadMessage) -> None:
+        """Acknowledge a message and everything before it; durable when this returns."""
+        await self._named.ack(self._passed if message is self._last and self._passed is not None else message)
+
+    async def follow(self) -> None:
+        """Move on if everything delivered is acknowledged, and the last time is a while ago."""
+        passed, last, named = self._passed, self._last, self._named
+        if passed is None or passed.last_confirmed.position <= named.position.position:
+            return
+        if (last is not None and named.acknowledged_tick < last.time_tick) or self._clock() < self._due_s:
+            return
+        self._due_s = self._clock() + LEASE_INTERVAL_S
+        with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
+            await named.ack(passed)
+
+    async def close(self) -> None:
+        """Let the name be opened again."""
+        await self._named.close()
+
+
+def check_tick(what: str, tick: int | datetime | None) -> int | None:
+    """Return the tick given as the argument `what`, None for none. Raises `InvalidArgument`: a clock's number is no tick."""
+    return None if tick is None else tick_given(what, tick)
+
+
+def check_passed(policy: DeliverPolicy, until: int | None, newest: int) -> None:
+    """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
+    if until is not None and until > newest:
+        raise InvalidArgument(
+            f"until={until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() gave, "
+            "or leave it out to read on"
+        )
+    if isinstance(policy, StartAfterTick) and policy.tick > newest:
+        raise InvalidArgument(f"tick {policy.tick} is yet to come, it is {newest} now", Remedy.START_AT_END)
+
+
+def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] | None:
+    """Return the types of message to deliver, None for all. Raises `InvalidArgument`: a wrong one would hide everything."""
+    if types is None:
+        return None
+    chosen = list(types) if isinstance(types, Iterable) else []
+    if not chosen or any(not isinstance(each, MessageType) or each in SYSTEM for each in chosen):
+        raise InvalidArgument(
+            f"types={shown(types)} — list what to deliver of inserts, deletes and DDL, as [sn.MessageType.INSERT]; "
+            "ticks come with include_ticks=True, transactions with the types of their bodies"
+        )
+    return frozenset(chosen)
