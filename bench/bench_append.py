@@ -8,8 +8,7 @@ from bench.baseline import Load, Measured, measure_bare_appends, measure_warm, s
 from bench.measurement import Measurement, median
 from bench.report import Settings, main, note
 from bench.rows import create, inserts_of
-from streamingnode.event_loop import run_async
-from streamingnode.opening import open_node
+from streamingnode.opening import open_node, run_async
 
 GRID: tuple[tuple[int, int, float], ...] = (
     (1, 1, 0.5),

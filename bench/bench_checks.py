@@ -14,8 +14,7 @@ from bench.baseline import Load, measure_warm, scratch
 from bench.measurement import Measurement, median
 from bench.report import Settings, main, note
 from bench.rows import create, inserts_of
-from streamingnode.event_loop import run_async
-from streamingnode.opening import open_node
+from streamingnode.opening import open_node, run_async
 from wal.rocks.floor import FloorFile
 
 CASES = ((1, 100), (16, 100))

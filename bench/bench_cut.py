@@ -13,8 +13,7 @@ from bench.baseline import scratch
 from bench.measurement import Measurement, median
 from bench.report import Settings, main, note
 from bench.rows import create, record_batch
-from streamingnode.event_loop import run_async
-from streamingnode.opening import open_node
+from streamingnode.opening import open_node, run_async
 
 ROWS = 100_000
 

@@ -12,9 +12,8 @@ from bench.measurement import Measurement, median
 from bench.report import Settings, main, note
 from bench.rows import create, inserts_of, record_batch, rows_of
 from scanner.deliver_policy import DeliverPolicy
-from streamingnode.event_loop import run_async
 from streamingnode.node import Node
-from streamingnode.opening import open_node
+from streamingnode.opening import open_node, run_async
 
 DELIVERIES = 1_000
 DELIVERY_AIM_MS = 0.5

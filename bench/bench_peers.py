@@ -19,7 +19,7 @@ from bench.measurement import Measurement, median
 from bench.redis_streams import Connection, connected, entry_command, lacking, serving
 from bench.report import Settings, main, note
 from bench.rows import record_batch
-from streamingnode.event_loop import run_async
+from streamingnode.opening import run_async
 
 _BATCHES = 64
 """Batches made before the clock starts and used in turn."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scanner.deliver_policy import DeliverPolicy
     from streamingnode import config, sync
-    from streamingnode.collection import Collection
+    from streamingnode.collections import Collection
     from streamingnode.config import NodeConfig, load_config
+    from streamingnode.flush import FlushResult
     from streamingnode.node import Node
     from streamingnode.opening import open_node
-    from streamingnode.reading.collection_reader import CollectionReader
     from streamingnode.reading.read_message import ReadMessage
-    from streamingnode.services import FlushResult
+    from streamingnode.reading.reader import CollectionReader
     from streamingnode.writing.producer import Producer
-    from streamingnode.writing.results import WriteResult
+    from streamingnode.writing.result import WriteResult
     from streamingnode.writing.transaction import Transaction
     from wal import errors
     from wal.errors import StreamingNodeError
@@ -53,10 +53,10 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Collection": "streamingnode.collection",
-    "CollectionReader": "streamingnode.reading.collection_reader",
+    "Collection": "streamingnode.collections",
+    "CollectionReader": "streamingnode.reading.reader",
     "DeliverPolicy": "scanner.deliver_policy",
-    "FlushResult": "streamingnode.services",
+    "FlushResult": "streamingnode.flush",
     "MessageId": "wal.message_id",
     "MessageType": "wal.message_type",
     "Node": "streamingnode.node",
@@ -65,7 +65,7 @@ _PLACES = {
     "ReadMessage": "streamingnode.reading.read_message",
     "StreamingNodeError": "wal.errors",
     "Transaction": "streamingnode.writing.transaction",
-    "WriteResult": "streamingnode.writing.results",
+    "WriteResult": "streamingnode.writing.result",
     "load_config": "streamingnode.config",
     "open_node": "streamingnode.opening",
     "tick_to_time": "wal.timetick",

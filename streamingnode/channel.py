@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import anyio
 
 from interceptors.idempotency.producers import OpenedProducer, Producers
+from interceptors.shard.catalog import Catalog
 from interceptors.shard.manager import ShardManager
 from scanner.registry import ScannerRegistry
 from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
@@ -39,11 +40,12 @@ class Channel:
     """An open pchannel; `keep` is for the node to run. Lives on the event loop."""
 
     def __init__(self, parts: ChannelParts, term: ChannelTerm) -> None:
-        self.log, self.tail, self.scanners = parts.log, parts.tail, parts.scanners
+        self.store, self.log, self.tail, self.scanners = parts.store, parts.log, parts.tail, parts.scanners
+        self.ticks, self.pending = parts.ticks, parts.pending
         self.producers: Producers = parts.producers
         self.checkpoint = term.checkpoint
         self.state = LogState.OPEN
-        self._parts, self._store, self._options = parts, parts.store, parts.options
+        self._parts, self._options = parts, parts.options
         self._term = term
         self._back: asyncio.Future[None] | None = None
         """What everybody waits for while the log takes no appends; it fails when the log will not come back."""
@@ -68,12 +70,17 @@ class Channel:
         return self._term.shards
 
     @property
+    def catalog(self) -> Catalog:
+        """The collections as of the last group in the log's queue."""
+        return self._term.shards.catalog
+
+    @property
     def status(self) -> LogStatus:
         """Where the log stands."""
         return LogStatus(
             pchannel=self.log.name,
             state=self.state.value,
-            store=self._store.condition,
+            store=self.store.condition,
             term=self._term.wal.term,
             reopened=self._reopened,
             attempts=self._attempts,
@@ -140,7 +147,7 @@ class Channel:
                     raise
                 raise doubt from error
             try:
-                return await self._store.put_meta(changes)
+                return await self.store.put_meta(changes)
             except StreamingNodeError as error:
                 if not self._is_over(term):
                     raise
@@ -148,7 +155,7 @@ class Channel:
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return keys of the store's map; see `LogStore.scan_meta`."""
-        return await self._store.scan_meta(prefix)
+        return await self.store.scan_meta(prefix)
 
     # --- producers --------------------------------------------------------------------------------------------------------
 
@@ -249,7 +256,7 @@ class Channel:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def watch() -> None:
-            await self._store.wait_failed()
+            await self.store.wait_failed()
             if not over.done():
                 over.set_result(None)
 
@@ -270,7 +277,7 @@ class Channel:
     async def _change_term(self) -> None:
         started = time.monotonic()
         self._lose()
-        _log.warning("log_lost", pchannel=self.log.name, term=self._term.wal.term, store=self._store.condition)
+        _log.warning("log_lost", pchannel=self.log.name, term=self._term.wal.term, store=self.store.condition)
         failpoint("recovery.write_failed")
         await self._term.end()
         failpoint("recovery.term_ended")
@@ -292,7 +299,7 @@ class Channel:
         pause_s, obstacles_seen = self._options.reopen.first_pause_s, 0
         while True:
             try:
-                await self._store.reopen()
+                await self.store.reopen()
                 self._apply(LogEvent.VERIFIED)
                 failpoint("recovery.reopened")
                 return await open_term(self._parts)
@@ -334,7 +341,7 @@ class Channel:
 
     def _is_over(self, term: ChannelTerm) -> bool:
         """Whether a call that failed in `term` may hope for the next one."""
-        if term is self._term and not self._store.taking_writes and self.state is LogState.OPEN:
+        if term is self._term and not self.store.taking_writes and self.state is LogState.OPEN:
             self._lose()  # at once, before `keep` has noticed: nobody may try again and again without a pause
         return term is not self._term or self._back is not None
 

@@ -23,8 +23,8 @@ from interceptors.shard.seal_policy import SegmentLimits
 from interceptors.timetick.inspector import INTERVAL_S
 from interceptors.txn.session import TxnLimits
 from streamingnode.log_state import ReopenOptions
+from streamingnode.retry import RetryLimits
 from streamingnode.writing.coalescer import CoalescerLimits
-from streamingnode.writing.retry import RetryLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, shown

@@ -406,12 +406,13 @@ async def test_ids_given_out_before_the_failure_are_given_to_nobody_else_after_i
 ) -> None:
     disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
     async with opened(tmp_path) as node:
-        allocate_id = node._services.allocate_id
-        given = [allocate_id("p0") for _ in range(5)]  # by appends that wait, and come in the next term
+        given = [
+            node._channel.shards.allocate_id() for _ in range(5)
+        ]  # by appends that wait, and come in the next term
         disk.fail_at(1)
         await node.insert("a", [row(1)])
         assert disk.reached
-        assert allocate_id("p0") > max(given)
+        assert node._channel.shards.allocate_id() > max(given)
 
 
 async def until(reached: Callable[[], bool]) -> None:

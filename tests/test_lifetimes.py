@@ -19,7 +19,7 @@ import streamingnode as sn
 from flusher.flush_run import FlushRun
 from interceptors.shard.allocator import SegmentAllocator
 from streamingnode.node import Node
-from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.reading.reader import CollectionReader
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from wal.errors import Corrupt, OnShutdown, StorageFull

@@ -14,7 +14,7 @@ import anyio, pyarrow as pa
 import streamingnode as sn
 from streamingnode.cli.statistics_lines import statistics_fields
 from streamingnode.config import StatisticsOptions
-from streamingnode.statistics_file import read_statistics
+from streamingnode.statistics import read_statistics
 
 path, open_files, collections, shards = Path(sys.argv[1]), *map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))

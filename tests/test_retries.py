@@ -18,9 +18,9 @@ import streamingnode as sn
 from streamingnode.config import load_config
 from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
+from streamingnode.retry import RetryLimits
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.results import WriteResult
-from streamingnode.writing.retry import RetryLimits
+from streamingnode.writing.result import WriteResult
 from tests.failing_disk import FailingDisk, Fault
 from tests.model_node import ModelNode
 from wal.errors import DeadlineExceeded, Indeterminate, ProducerFenced

@@ -55,7 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     _check(arguments)
-    from streamingnode.event_loop import run_async
+    from streamingnode.opening import run_async
 
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="bench-") as scratch:
         before = _write_and_sync(arguments, Path(scratch) / "file")

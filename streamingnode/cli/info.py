@@ -31,7 +31,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     from streamingnode.inspection.node_files import read_node_files
     from streamingnode.inspection.node_records import read_node_records
-    from streamingnode.statistics_file import read_statistics
+    from streamingnode.statistics import read_statistics
 
     files = read_node_files(arguments.directory)
     try:

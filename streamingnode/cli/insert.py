@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from streamingnode.cli.row_batch import RowBatch
     from streamingnode.cli.row_source import RowSource
-    from streamingnode.collection import Collection
+    from streamingnode.collections import Collection
     from streamingnode.node import Node
     from streamingnode.writing.producer import Producer
-    from streamingnode.writing.results import WriteResult
+    from streamingnode.writing.result import WriteResult
 
 STDIN = "-"
 DEFAULT_PARTITION = "_default"
@@ -77,7 +77,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     _check(arguments)
     from streamingnode.cli.row_source import open_rows
-    from streamingnode.event_loop import run_async
+    from streamingnode.opening import run_async
 
     with open_rows(arguments.file, sys.stdin.buffer) as rows:
         totals = run_async(partial(_insert, arguments, rows, output))
@@ -175,10 +175,10 @@ class _NewCollection:
 
 def _new_collection(arguments: _Arguments, rows: "RowSource") -> _NewCollection:
     """Return what --create makes of the input; raises what creating it and inserting the first batch would raise."""
+    from streamingnode.collections import check_definition
     from streamingnode.config import load_config
-    from streamingnode.ddl import check_definition
-    from streamingnode.rows.row_shape import row_shape, to_batches
-    from streamingnode.writing.append_groups import check_rows_fit
+    from streamingnode.rows.rows import row_shape, to_batches
+    from streamingnode.writing.write import check_rows_fit
     from wal.errors import SchemaMismatch
 
     assert arguments.primary_key is not None, "checked with the other arguments"

@@ -26,8 +26,7 @@ import pyarrow.types as pt
 
 from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, RowBatch
 from streamingnode.rows.arrow_columns import exact_cast, holds_infinity
-from streamingnode.rows.arrow_types import AnyArray, AnyField, child_fields, has_leaf, with_leaves
-from streamingnode.rows.schema import is_bytes, is_list
+from streamingnode.rows.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, with_leaves
 from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
 
 DEPTH_MAX = 100

@@ -40,8 +40,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
-    from streamingnode.event_loop import run_async
     from streamingnode.inspection.node_files import check_node
+    from streamingnode.opening import run_async
 
     check_node(arguments.directory)
     try:

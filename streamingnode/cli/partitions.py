@@ -32,8 +32,8 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     if (arguments.partition is None) != (arguments.action == "list"):
         raise InvalidArgument(f"{arguments.action}: {_NAMES[arguments.action]}")
-    from streamingnode.event_loop import run_async
     from streamingnode.inspection.node_files import check_node
+    from streamingnode.opening import run_async
 
     check_node(arguments.directory)
     as_of_cut = 0

@@ -26,8 +26,7 @@ from streamingnode.cli.row_batch import (
     RowBatch,
     without_system_columns,
 )
-from streamingnode.rows.arrow_types import AnyArray, child_fields
-from streamingnode.rows.schema import is_list
+from streamingnode.rows.schema import AnyArray, child_fields, is_list
 from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
 
 PARQUET_MAGIC = b"PAR1"

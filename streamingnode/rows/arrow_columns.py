@@ -12,9 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from streamingnode.rows.arrow_types import AnyArray, AnyField, child_fields, has_leaf, with_leaves
 from streamingnode.rows.python_values import null_mismatch
-from streamingnode.rows.schema import is_bytes, is_list, is_text
+from streamingnode.rows.schema import (
+    AnyArray,
+    AnyField,
+    child_fields,
+    has_leaf,
+    is_bytes,
+    is_list,
+    is_text,
+    with_leaves,
+)
 from wal.errors import SchemaMismatch, brief, shown
 
 

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from streamingnode.rows.arrow_types import AnyField, child_fields, has_leaf, with_leaves
-from streamingnode.rows.schema import is_bytes, is_list, is_text
+from streamingnode.rows.schema import AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
 from wal import errors
 from wal.errors import SchemaMismatch
 

@@ -15,13 +15,9 @@ from itertools import chain
 
 import pyarrow as pa
 
-from streamingnode.rows.routing import route
-from streamingnode.rows.row_shape import DictRows, dicts_to_batch
-from streamingnode.writing.append_groups import insert_messages
-from streamingnode.writing.deadline import within
-from streamingnode.writing.results import WriteResult, result_of
-from streamingnode.writing.row_shares import share_result
-from streamingnode.writing.write_target import WriteTarget
+from streamingnode.rows.rows import DictRows, dicts_to_batch, route
+from streamingnode.writing.result import WriteResult, result_of, share_result
+from streamingnode.writing.write import WriteTarget, insert_messages, within
 from wal.admission import Budget
 from wal.append import AppendGroup
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
 from streamingnode.rows.schema import encode_schema
-from streamingnode.writing.write_target import WriteTarget, WriteTargets
+from streamingnode.writing.write import WriteTarget, WriteTargets
 from wal.append import AppendGroup, AppendResult
 from wal.headers import InsertHeader
 from wal.message import MutableMessage

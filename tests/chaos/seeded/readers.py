@@ -12,7 +12,7 @@ from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.starting_point import StartingPoint
 from scanner.switchable import SwitchableReader
 from scanner.tailing import Tailing
-from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.reading.reader import CollectionReader
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.errors import Truncated
 from wal.message import LogEntry, Message
@@ -115,9 +115,9 @@ def _one_shard_of_a_tick(right: Right) -> Right:
 
 
 def _ends_early(right: Right) -> Right:
-    def start(reader: CollectionReader, services: Any, info: Any, options: Any, **rest: Any) -> None:
+    def start(reader: CollectionReader, channel: Any, readers: Any, info: Any, options: Any, **rest: Any) -> None:
         until = None if options.until is None else options.until - (1 << 20)
-        right(reader, services, info, replace(options, until=until), **rest)
+        right(reader, channel, readers, info, replace(options, until=until), **rest)
 
     return start
 

@@ -8,13 +8,13 @@ import msgspec
 
 import streamingnode.channel_term
 import streamingnode.composition
-import streamingnode.writing.retry
+import streamingnode.retry
 from interceptors.idempotency.results import result_of_group
 from interceptors.idempotency.window import Window
 from interceptors.recovery import RecoveredChannel
 from interceptors.shard.state import ShardState
 from interceptors.txn.interceptor import TxnInterceptor
-from streamingnode.writing.retry import Retry
+from streamingnode.retry import Retry
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.append import AppendGroup
 from wal.headers import CommitTxnHeader
@@ -122,6 +122,6 @@ OTHERS = (
     SeededBug("row offsets count inserts", ShardState, "_insert", _offsets_of_inserts),
     SeededBug("window not rebuilt", Window, "observe", _window_not_rebuilt),
     SeededBug("another result for a retry", Window, "add", _result_of_another),
-    SeededBug("a retry is given a second id", streamingnode.writing.retry, "_copy", _second_id_for_a_retry),
+    SeededBug("a retry is given a second id", streamingnode.retry, "_copy", _second_id_for_a_retry),
     SeededBug("an indeterminate write is taken for done", Retry, "_repeat", _indeterminate_is_done),
 )

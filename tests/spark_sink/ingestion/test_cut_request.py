@@ -11,7 +11,7 @@ import streamingnode as sn
 from flusher.cuts.cut_log import CutLog
 from spark_sink.ingestion.cut_request import Answer, AnsweredCut, node_directory, request_cut
 from streamingnode.config import StatisticsOptions
-from streamingnode.statistics_file import STATISTICS_NAME, read_statistics
+from streamingnode.statistics import STATISTICS_NAME, read_statistics
 from wal.errors import InvalidArgument
 from wal.rocks.ownership import DirectoryLock
 

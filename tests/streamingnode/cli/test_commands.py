@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[3]
 _HOLD = """
 import anyio, sys, threading
 from streamingnode.opening import open_node
-from streamingnode.statistics_file import StatisticsFile
+from streamingnode.statistics import StatisticsFile
 write, written = StatisticsFile._write, threading.Event()
 def write_and_tell(*arguments):
     write(*arguments)

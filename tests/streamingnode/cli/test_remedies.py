@@ -36,7 +36,7 @@ SAID_TO_PROGRAMS = {
     "streamingnode/sync.py": "use of a synchronous node",
     "streamingnode/opening.py": "arguments of open_node",
     "streamingnode/node.py": "arguments of its methods",
-    "streamingnode/ddl.py": "a list of partitions",
+    "streamingnode/collections.py": "a list of partitions",
     "streamingnode/names.py": "names that are no text",
     "streamingnode/reading": "arguments and use of read()",
     "streamingnode/rows": "schemas and rows as Python objects",

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from streamingnode.supervisor import Supervisor
 from streamingnode.writing.coalescer import Coalescer, CoalescerLimits
-from streamingnode.writing.direct_write import insert_batches
-from streamingnode.writing.results import WriteResult
-from streamingnode.writing.write_target import WriteTarget
+from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteTarget, insert_batches
 from tests.streamingnode.append_double import (
     DEFAULT_PARTITION_ID,
     EU_PARTITION_ID,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from streamingnode.writing.results import nothing_at
+from streamingnode.writing.result import nothing_at
 from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
-from streamingnode.writing.write_target import WriteTarget, WriteTargets
+from streamingnode.writing.write import WriteTarget, WriteTargets
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of
 from wal.admission import Budget
 from wal.append import AppendGroup

@@ -46,10 +46,21 @@ class RetryLimits:
 
 
 class Retry:
-    """Repeats writes on one log, until `close`; `epoch` is the term in which the node was opened."""
+    """Repeats writes on one log, until `close`; `epoch` is the term in which the node was opened.
 
-    def __init__(self, append: Append, limits: RetryLimits | None = None, *, epoch: int) -> None:
+    `explain` raises a better error than the one that a caller would get, if it knows one.
+    """
+
+    def __init__(
+        self,
+        append: Append,
+        limits: RetryLimits | None = None,
+        *,
+        epoch: int,
+        explain: Callable[[StreamingNodeError], None] = lambda _: None,
+    ) -> None:
         self._append = append
+        self._explain = explain
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, epoch, 0)
         self._limits = limits or RetryLimits()
         self._closing = anyio.Event()
@@ -65,6 +76,7 @@ class Retry:
             return await self._append(group)
         except StreamingNodeError as error:
             if not self._limits.give_up_s or not _is_worth_repeating(error, in_doubt=False):
+                self._explain(error)
                 raise
             first = error
         return await self._repeat(group, copy, first)
@@ -93,6 +105,7 @@ class Retry:
                     error = failed
         if doubt is not None and isinstance(error, UNANSWERED):
             raise doubt from error
+        self._explain(error)
         raise error
 
     async def _closes_within(self, seconds: float) -> bool:

@@ -5,7 +5,7 @@ import asyncio
 import anyio
 import pytest
 
-from streamingnode.writing.retry import Retry, RetryLimits
+from streamingnode.retry import Retry, RetryLimits
 from wal.append import AppendGroup, AppendResult
 from wal.errors import (
     CollectionNotFound,

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for programs that have none: the ground of `sync`.
+"""An event loop in a thread of its own, for programs that have none, and objects on it that any thread may call.
 
 In: calls of any thread. Out: their results, blocking. The thread is a daemon and what was entered is left at exit at the
 latest, so that a notebook which never closes its node still ends, and ends cleanly. The thread is not there in a forked
@@ -9,10 +9,12 @@ import atexit
 import ctypes
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, ExitStack
+from functools import partial, wraps
+from operator import attrgetter
 from types import TracebackType
-from typing import TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, ClassVar, TypeVar, TypeVarTuple, Unpack, overload
 
 from anyio.from_thread import start_blocking_portal
 
@@ -88,3 +90,41 @@ class BlockingLoop:
             )
         if threading.get_ident() == self._thread:
             raise InvalidArgument("a blocking call on the node's own event loop never ends — call it in another thread")
+
+
+class Blocking:
+    """The blocking side of an asynchronous object: a subclass gets each public method and property of the class `of`.
+
+    A method runs on the loop, asynchronous or not, because an object belongs to its loop; what it returns comes out
+    blocking, too, if its class has such a side. A property is read as it is, so that it answers after the end as well.
+    """
+
+    _sides: ClassVar[dict[type, type["Blocking"]]] = {}
+
+    def __init_subclass__(cls, *, of: type | None = None, without: Collection[str] = ()) -> None:
+        if of is None:  # a caller's own subclass of a side
+            return
+        cls._sides[of] = cls
+        for name, member in vars(of).items():
+            if not name.startswith("_") and name not in without and name not in vars(cls):
+                setattr(cls, name, _blocking(name, member))
+
+    def __init__(self, original: Any, loop: BlockingLoop) -> None:
+        self._original = original
+        self._loop = loop
+
+    def _call(self, method: str, /, *arguments: object, **options: object) -> Any:
+        result = self._loop.call(partial(getattr(self._original, method), *arguments, **options))
+        side = self._sides.get(type(result))
+        return result if side is None else side(result, self._loop)
+
+
+def _blocking(name: str, member: Any) -> object:
+    if isinstance(member, property):
+        return property(attrgetter(f"_original.{name}"), doc=member.__doc__)
+
+    @wraps(member)
+    def call(self: Blocking, /, *arguments: object, **options: object) -> Any:
+        return self._call(name, *arguments, **options)
+
+    return call

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from streamingnode.ddl import PARTITIONS_MAX, check_definition
+from streamingnode.collections import PARTITIONS_MAX, check_definition
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument
 

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamingnode.rows import row_shape as rows_module
-from streamingnode.rows.row_shape import RowShape, key_shape, keys_to_batches, row_shape, to_batches
+from streamingnode.rows import rows as rows_module
+from streamingnode.rows.rows import RowShape, key_shape, keys_to_batches, row_shape, to_batches
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, SchemaMismatch
 

@@ -2,31 +2,34 @@
 
 In: batches of a scanner over the collection's pchannel. Out: one message for each tick, ticks strictly ascending, nothing
 missing and nothing twice. A transaction comes whole, with only this collection's bodies. Who is before: `scanner`.
+
+A named reader holds as little of the log as its acknowledgements allow. A reader of a quiet collection would otherwise hold
+everything that other collections write: so acknowledging the last message delivered acknowledges the quiet after it too,
+and a reader that has nothing to acknowledge moves on by itself from time to time.
 """
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from numbers import Real
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverAll, DeliverPolicy, check_policy
+from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartAfterTick, check_policy
+from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
+from streamingnode.channel import Channel
 from streamingnode.names import check_name
-from streamingnode.reading.read_arguments import check_tick, check_types
 from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
-from streamingnode.reading.reader_lease import ReaderLease
 from streamingnode.rows.schema import decode_schema
-from streamingnode.services import NodeServices
-from streamingnode.writing.write_target import pchannel_of
 from wal.errors import (
     CollectionNotFound,
     InvalidArgument,
@@ -38,9 +41,12 @@ from wal.errors import (
 )
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
-from wal.message_type import MessageType
+from wal.message_type import SYSTEM, MessageType
 from wal.outlast import outlast
+from wal.remedy import Remedy
+from wal.timetick import tick_given
 
+T = TypeVar("T")
 Clock = Callable[[], float]
 
 
@@ -72,19 +78,21 @@ class CollectionReader:
 
     def __init__(
         self,
-        services: NodeServices,
+        channel: Channel,
+        readers: NamedReaders,
         info: CollectionInfo,
         options: ReadOptions,
         *,
-        naming_failure: AbstractContextManager[None],
+        explain: Callable[[StreamingNodeError], None],
         clock: Clock = time.monotonic,
     ) -> None:
-        self._services = services
+        self._channel = channel
+        self._readers = readers
         self._info = info
         self._options = options
-        self._naming_failure = naming_failure
+        self._explain = explain
+        """Raises what made the node fail, if that is why the reader is refused."""
         self._clock = clock
-        self._pchannel = pchannel_of(info.vchannels[0])
         self._vchannels = frozenset(info.vchannels)
         self._types = options.types or DELIVERED_TYPES
         self._scanned_types = self._types | {MessageType.DROP_COLLECTION}
@@ -94,7 +102,7 @@ class CollectionReader:
         self._entered, self._ended = False, False
         self._scanner: Scanner | None = None
         self._lease: ReaderLease | None = None
-        self._message_id = message_id_kind(services.wal_name)
+        self._message_id = message_id_kind(channel.log.wal_name)
 
     async def __aenter__(self) -> Self:
         """Find the place to start. Raises `Truncated`, `ReaderBusy`, or `InvalidArgument` for an id of another log."""
@@ -102,8 +110,7 @@ class CollectionReader:
             raise InvalidArgument("a reader reads once — open another with node.read()")
         self._entered = True
         try:
-            with self._naming_failure:
-                await self._open()
+            await self._explained(self._open())
         except BaseException:
             await outlast(self.close())
             raise
@@ -161,8 +168,7 @@ class CollectionReader:
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
         if self._lease is None:
             raise self._not_open()
-        with self._naming_failure:
-            await self._lease.ack(message)
+        await self._explained(self._lease.ack(message))
 
     async def close(self) -> None:
         """End the reader; idempotent."""
@@ -183,15 +189,15 @@ class CollectionReader:
 
     def _check_live(self) -> None:
         """Refuse a collection that was dropped before the first look at the log: what would end the reader is past."""
-        if all(live.id != self._info.id for live in self._services.catalog.collections()):
+        if all(live.id != self._info.id for live in self._channel.catalog.collections()):
             raise CollectionNotFound(
                 f"collection {self._info.name!r} was dropped meanwhile — create it again, or read another"
             )
 
     async def _open_named(self, name: str) -> None:
-        readers, policy = self._services.named_readers, self._options.policy
+        readers, policy = self._readers, self._options.policy
         known = readers.list_readers(self._info.id).get(name)
-        start = known or await self._services.find_position(self._pchannel, policy)
+        start = known or await self._find_position(policy)
         named = await readers.open(self._info.id, name, start=start)
         self._lease = ReaderLease(named, self._clock)
         try:
@@ -209,17 +215,29 @@ class CollectionReader:
             await self._open_named(name)
 
     async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
-        self._scanner = self._services.open_scanner(
-            self._pchannel, policy, vchannels=self._vchannels, types=self._scanned_types, after_tick=after_tick
+        self._scanner = self._channel.scanners.open(
+            policy, vchannels=self._vchannels, types=self._scanned_types, after_tick=after_tick
         )
         await self._scanner.open()
+
+    async def _find_position(self, policy: DeliverPolicy) -> ReaderPosition:
+        """Return where a policy starts, for a reader that is new to its name."""
+        log = self._channel.log
+        async with self._channel.scanners.open(policy) as scanner:
+            return ReaderPosition(log.name, log.wal_name, scanner.place.position, scanner.place.after_tick)
+
+    async def _explained(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except OnShutdown as refusal:
+            self._explain(refusal)
+            raise
 
     async def _fill(self) -> None:
         """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
         if self._scanner is None:
             raise self._not_open()
-        with self._naming_failure:
-            batch = await self._scanner.next_batch()
+        batch = await self._explained(self._scanner.next_batch())
         delivered = self._merge(batch)
         self._ready.extend(delivered)
         until = self._options.until
@@ -282,3 +300,71 @@ def _payload_schemas(info: CollectionInfo) -> PayloadSchemas:
         return schema
 
     return PayloadSchemas(rows, pa.schema([schema.field(info.primary_key)]))
+
+
+LEASE_INTERVAL_S = 10.0
+"""How often an idle reader's place follows the log; each time is one synced write."""
+
+
+class ReaderLease:
+    """The place of one open named reader; `clock` returns seconds. Lives on the event loop."""
+
+    def __init__(self, named: NamedReader, clock: Callable[[], float]) -> None:
+        self._named = named
+        self._clock = clock
+        self._due_s = 0.0
+        self._last: ReadMessage | None = None
+        self._passed: ReadMessage | None = None
+
+    def saw(self, delivered: Sequence[ReadMessage], passed: ReadMessage) -> None:
+        """Take note of messages on their way to the caller, and of a tick up to which there are no others."""
+        self._passed = passed
+        self._last = delivered[-1] if delivered else self._last
+
+    async def ack(self, message: ReadMessage) -> None:
+        """Acknowledge a message and everything before it; durable when this returns."""
+        await self._named.ack(self._passed if message is self._last and self._passed is not None else message)
+
+    async def follow(self) -> None:
+        """Move on if everything delivered is acknowledged, and the last time is a while ago."""
+        passed, last, named = self._passed, self._last, self._named
+        if passed is None or passed.last_confirmed.position <= named.position.position:
+            return
+        if (last is not None and named.acknowledged_tick < last.time_tick) or self._clock() < self._due_s:
+            return
+        self._due_s = self._clock() + LEASE_INTERVAL_S
+        with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
+            await named.ack(passed)
+
+    async def close(self) -> None:
+        """Let the name be opened again."""
+        await self._named.close()
+
+
+def check_tick(what: str, tick: int | datetime | None) -> int | None:
+    """Return the tick given as the argument `what`, None for none. Raises `InvalidArgument`: a clock's number is no tick."""
+    return None if tick is None else tick_given(what, tick)
+
+
+def check_passed(policy: DeliverPolicy, until: int | None, newest: int) -> None:
+    """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
+    if until is not None and until > newest:
+        raise InvalidArgument(
+            f"until={until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() gave, "
+            "or leave it out to read on"
+        )
+    if isinstance(policy, StartAfterTick) and policy.tick > newest:
+        raise InvalidArgument(f"tick {policy.tick} is yet to come, it is {newest} now", Remedy.START_AT_END)
+
+
+def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] | None:
+    """Return the types of message to deliver, None for all. Raises `InvalidArgument`: a wrong one would hide everything."""
+    if types is None:
+        return None
+    chosen = list(types) if isinstance(types, Iterable) else []
+    if not chosen or any(not isinstance(each, MessageType) or each in SYSTEM for each in chosen):
+        raise InvalidArgument(
+            f"types={shown(types)} — list what to deliver of inserts, deletes and DDL, as [sn.MessageType.INSERT]; "
+            "ticks come with include_ticks=True, transactions with the types of their bodies"
+        )
+    return frozenset(chosen)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamingnode.writing.append_groups import (
+from streamingnode.writing.write import (
     delete_of,
     fitting_messages,
     insert_of,
