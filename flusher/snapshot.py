@@ -23,7 +23,6 @@ from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
 from wal.message import AnyMessage, Message, TransactionMessage
-from wal.remedy import Remedy
 from wal.timetick import TICK_MAX
 
 
@@ -128,7 +127,7 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
         raise Truncated(
             f"a part of collection {info.name!r}, in cuts before {earliest.number},",
             f"cut {earliest.number}",
-            Remedy.READ_TABLE,
+            "every table has taken it: read the collection's table",
         )
     if source.as_of < earliest.previous_tick:  # partitions may have been dropped since, in cuts that are gone
         raise Truncated(

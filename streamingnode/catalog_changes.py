@@ -6,6 +6,7 @@ to the disk, made by this caller or another, so whoever finds a change already m
 
 from collections.abc import Awaitable, Callable
 
+from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound
 from interceptors.shard.catalog import CollectionInfo, created_collection
 from streamingnode import ddl
 from streamingnode.ddl import Definition
@@ -13,7 +14,7 @@ from streamingnode.services import NodeServices
 from streamingnode.writing.deadline import read_within, within
 from streamingnode.writing.write_target import pchannel_of
 from wal.append import AppendGroup, AppendResult
-from wal.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, StreamingNodeError
+from wal.errors import StreamingNodeError
 
 InfoOf = Callable[[str], CollectionInfo]
 """Return the live collection of a name. Raises `CollectionNotFound`, or `OnShutdown` when the node is closed."""

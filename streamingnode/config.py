@@ -326,7 +326,7 @@ def _build(options: type, values: Mapping[str, object], prefix: str = "") -> obj
     try:
         return options(**arguments)
     except ValueError as error:
-        raise InvalidArgument(f"section {prefix.rstrip('.')!r} of the settings: {error}") from error
+        raise InvalidArgument(f"section {prefix.rstrip('.')!r} of the settings: {error} — correct it") from error
 
 
 def _with_origins(config: NodeConfig, set_by: Mapping[str, str]) -> NodeConfig:

@@ -213,7 +213,7 @@ class Node(NodeFacts):
     async def producer(self, name: str, *, timeout: float | None = None) -> Producer:
         """Open a named producer, made if it is new: its writes can be repeated exactly, after a crash too.
 
-        Whoever had it open is fenced, durably, when this returns. Raises `InvalidName`, `Overloaded` at `producers_max`.
+        Whoever had it open is fenced, durably, when this returns. Raises `InvalidArgument`, `Overloaded` at `producers_max`.
         """
         self._check_open()
         check_name("producer", name)
@@ -315,7 +315,7 @@ class Node(NodeFacts):
         """Make a collection and return it, when that is durable.
 
         Raises `AlreadyExists` for a name in use, unless `if_not_exists` and schema, primary key and shards are the same;
-        `InvalidName`; `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
+        `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
         """
         self._check_open()
         check = partial(ddl.check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
@@ -334,7 +334,7 @@ class Node(NodeFacts):
     async def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
-        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidName`."""
+        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidArgument`."""
         info = self._info(collection)
         await self._changes.create_partition(info, partition, if_not_exists=if_not_exists, timeout=timeout)
 

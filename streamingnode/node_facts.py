@@ -9,7 +9,6 @@ from streamingnode.verification.scrubber import ScrubStatus
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.results import Durability
 from wal.errors import InvalidArgument
-from wal.remedy import Remedy
 
 
 class NodeFacts:
@@ -57,4 +56,7 @@ class NodeFacts:
         except RuntimeError:
             here = False
         if not here:
-            raise InvalidArgument("the node is used on another event loop than its own", Remedy.USE_SYNC)
+            raise InvalidArgument(
+                "the node is used on another event loop than its own — call it on the loop that opened it; "
+                "from a thread use sn.sync"
+            )

@@ -15,10 +15,12 @@ import pytest
 import streamingnode as sn
 from flusher import flush_run
 from flusher.cuts import cut_writer
+from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
+from streamingnode.errors import LogReopening
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk, Fault
-from wal.errors import ChannelFenced, Corrupt, Indeterminate, LogReopening, StreamingNodeError, TransactionExpired
+from wal.errors import ChannelFenced, Corrupt, Indeterminate, StreamingNodeError
 from wal.rocks.claim import Claim
 from wal.rocks.possession import OpenedDatabase, open_again
 

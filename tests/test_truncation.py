@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from interceptors.errors import CollectionNotFound
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
 from streamingnode.channel import Channel
@@ -20,7 +21,7 @@ from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from streamingnode.reading import reader_lease
 from streamingnode.writing.results import WriteResult
-from wal.errors import CollectionNotFound, Truncated
+from wal.errors import Truncated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

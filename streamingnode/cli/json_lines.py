@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, RowBatch, kept_schema
 from streamingnode.rows.arrow_columns import exact_cast, holds_infinity
 from streamingnode.rows.arrow_types import AnyArray, child_fields, has_leaf
 from streamingnode.rows.schema import is_bytes, is_list
-from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
+from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 DEPTH_MAX = 100
 """Lists and objects inside each other: parsers recurse, and a collection's columns end long before."""

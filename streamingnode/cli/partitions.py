@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from interceptors.errors import CollectionNotFound
 from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output
-from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument
+from wal.errors import AlreadyOwned, InvalidArgument
 
 Action = Literal["list", "create", "drop"]
 
@@ -31,7 +32,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     if (arguments.partition is None) != (arguments.action == "list"):
-        raise InvalidArgument(f"{arguments.action}: {_NAMES[arguments.action]}")
+        why = _NAMES[arguments.action]
+        raise InvalidArgument(f"{arguments.action}: {why}")
     from streamingnode.event_loop import run_async
     from streamingnode.inspection.node_files import check_node
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.rows.arrow_types import with_leaves
-from wal.errors import SchemaMismatch
 
 ROWS_MAX = 10_000
 """Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up little."""

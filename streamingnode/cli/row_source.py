@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.cli.json_lines import JsonLines
 from streamingnode.cli.row_batch import (
     BYTES_MAX,
@@ -29,7 +30,7 @@ from streamingnode.cli.row_batch import (
 )
 from streamingnode.rows.arrow_types import AnyArray, child_fields
 from streamingnode.rows.schema import is_list
-from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
+from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 PARQUET_MAGIC = b"PAR1"
 

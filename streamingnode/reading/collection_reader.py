@@ -17,6 +17,7 @@ from typing import Self
 import anyio
 import pyarrow as pa
 
+from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverAll, DeliverPolicy, check_policy
 from scanner.scanner import ScanBatch, Scanner
@@ -27,15 +28,7 @@ from streamingnode.reading.reader_lease import ReaderLease
 from streamingnode.rows.schema import decode_schema
 from streamingnode.services import NodeServices
 from streamingnode.writing.write_target import pchannel_of
-from wal.errors import (
-    CollectionNotFound,
-    InvalidArgument,
-    OnShutdown,
-    StreamingNodeError,
-    Truncated,
-    UnsupportedFormat,
-    shown,
-)
+from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, UnsupportedFormat, shown
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
 from wal.message_type import MessageType

@@ -6,7 +6,6 @@ from datetime import datetime
 from scanner.deliver_policy import DeliverPolicy, StartAfterTick
 from wal.errors import InvalidArgument, shown
 from wal.message_type import SYSTEM, MessageType
-from wal.remedy import Remedy
 from wal.timetick import tick_given
 
 
@@ -23,7 +22,9 @@ def check_passed(policy: DeliverPolicy, until: int | None, newest: int) -> None:
             "or leave it out to read on"
         )
     if isinstance(policy, StartAfterTick) and policy.tick > newest:
-        raise InvalidArgument(f"tick {policy.tick} is yet to come, it is {newest} now", Remedy.START_AT_END)
+        raise InvalidArgument(
+            f"tick {policy.tick} is yet to come, it is {newest} now — start at the end for what is to come"
+        )
 
 
 def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.rows.arrow_columns import (
     check_column_names,
     check_nulls,
@@ -20,7 +21,7 @@ from streamingnode.rows.arrow_columns import (
 )
 from streamingnode.rows.arrow_types import AnyArray, AnyChunkedArray
 from streamingnode.rows.python_values import ColumnValues, column_values, shown
-from wal.errors import InvalidArgument, SchemaMismatch, brief
+from wal.errors import InvalidArgument, brief
 
 DictRows = Sequence[Mapping[str, object]]
 Rows = DictRows | pa.RecordBatch | pa.Table

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.rows.arrow_types import AnyField, child_fields
-from wal.errors import Corrupt, InvalidArgument, SchemaMismatch
+from wal.errors import Corrupt, InvalidArgument
 
 SUPPORTED_TYPES = (
     "bool, int8, int16, int32, int64, float32, float64, decimal128, string, large_string, binary, large_binary, date32, "

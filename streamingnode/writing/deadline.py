@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import anyio
 
-from wal.errors import DeadlineExceeded, InvalidArgument, Overloaded
+from streamingnode.errors import DeadlineExceeded
+from wal.errors import InvalidArgument, Overloaded
 
 T = TypeVar("T")
 

@@ -7,13 +7,12 @@ messages go. No I/O.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from interceptors.errors import PartitionNotFound
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.names import DEFAULT_PARTITION, not_text
 from streamingnode.rows.row_shape import RowShape, key_shape, row_shape
 from streamingnode.rows.schema import decode_schema
 from wal.append import Append
-from wal.errors import PartitionNotFound
-from wal.remedy import Remedy
 
 CACHED_MAX = 1_024
 """Targets kept; one is rebuilt in about 50 us."""
@@ -24,7 +23,6 @@ class WriteTarget:
     """One collection as writes see it; `append` is that of its pchannel, `consistent_tick` that of the node."""
 
     info: CollectionInfo
-    pchannel: str
     append: Append
     consistent_tick: Callable[[], Awaitable[int]]
     rows: RowShape
@@ -33,15 +31,14 @@ class WriteTarget:
     partitions: Mapping[str, int]
 
     def partition_id(self, partition: str | None) -> int:
-        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidName`."""
+        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
         if partition is not None and not isinstance(partition, str):
             raise not_text("partition", partition)
         found = self.partitions.get(DEFAULT_PARTITION if partition is None else partition)
         if found is None:
             raise PartitionNotFound(
                 f"collection {self.info.name!r} has no partition {partition!r}, only "
-                f"{', '.join(sorted(self.partitions)[:20])}",
-                Remedy.LOOK_AT_PARTITIONS,
+                f"{', '.join(sorted(self.partitions)[:20])} — create it first, or choose one that is there"
             )
         return found
 
@@ -74,11 +71,9 @@ def _target_of(
     info: CollectionInfo, appends: Mapping[str, Append], consistent_tick: Callable[[], Awaitable[int]]
 ) -> WriteTarget:
     shape = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
-    pchannel = pchannel_of(info.vchannels[0])
     return WriteTarget(
         info=info,
-        pchannel=pchannel,
-        append=appends[pchannel],
+        append=appends[pchannel_of(info.vchannels[0])],
         consistent_tick=consistent_tick,
         rows=shape,
         keys=key_shape(shape),

@@ -16,9 +16,10 @@ from bench.chaos.journal import Clear, Drop, Made, Put
 from bench.chaos.simulation.notes import KEYS, Notes
 from bench.chaos.simulation.reading import Reading
 from bench.chaos.simulation.world import PromiseBroken
+from interceptors.errors import CollectionNotFound, TransactionExpired
 from streamingnode.node import Node
 from streamingnode.writing.producer import Producer
-from wal.errors import CollectionNotFound, OnShutdown, StreamingNodeError, TransactionExpired
+from wal.errors import OnShutdown, StreamingNodeError
 
 FIELDS: dict[str, pa.DataType] = {"key": pa.int64(), "value": pa.int64()}
 SCHEMA = pa.schema(FIELDS)

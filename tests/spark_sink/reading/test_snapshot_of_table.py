@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 import spark_sink
 import streamingnode as sn
 from flusher.cuts.cut_log import CutLog, cut_numbers
-from wal.errors import Corrupt, PackageMissing, StorageFailed, Truncated
+from spark_sink.errors import PackageMissing
+from wal.errors import Corrupt, StorageFailed, Truncated
 
 pytestmark = pytest.mark.spark
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import streamingnode as sn
+from streamingnode.errors import LogReopening
 from streamingnode.inspection.node_records import read_node_records
 from streamingnode.node import Node
 from streamingnode.verification.cut_walk import CutExpectation, walk_cuts
@@ -17,7 +18,7 @@ from streamingnode.verification.scrubber import NEVER, SETTLE_S, Scrubber, Scrub
 from tests.failing_disk import FailingDisk
 from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, flip, segment
 from tests.test_failed_write import FOR_EVER, HANGS_S, error_of, opened, row, until
-from wal.errors import Corrupt, InvalidArgument, LogReopening, OnShutdown, StorageFailed
+from wal.errors import Corrupt, InvalidArgument, OnShutdown, StorageFailed
 
 pytestmark = pytest.mark.anyio
 
