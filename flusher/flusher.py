@@ -31,15 +31,7 @@ from interceptors.shard.state import ShardState
 from interceptors.txn.manager import steady_ms
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from wal.errors import (
-    ChannelFenced,
-    Corrupt,
-    OnShutdown,
-    Overloaded,
-    StorageFailed,
-    StorageFull,
-    StreamingNodeError,
-)
+from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left

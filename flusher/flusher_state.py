@@ -11,8 +11,6 @@ from enum import Enum, unique
 
 from wal.errors import (
     ChannelFenced,
-    Indeterminate,
-    LogReopening,
     OnShutdown,
     Overloaded,
     StorageFailed,
@@ -72,7 +70,7 @@ def classify(error: BaseException) -> FlusherEvent | None:
             return next(event for event in order if event in events)
         case OnShutdown() | ChannelFenced():
             return FlusherEvent.CLOSE
-        case OSError() | StorageFailed() | StorageFull() | Overloaded() | Indeterminate() | LogReopening():
+        case OSError() | StorageFailed() | StreamingNodeError(retryable="yes" | "indeterminate"):
             return FlusherEvent.FAULT
         case StreamingNodeError():
             return FlusherEvent.DAMAGE

@@ -25,7 +25,6 @@ from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, Truncated
 from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
 from wal.message import AnyMessage, Message, TransactionMessage
-from wal.remedy import Remedy
 from wal.timetick import TICK_MAX
 
 
@@ -153,7 +152,7 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
         gone = Truncated(
             f"a part of collection {info.name!r}, in cuts before {earliest.number},",
             f"cut {earliest.number}",
-            Remedy.READ_TABLE,
+            "every table has taken it: read the collection's table",
         )
         if source.on_loss is None:
             raise gone

@@ -1,8 +1,9 @@
 """The open scanners of one log: unique names, a bound, and one call that closes them with the log's WAL."""
 
 from scanner.deliver_policy import DeliverPolicy
+from scanner.errors import ReaderBusy
 from scanner.scanner import ScanLimits, Scanner, ScanStatistics
-from wal.errors import AlreadyExists, OnShutdown, Overloaded
+from wal.errors import OnShutdown, Overloaded
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.message_type import MessageType
@@ -49,7 +50,7 @@ class ScannerRegistry:
     ) -> Scanner:
         """Return a new scanner; without a name it gets one.
 
-        Raises `AlreadyExists` for a name in use, `Overloaded` at the bound, `OnShutdown` when closed, `InvalidArgument`
+        Raises `ReaderBusy` for a name in use, `Overloaded` at the bound, `OnShutdown` when closed, `InvalidArgument`
         as `Scanner` does.
         """
         self._check_room(name)
@@ -79,7 +80,7 @@ class ScannerRegistry:
             raise OnShutdown(f"log {self._log.name} is closing")
         scanners = self._open_scanners()
         if name in scanners:
-            raise AlreadyExists(f"a scanner named {name!r} is open on {self._log.name} — close it, or use another name")
+            raise ReaderBusy(f"a scanner named {name!r} is open on {self._log.name} — close it, or use another name")
         if len(scanners) >= self._scanners_max:
             raise Overloaded(f"{len(scanners)} scanners are open on {self._log.name} — close one first")
 

@@ -46,7 +46,7 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
-        from wal.errors import PackageMissing
+        from spark_sink.errors import PackageMissing
 
         package = (error.name or "").partition(".")[0]
         if package not in _OF_THE_EXTRA:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scanner.deliver_policy import DeliverPolicy
-    from streamingnode import config, sync
+    from streamingnode import config, errors, sync
     from streamingnode.collections import Collection
     from streamingnode.config import NodeConfig, load_config
     from streamingnode.flush import FlushResult
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from streamingnode.writing.producer import Producer
     from streamingnode.writing.result import WriteResult
     from streamingnode.writing.transaction import Transaction
-    from wal import errors
     from wal.errors import StreamingNodeError
     from wal.message_id import MessageId
     from wal.message_type import MessageType
@@ -71,7 +70,7 @@ _PLACES = {
     "tick_to_time": "wal.timetick",
     "time_to_tick": "wal.timetick",
 }
-_MODULES = {"config": "streamingnode.config", "errors": "wal.errors", "sync": "streamingnode.sync"}
+_MODULES = {"config": "streamingnode.config", "errors": "streamingnode.errors", "sync": "streamingnode.sync"}
 
 
 def __getattr__(name: str) -> object:

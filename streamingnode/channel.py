@@ -18,11 +18,12 @@ from interceptors.shard.catalog import Catalog
 from interceptors.shard.manager import ShardManager
 from scanner.registry import ScannerRegistry
 from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
+from streamingnode.errors import LogReopening
 from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
 from wal.admission import PendingBytes
 from wal.append import AppendGroup, AppendObserver, AppendResult
-from wal.errors import Indeterminate, LogReopening, OnShutdown, StorageFull, StreamingNodeError
+from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.headers import CutHeader

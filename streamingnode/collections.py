@@ -12,6 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound
 from interceptors.shard.catalog import CollectionInfo, created_collection
 from streamingnode.channel import Channel
 from streamingnode.names import DEFAULT_PARTITION, check_name
@@ -19,7 +20,7 @@ from streamingnode.rows.rows import SHARDS_MAX
 from streamingnode.rows.schema import check_schema, decode_schema, encode_schema
 from streamingnode.writing.write import read_within, within
 from wal.append import Append, AppendGroup
-from wal.errors import AlreadyExists, CollectionNotFound, InvalidArgument, PartitionNotFound, StreamingNodeError
+from wal.errors import InvalidArgument, StreamingNodeError
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -29,7 +30,6 @@ from wal.headers import (
 )
 from wal.message import MutableMessage
 from wal.message_type import MessageType
-from wal.remedy import Remedy
 
 PARTITIONS_MAX = 1_024
 """Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
@@ -76,7 +76,7 @@ class Definition:
 def check_definition(
     name: str, schema: pa.Schema, *, primary_key: str, shards: int, partitions: Sequence[str]
 ) -> Definition:
-    """Return the definition. Raises `InvalidName`, `SchemaMismatch` or `InvalidArgument`."""
+    """Return the definition. Raises `InvalidArgument` or `SchemaMismatch`."""
     check_name("collection", name)
     if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
         raise InvalidArgument(f"shards is {shards!r} — choose 1 to {SHARDS_MAX}")
@@ -104,7 +104,7 @@ def same_definition(existing: CollectionInfo, definition: Definition, *, if_not_
     """Return the existing collection if it will do. Raises `AlreadyExists`."""
     name = existing.name
     if not if_not_exists:
-        raise AlreadyExists(f"collection {name!r} exists", Remedy.USE_COLLECTION)
+        raise AlreadyExists(f"collection {name!r} exists — use it as it is, or choose another name")
     if not decode_schema(existing.schema).equals(definition.schema):
         raise AlreadyExists(f"collection {name!r} exists with another schema — use its schema, or choose another name")
     if existing.primary_key != definition.primary_key or len(existing.vchannels) != definition.shards:
@@ -140,10 +140,12 @@ def drop_collection_group(info: CollectionInfo) -> AppendGroup:
 
 
 def create_partition_group(info: CollectionInfo, partition: str, allocate_id: Callable[[], int]) -> AppendGroup:
-    """Return the group that creates a partition. Raises `InvalidName`, `AlreadyExists` or `InvalidArgument`."""
+    """Return the group that creates a partition. Raises `AlreadyExists` or `InvalidArgument`."""
     check_name("partition", partition)
     if has_partition(info, partition):
-        raise AlreadyExists(f"partition {partition!r} of {info.name!r} exists", Remedy.USE_PARTITION)
+        raise AlreadyExists(
+            f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
+        )
     if sum(not each.dropped_tick for each in info.partitions) >= PARTITIONS_MAX:
         raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
     header = CreatePartitionHeader(info.id, allocate_id(), partition)

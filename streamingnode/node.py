@@ -62,7 +62,6 @@ from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.message_type import MessageType
 from wal.outlast import outlast
-from wal.remedy import Remedy
 
 T = TypeVar("T")
 
@@ -254,7 +253,7 @@ class Node:
     async def producer(self, name: str, *, timeout: float | None = None) -> Producer:
         """Open a named producer, made if it is new: its writes can be repeated exactly, after a crash too.
 
-        Whoever had it open is fenced, durably, when this returns. Raises `InvalidName`, `Overloaded` at `producers_max`.
+        Whoever had it open is fenced, durably, when this returns. Raises `InvalidArgument`, `Overloaded` at `producers_max`.
         """
         self._check_open()
         check_name("producer", name)
@@ -350,7 +349,7 @@ class Node:
         """Make a collection and return it, when that is durable.
 
         Raises `AlreadyExists` for a name in use, unless `if_not_exists` and schema, primary key and shards are the same;
-        `InvalidName`; `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
+        `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
         """
         self._check_open()
         check = partial(check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
@@ -365,7 +364,7 @@ class Node:
     async def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
-        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidName`."""
+        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidArgument`."""
         create = partial(self._changes.create_partition, self._info(collection), partition)
         await self._run(partial(create, if_not_exists=if_not_exists, timeout=timeout), "the partition")
 
@@ -490,4 +489,7 @@ class Node:
         except RuntimeError:
             here = False
         if not here:
-            raise InvalidArgument("the node is used on another event loop than its own", Remedy.USE_SYNC)
+            raise InvalidArgument(
+                "the node is used on another event loop than its own — call it on the loop that opened it; "
+                "from a thread use sn.sync"
+            )

@@ -13,18 +13,10 @@ from functools import partial
 
 import anyio
 
+from interceptors.errors import ProducerFenced, SequenceTooOld
+from streamingnode.errors import LogReopening
 from wal.append import Append, AppendGroup, AppendResult
-from wal.errors import (
-    ChannelFenced,
-    Indeterminate,
-    LogReopening,
-    OnShutdown,
-    ProducerFenced,
-    SequenceTooOld,
-    StorageFailed,
-    StorageFull,
-    StreamingNodeError,
-)
+from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.headers import Header
 from wal.message import MutableMessage
 from wal.producer_stamp import NODE_PRODUCER_ID, ProducerStamp

@@ -21,19 +21,12 @@ from flusher.cuts.cut_log import CutLog, cut_numbers
 from flusher.flusher import Flusher
 from flusher.removal.retention import TableLease, read_leases
 from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
+from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
+from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
-from wal.errors import (
-    CollectionNotFound,
-    Corrupt,
-    InvalidArgument,
-    PackageMissing,
-    StorageFailed,
-    StreamingNodeError,
-    TableAhead,
-    Truncated,
-)
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
 from wal.rocks.failures import disk_errors_typed

@@ -12,9 +12,10 @@ import anyio
 
 from streamingnode.backup.making import BackupResult
 from streamingnode.backup.running_node import RunningNode, backup_running
+from streamingnode.errors import LogReopening
 from streamingnode.verification.finding import Report
 from streamingnode.verification.running import RunningParts, walk_running
-from wal.errors import Indeterminate, InvalidArgument, LogReopening
+from wal.errors import Indeterminate, InvalidArgument
 from wal.rocks.failures import disk_errors_typed
 
 

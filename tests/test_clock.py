@@ -9,11 +9,11 @@ import anyio.lowlevel
 import pyarrow as pa
 import pytest
 
+from interceptors.errors import TransactionExpired
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from wal.errors import TransactionExpired
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

@@ -16,11 +16,13 @@ import streamingnode as sn
 from flusher import flush_run
 from flusher.cuts import cut_writer
 from flusher.flush_options import FlushOptions
+from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
+from streamingnode.errors import LogReopening
 from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk, Fault
-from wal.errors import ChannelFenced, Corrupt, Indeterminate, LogReopening, StreamingNodeError, TransactionExpired
+from wal.errors import ChannelFenced, Corrupt, Indeterminate, StreamingNodeError
 from wal.rocks.opening import OpenedDatabase, open_again
 from wal.rocks.ownership import FencingToken
 

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import streamingnode as sn
+from interceptors.errors import ProducerFenced
 from streamingnode.config import load_config
+from streamingnode.errors import DeadlineExceeded
 from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
 from streamingnode.retry import RetryLimits
@@ -23,7 +25,7 @@ from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import WriteResult
 from tests.failing_disk import FailingDisk, Fault
 from tests.model_node import ModelNode
-from wal.errors import DeadlineExceeded, Indeterminate, ProducerFenced
+from wal.errors import Indeterminate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

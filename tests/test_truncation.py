@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from interceptors.errors import CollectionNotFound
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
 from streamingnode.channel import Channel
@@ -20,7 +21,7 @@ from streamingnode.reading import reader
 from streamingnode.reading.reader import CollectionReader
 from streamingnode.snapshot import take_snapshot
 from streamingnode.writing.result import WriteResult
-from wal.errors import CollectionNotFound, Truncated
+from wal.errors import Truncated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

@@ -85,7 +85,7 @@ def parse_message_id(text: str) -> MessageId:
 def to_base36(number: int) -> str:
     """Return a non-negative integer in lower-case base 36."""
     if number < 0:
-        raise InvalidArgument(f"{number} is negative and has no position text")
+        raise InvalidArgument(f"{number} is negative and has no position text — positions count from 0")
     digits = ""
     while True:
         number, digit = divmod(number, 36)

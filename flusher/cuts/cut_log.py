@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import CollectionEntry, CutManifest, decode_manifest, manifest_crc32c, manifest_name
-from wal.errors import CollectionNotFound, Corrupt, InvalidArgument, Truncated, UnsupportedFormat
+from interceptors.errors import CollectionNotFound
+from wal.errors import Corrupt, InvalidArgument, Truncated, UnsupportedFormat
 from wal.rocks.floor import read_floor
 
 CUTS = "cuts"

@@ -14,8 +14,9 @@ from flusher.buffers.row_buffer import RowBuffer
 from flusher.buffers.segment_buffer import SegmentBuffer
 from flusher.cuts.collection_entry import arrow_schema
 from flusher.files.rows import Rows
+from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from wal.errors import CollectionNotFound, Corrupt
+from wal.errors import Corrupt
 from wal.headers import DeleteHeader, InsertHeader
 from wal.message import Message
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from interceptors.errors import ProducerFenced
 from interceptors.idempotency.interceptor import IdempotencyInterceptor
 from interceptors.idempotency.window import Places, ProducerLimits
-from wal.errors import Corrupt, Indeterminate, Overloaded, ProducerFenced
+from wal.errors import Corrupt, Indeterminate, Overloaded
 from wal.log import LogStore
 from wal.outlast import carry_on
 from wal.producer_stamp import NODE_PRODUCER_ID, Place, ProducerStamp

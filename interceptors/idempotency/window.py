@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from interceptors.errors import ProducerFenced, SequenceTooOld
 from interceptors.idempotency.results import result_of_entry
 from interceptors.idempotency.snapshot import KnownProducer, KnownWindow
 from wal.append import AppendResult
-from wal.errors import InvalidArgument, ProducerFenced, SequenceTooOld
+from wal.errors import InvalidArgument
 from wal.message import AnyMessage, LogEntry
 from wal.producer_stamp import SEQUENCE_MAX, Place, ProducerStamp
 from wal.timetick import add_ms

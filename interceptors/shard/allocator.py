@@ -12,14 +12,7 @@ import anyio
 from interceptors.shard.manager import ShardManager
 from interceptors.shard.segment import SegmentKey
 from wal.append import Append, AppendGroup
-from wal.errors import (
-    ChannelFenced,
-    Indeterminate,
-    OnShutdown,
-    SegmentUnavailable,
-    StorageFailed,
-    StreamingNodeError,
-)
+from wal.errors import ChannelFenced, Indeterminate, OnShutdown, Overloaded, StorageFailed, StreamingNodeError
 from wal.event_log import event_log
 
 ATTEMPTS_MAX = 16
@@ -51,7 +44,7 @@ class SegmentAllocator:
     def request(self, keys: Sequence[SegmentKey]) -> asyncio.Future[None]:
         """Ask for segments and return a shared future that ends with the last of them.
 
-        It fails with `SegmentUnavailable` when the segment cannot be made. Raises `OnShutdown` when closed.
+        It fails with `Overloaded` when the segment cannot be made. Raises `OnShutdown` when closed.
         """
         if self._closed:
             raise OnShutdown("the channel is closing and makes no more segments")
@@ -113,5 +106,5 @@ class SegmentAllocator:
                 wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
 
 
-def _unavailable(reason: str) -> SegmentUnavailable:
-    return SegmentUnavailable(f"no segment could be made for the rows: {reason} — try again")
+def _unavailable(reason: str) -> Overloaded:
+    return Overloaded(f"no segment could be made for the rows: {reason} — try again")

@@ -111,18 +111,21 @@ def _check_rows(state: ShardState, message: MutableMessage) -> Change:
     elif isinstance(header, DeleteHeader) and message.type is MessageType.DELETE:
         state.catalog.check_delete(message.vchannel, header)
     else:
-        raise InvalidArgument(f"{message.type.name} with {type(header).__name__} does not belong among rows")
+        raise InvalidArgument(
+            f"{message.type.name} with {type(header).__name__} does not belong among rows — append it by itself"
+        )
     return Change.of(message)
 
 
 def _decide_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
     head = messages[0]
     if any(message.header != head.header for message in messages):
-        raise InvalidArgument(f"the parts of one {head.type.name} carry one header")
+        raise InvalidArgument(f"the parts of one {head.type.name} carry several headers — give all of them the same")
     vchannels = _check_ddl(state, head.header)
     if sorted(message.vchannel for message in messages) != sorted(vchannels):
         raise InvalidArgument(
-            f"{head.type.name} has one message for each vchannel of its collection: {list(vchannels)}"
+            f"{head.type.name} misses vchannels of its collection, or names others — "
+            f"send one message to each of {list(vchannels)}"
         )
     return _unstamped(messages)
 
@@ -141,13 +144,13 @@ def _check_ddl(state: ShardState, header: Header) -> tuple[str, ...]:
         case DropPartitionHeader():
             catalog.check_drop_partition(header)
         case _:
-            raise InvalidArgument(f"{type(header).__name__} is no header of a DDL message")
+            raise InvalidArgument(f"{type(header).__name__} is no header of a DDL message — use that of its type")
     return catalog.collection(header.collection_id).vchannels
 
 
 def _decide_cut(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
     if len(messages) > 1 or messages[0].vchannel != ALL_VCHANNELS:
-        raise InvalidArgument("a cut is one message for all vchannels")
+        raise InvalidArgument("a cut has several messages, or names a vchannel — send one message to all vchannels")
     header = CutHeader(state.cut_number + 1, tuple(sorted(state.segments)))
     return Decision([header], changes=[Change.of(messages[0])._replace(header=header)])
 
@@ -157,10 +160,12 @@ def _decide_create_segments(state: ShardState, messages: Sequence[MutableMessage
     for message in messages:
         header = message.header
         if not isinstance(header, CreateSegmentHeader):
-            raise InvalidArgument("a CREATE_SEGMENT carries the header of one")
+            raise InvalidArgument("a CREATE_SEGMENT carries another header — give it that of one")
         state.catalog.collection(header.collection_id).partition(header.partition_id)
         if not state.catalog.is_writable(message.vchannel, header.partition_id):
-            raise InvalidArgument(f"partition {header.partition_id} has no vchannel {message.vchannel!r}")
+            raise InvalidArgument(
+                f"partition {header.partition_id} has no vchannel {message.vchannel!r} — use one of its collection"
+            )
         if header.segment_id in state.segments or header.segment_id in ids:
             raise InvalidArgument(f"segment {header.segment_id} exists — allocate a new id")
         ids.add(header.segment_id)

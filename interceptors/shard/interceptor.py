@@ -25,7 +25,7 @@ class ShardInterceptor:
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         """Check and stamp the group.
 
-        Raises `CollectionNotFound`, `PartitionNotFound`, `AlreadyExists`, `InvalidName`, `SchemaVersionMismatch` or
+        Raises `CollectionNotFound`, `PartitionNotFound`, `AlreadyExists`, `InvalidArgument`, `SchemaMismatch` or
         `InvalidArgument` for what does not fit, `Redo` while a segment is being made; nothing is changed then.
         """
         missing = self._manager.admit(group)

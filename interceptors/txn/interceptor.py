@@ -35,8 +35,7 @@ class TxnInterceptor:
         """Stamp the transaction id and keep the session's books.
 
         Raises `InvalidArgument` for a group that is no transaction's shape, `TransactionExpired`,
-        `InvalidTransactionState`, `TransactionTooLarge` or `Overloaded` for its session's state, `Redo` for a commit
-        whose bodies are on their way.
+        `InvalidTransactionState` or `Overloaded` for its session's state, `Redo` for a commit whose bodies are on their way.
         """
         head = group.messages[0]
         if head.type in _CONTROL:
@@ -60,7 +59,7 @@ class TxnInterceptor:
         if head.type is MessageType.BEGIN_TXN and len(group.messages) > 1:
             return await self._buffered(group, append)
         if len(group.messages) > 1 or head.vchannel != ALL_VCHANNELS:
-            raise InvalidArgument(f"{head.type.name} comes alone and names no vchannel")
+            raise InvalidArgument(f"{head.type.name} comes alone and names no vchannel — append it by itself")
         if head.type is MessageType.BEGIN_TXN:
             return await self._begin(group, append)
         if head.type is MessageType.COMMIT_TXN:
@@ -70,9 +69,11 @@ class TxnInterceptor:
     async def _buffered(self, group: AppendGroup, append: Append) -> AppendResult:
         first, *bodies, last = group.messages
         if last.type is not MessageType.COMMIT_TXN or any(body.type not in DML for body in bodies):
-            raise InvalidArgument("a transaction in one group is a begin, inserts and deletes, and a commit")
+            raise InvalidArgument(
+                "a transaction in one group is a begin, inserts and deletes, and a commit — leave out anything else"
+            )
         if not isinstance(first.header, BeginTxnHeader):
-            raise InvalidArgument("a begin carries the header of a begin")
+            raise InvalidArgument("a begin carries another header — give it that of a begin")
         for message in group.messages:
             message.txn_id = group.time_tick
         failpoint("txn.group_stamped")
@@ -83,7 +84,7 @@ class TxnInterceptor:
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
         begin = group.messages[0]
         if not isinstance(begin.header, BeginTxnHeader):
-            raise InvalidArgument("a begin carries the header of a begin")
+            raise InvalidArgument("a begin carries another header — give it that of a begin")
         session = self._sessions.begin(group, begin.header.keepalive_ms)
         begin.txn_id = session.txn_id
         begin.header = msgspec.structs.replace(begin.header, keepalive_ms=session.keepalive_ms)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Self
 
 from interceptors.change import Change
+from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn.commits import Commits
 from interceptors.txn.session import DOOMABLE, Doom, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
 from wal.admission import Budget
 from wal.append import AppendGroup
-from wal.errors import InvalidArgument, InvalidTransactionState, Overloaded, StreamingNodeError, TransactionExpired
+from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader
 from wal.message import Message
 from wal.message_type import MessageType

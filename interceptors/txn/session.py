@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from interceptors.change import Change
-from wal.errors import InvalidTransactionState, StreamingNodeError, TransactionExpired, TransactionTooLarge
+from interceptors.errors import InvalidTransactionState, TransactionExpired
+from wal.errors import StreamingNodeError
 from wal.message import MESSAGE_OVERHEAD_BYTES
 
 
@@ -184,10 +185,6 @@ class Session:
         return True
 
     def _refusal(self) -> StreamingNodeError:
-        if self.doom in (Doom.TOO_LARGE, Doom.TOO_OLD):
-            return TransactionTooLarge(
-                f"transaction {self.txn_id} is {self.doom.value} and rolled back — use smaller ones"
-            )
         if self.doom is not None:
             return TransactionExpired(f"transaction {self.txn_id} is rolled back: {self.doom.value} — begin a new one")
         return InvalidTransactionState(

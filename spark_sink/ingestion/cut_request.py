@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
-from wal.errors import AlreadyOwned, CutFailed, InvalidArgument
+from wal.errors import AlreadyOwned, InvalidArgument, Overloaded, StorageFailed
 
 CUT_TIMEOUT_S = 600.0
 """A node that recovers a full log first takes minutes, not more."""
@@ -95,7 +95,8 @@ def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path
 def request_cut(node: str | Path | CuttingNode) -> Answer:
     """Make a cut of everything acknowledged so far, unless a running process owns the node, which makes its own.
 
-    Raises `CutFailed` with what the node said; an open node raises what its `flush` does.
+    Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an open node raises what its `flush`
+    does.
     """
     if not isinstance(node, str | Path):
         made = cast("NewestCut", node.flush())
@@ -104,10 +105,10 @@ def request_cut(node: str | Path | CuttingNode) -> Answer:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CUT_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise CutFailed(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — run: streamingnode flush {node}") from None
+        raise Overloaded(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — run: streamingnode flush {node}") from None
     if done.returncode not in {0, AlreadyOwned.exit_code}:
         said = (done.stderr or done.stdout).strip() or "nothing"
-        raise CutFailed(
+        raise StorageFailed(
             f"cutting {node} ended with {done.returncode} and said: {said} — run: streamingnode flush {node}"
         )
     try:
@@ -115,4 +116,6 @@ def request_cut(node: str | Path | CuttingNode) -> Answer:
             return Answer(msgspec.json.decode(done.stdout, type=_Refused).error.newest_cut, running=True)
         return Answer(msgspec.json.decode(done.stdout, type=AnsweredCut), running=False)
     except msgspec.DecodeError as error:
-        raise CutFailed(f"cutting {node} answered what is no cut: {error} — run: streamingnode flush {node}") from error
+        raise StorageFailed(
+            f"cutting {node} answered what is no cut: {error} — run: streamingnode flush {node}"
+        ) from error

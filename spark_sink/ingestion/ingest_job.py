@@ -23,7 +23,9 @@ from pyspark.sql import SparkSession
 
 from flusher.cuts.cut_log import Cut, CutLog, lives, living
 from flusher.manifest import CollectionEntry
+from interceptors.errors import AlreadyExists
 from spark_sink.cuts.changes import Changes, batches, changes_of
+from spark_sink.errors import TableAhead
 from spark_sink.ingestion.attempt import clean_up, holds_only_attempts, sync_log
 from spark_sink.ingestion.commit_writer import CommitWriter, Written
 from spark_sink.ingestion.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
@@ -37,7 +39,7 @@ from spark_sink.runtime.lost_jvm import telling_lost_jvm
 from spark_sink.table.columns import decode_schema
 from spark_sink.table.open_table import CommitConflict, OpenTable
 from spark_sink.table.table_model import TableIdentity, Watermark
-from wal.errors import AlreadyExists, Overloaded, TableAhead, Truncated
+from wal.errors import Overloaded, Truncated
 from wal.failpoint import failpoint
 from wal.files import make_parents, sync_directory
 
@@ -78,10 +80,10 @@ def ingest(
     the states between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run again, also
     twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
-    Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop, `CutFailed`,
-    `StorageFailed` for a user who cannot write a lease, `Corrupt` naming the file, `Truncated` when cuts it needs are no
-    longer kept, `AlreadyExists` when a table's directory belongs to another node or to nobody, `TableAhead` when the node is
-    older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
+    Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop,
+    `StorageFailed` when the node makes no cut and for a user who cannot write a lease, `Corrupt` naming the file,
+    `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's directory belongs to another node or to
+    nobody, `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
     """
     started = time.monotonic()
     progress = progress or _silent

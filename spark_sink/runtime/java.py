@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from wal.errors import JavaNotFound
+from spark_sink.errors import JavaNotFound
 
 JAVA_MAJOR_MIN = 17
 """The oldest Java that Spark 4 runs on."""

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from wal.errors import SparkLost, StreamingNodeError
+from spark_sink.errors import SparkLost
+from wal.errors import StreamingNodeError
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from interceptors.errors import SchemaMismatch
 from spark_sink.table.arrow_types import AnyChunkedArray, AnyField
-from wal.errors import Corrupt, SchemaMismatch
+from wal.errors import Corrupt
 
 TICK, OFFSET, VCHANNEL, PARTITION = "_tick", "_offset", "_vchannel", "_partition"
 

@@ -21,9 +21,10 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
+from interceptors.errors import AlreadyExists, SchemaMismatch
 from spark_sink.table.columns import OFFSET, PARTITION, TICK, VCHANNEL, as_given, table_schema
 from spark_sink.table.table_model import CommitNote, NewFile, TableFile, TableIdentity, TableVersion, Watermark
-from wal.errors import AlreadyExists, Corrupt, SchemaMismatch, StorageFailed, UnsupportedFormat
+from wal.errors import Corrupt, StorageFailed, UnsupportedFormat
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -29,7 +29,6 @@ from streamingnode.verification.walk import walk_directory
 from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.files import place_beneath, read_regular, write_file
-from wal.remedy import Remedy
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
@@ -116,8 +115,7 @@ def check_copy(building: Path, on_step: OnStep) -> None:
         first, more = damage[0], len(damage) - 1
         others = f" (and {more} more)" if more else ""
         raise Corrupt(
-            f"the copy is not sound, so it was given up: {first.place}: {first.detail}{others}",
-            Remedy.VERIFY_ORIGINAL,
+            f"the copy is not sound, so it was given up: {first.place}: {first.detail}{others} — verify the original"
         )
 
 

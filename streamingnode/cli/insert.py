@@ -11,9 +11,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interceptors.errors import AlreadyExists, CollectionNotFound
 from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
-from wal.errors import AlreadyExists, CollectionNotFound, InvalidArgument
+from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,11 +176,11 @@ class _NewCollection:
 
 def _new_collection(arguments: _Arguments, rows: "RowSource") -> _NewCollection:
     """Return what --create makes of the input; raises what creating it and inserting the first batch would raise."""
+    from interceptors.errors import SchemaMismatch
     from streamingnode.collections import check_definition
     from streamingnode.config import load_config
     from streamingnode.rows.rows import row_shape, to_batches
     from streamingnode.writing.write import check_rows_fit
-    from wal.errors import SchemaMismatch
 
     assert arguments.primary_key is not None, "checked with the other arguments"
     schema = rows.infer_schema()
@@ -248,7 +249,8 @@ async def _insert_batches(
 ) -> _Totals:
     import anyio.to_thread
 
-    from wal.errors import SchemaMismatch, StreamingNodeError
+    from interceptors.errors import SchemaMismatch
+    from wal.errors import StreamingNodeError
 
     collection = node.collection(arguments.collection)
     write = node.upsert if arguments.upsert else node.insert

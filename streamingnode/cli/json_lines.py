@@ -24,10 +24,11 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, RowBatch
 from streamingnode.rows.arrow_columns import exact_cast, holds_infinity
 from streamingnode.rows.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, with_leaves
-from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
+from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 DEPTH_MAX = 100
 """Lists and objects inside each other: parsers recurse, and a collection's columns end long before."""

@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from interceptors.errors import CollectionNotFound
 from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output
-from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument
+from wal.errors import AlreadyOwned, InvalidArgument
 
 Action = Literal["list", "create", "drop"]
 

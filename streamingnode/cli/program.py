@@ -24,7 +24,6 @@ from streamingnode.cli import (
 )
 from streamingnode.cli.command import Command
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
-from streamingnode.cli.remedies import told
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 COMMANDS: tuple[Command, ...] = (
@@ -138,7 +137,7 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
 
 def _failed(error: StreamingNodeError, arguments: argparse.Namespace, output: Output) -> int:
     try:
-        output.error(error, told(error, arguments), debug=arguments.debug)
+        output.error(error, debug=arguments.debug)
     except StorageFailed as unwritable:  # stdout takes nothing, so stderr has to do
         output.note(f"{unwritable.code}: {unwritable}")
         output.hang_up()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from wal.errors import SchemaMismatch
+from interceptors.errors import SchemaMismatch
 
 ROWS_MAX = 10_000
 """Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up little."""

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.cli.json_lines import JsonLines
 from streamingnode.cli.row_batch import (
     BYTES_MAX,
@@ -27,7 +28,7 @@ from streamingnode.cli.row_batch import (
     without_system_columns,
 )
 from streamingnode.rows.schema import AnyArray, child_fields, is_list
-from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
+from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 PARQUET_MAGIC = b"PAR1"
 

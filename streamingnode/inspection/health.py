@@ -19,9 +19,10 @@ from pathlib import Path
 
 import google_crc32c
 
+from spark_sink.errors import JavaNotFound, install
 from streamingnode.inspection.node_files import holder, is_node, read_node_files
 from streamingnode.ownership import assert_sole_owner
-from wal.errors import JavaNotFound, StreamingNodeError, install
+from wal.errors import StreamingNodeError
 from wal.rocks.layout import DATABASE_NAME, RocksOptions
 from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.timetick import AHEAD_MS_MAX, physical_ms

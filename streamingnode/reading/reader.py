@@ -22,6 +22,7 @@ from typing import Self, TypeVar
 import anyio
 import pyarrow as pa
 
+from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartAfterTick, check_policy
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
@@ -30,20 +31,11 @@ from streamingnode.channel import Channel
 from streamingnode.names import check_name
 from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
 from streamingnode.rows.schema import decode_schema
-from wal.errors import (
-    CollectionNotFound,
-    InvalidArgument,
-    OnShutdown,
-    StreamingNodeError,
-    Truncated,
-    UnsupportedFormat,
-    shown,
-)
+from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, UnsupportedFormat, shown
 from wal.message import AnyMessage
 from wal.message_id import message_id_kind
 from wal.message_type import SYSTEM, MessageType
 from wal.outlast import outlast
-from wal.remedy import Remedy
 from wal.timetick import tick_given
 
 T = TypeVar("T")
@@ -354,7 +346,9 @@ def check_passed(policy: DeliverPolicy, until: int | None, newest: int) -> None:
             "or leave it out to read on"
         )
     if isinstance(policy, StartAfterTick) and policy.tick > newest:
-        raise InvalidArgument(f"tick {policy.tick} is yet to come, it is {newest} now", Remedy.START_AT_END)
+        raise InvalidArgument(
+            f"tick {policy.tick} is yet to come, it is {newest} now — start at the end for what is to come"
+        )
 
 
 def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] | None:

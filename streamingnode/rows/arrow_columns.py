@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.rows.python_values import null_mismatch
 from streamingnode.rows.schema import (
     AnyArray,
@@ -23,7 +24,7 @@ from streamingnode.rows.schema import (
     is_text,
     with_leaves,
 )
-from wal.errors import SchemaMismatch, brief, shown
+from wal.errors import brief, shown
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:

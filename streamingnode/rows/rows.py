@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.rows.arrow_columns import (
     check_column_names,
     check_nulls,
@@ -27,7 +28,7 @@ from streamingnode.rows.arrow_columns import (
 )
 from streamingnode.rows.python_values import ColumnValues, column_values, shown
 from streamingnode.rows.schema import AnyArray, AnyChunkedArray
-from wal.errors import InvalidArgument, SchemaMismatch, brief
+from wal.errors import InvalidArgument, brief
 from wal.shard_hash import Hashes, hash_bytes, hash_integers, shards_of
 
 DictRows = Sequence[Mapping[str, object]]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from wal.errors import Corrupt, InvalidArgument, SchemaMismatch
+from interceptors.errors import SchemaMismatch
+from wal.errors import Corrupt, InvalidArgument
 
 if TYPE_CHECKING:
     AnyArray = pa.Array[Any]

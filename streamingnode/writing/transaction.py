@@ -1,6 +1,6 @@
 """Transactions as callers write them: `async with node.transaction() as txn`.
 
-In: inserts, upserts and deletes on any collections of one pchannel. Out: all of them at one tick, or nothing. Bodies are
+In: inserts, upserts and deletes on any collections. Out: all of them at one tick, or nothing. Bodies are
 buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed under a
 session that the node keeps, and only the commit makes them appear. `TRANSITIONS` says what may follow what.
 """
@@ -16,6 +16,7 @@ from typing import Self
 import anyio
 import pyarrow as pa
 
+from interceptors.errors import InvalidTransactionState
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
 from streamingnode.writing.write import (
@@ -35,7 +36,7 @@ from streamingnode.writing.write import (
 from wal.admission import Budget
 from wal.append import Append, AppendGroup
 from wal.codec import MESSAGES_PER_ENTRY_MAX
-from wal.errors import InvalidArgument, InvalidTransactionState, Overloaded, StreamingNodeError, TransactionTooWide
+from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, RollbackTxnHeader
 from wal.message import MutableMessage
 from wal.message_type import MessageType
@@ -150,7 +151,7 @@ class Transaction:
         self._keepalive_ms = keepalive_ms
         self._commit_through = commit_through
         self._state = TransactionState.BUFFERING
-        self._place: tuple[str, Append] | None = None
+        self._log_append: Append | None = None
         self._bodies: list[MutableMessage] = []
         self._bodies_bytes = 0
         self._txn_id = 0
@@ -248,13 +249,8 @@ class Transaction:
     def _target(self, collection: str) -> WriteTarget:
         self._check_open()
         target = self._find_target(collection)
-        if self._place is None:
-            self._place = target.pchannel, target.append
-        elif self._place[0] != target.pchannel:
-            raise TransactionTooWide(
-                f"collection {collection!r} lives on log {target.pchannel}, this transaction on {self._place[0]} — "
-                "use one transaction for each"
-            )
+        assert self._log_append in (None, target.append), "a node has one log"
+        self._log_append = target.append
         return target
 
     async def _add(self, target: WriteTarget, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
@@ -345,8 +341,8 @@ class Transaction:
 
     @property
     def _appender(self) -> Append:
-        assert self._place is not None, "only bodies lead to an append, and they have a place"
-        return self._place[1]
+        assert self._log_append is not None, "only bodies lead to an append, and they have a target"
+        return self._log_append
 
     def _check_open(self) -> None:
         self._check_in(OPEN)

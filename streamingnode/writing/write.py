@@ -17,7 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from anyio import to_thread
 
+from interceptors.errors import PartitionNotFound
 from interceptors.shard.catalog import CollectionInfo
+from streamingnode.errors import DeadlineExceeded
 from streamingnode.names import DEFAULT_PARTITION, not_text
 from streamingnode.rows.rows import (
     Keys,
@@ -33,11 +35,10 @@ from streamingnode.rows.rows import (
 from streamingnode.rows.schema import AnyArray, decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
 from wal.append import Append, AppendGroup
-from wal.errors import DeadlineExceeded, InvalidArgument, Overloaded, PartitionNotFound, TooLarge
+from wal.errors import InvalidArgument, Overloaded, TooLarge
 from wal.headers import BeginTxnHeader, CommitTxnHeader, DeleteHeader, InsertHeader
 from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
 from wal.message_type import MessageType
-from wal.remedy import Remedy
 
 T = TypeVar("T")
 
@@ -59,15 +60,14 @@ class WriteTarget:
     partitions: Mapping[str, int]
 
     def partition_id(self, partition: str | None) -> int:
-        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidName`."""
+        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
         if partition is not None and not isinstance(partition, str):
             raise not_text("partition", partition)
         found = self.partitions.get(DEFAULT_PARTITION if partition is None else partition)
         if found is None:
             raise PartitionNotFound(
                 f"collection {self.info.name!r} has no partition {partition!r}, only "
-                f"{', '.join(sorted(self.partitions)[:20])}",
-                Remedy.LOOK_AT_PARTITIONS,
+                f"{', '.join(sorted(self.partitions)[:20])} — create it first, or choose one that is there"
             )
         return found
 

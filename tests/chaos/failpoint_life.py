@@ -16,6 +16,7 @@ import pyarrow as pa
 
 import streamingnode as sn
 from flusher.flush_options import FlushOptions
+from interceptors.errors import TransactionExpired
 from spark_sink.ingestion.lease import Lease, write_lease
 from streamingnode.config import load_config
 from streamingnode.node import Node
@@ -23,7 +24,7 @@ from streamingnode.opening import OpenNode
 from streamingnode.reading.read_message import ReadMessage
 from tests.chaos.journal import Asked, Drop, Journal, Outcome, Put, Scanned, Seen, State, Told
 from wal import failpoint
-from wal.errors import StorageFailed, StreamingNodeError, TransactionExpired
+from wal.errors import StorageFailed, StreamingNodeError
 
 FIELDS: dict[str, pa.DataType] = {"key": pa.int64(), "value": pa.int64()}
 SCHEMA = pa.schema(FIELDS)

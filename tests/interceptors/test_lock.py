@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import AlreadyExists
 from interceptors.lock import LockInterceptor
 from interceptors.redo import Redo
 from wal.append import AppendGroup, AppendResult
-from wal.errors import AlreadyExists
 from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, InsertHeader
 from wal.message import MutableMessage
 from wal.message_id import MemoryMessageId

@@ -100,7 +100,7 @@ def decoded(message: MutableMessage, schema: pa.Schema) -> list[dict[str, object
 
 
 def collection_info(
-    schema: pa.Schema, *, primary_key: str = "id", shards: int = 1, name: str = "orders", pchannel: str = PCHANNEL
+    schema: pa.Schema, *, primary_key: str = "id", shards: int = 1, name: str = "orders"
 ) -> CollectionInfo:
     """Return a collection as the catalog would have it, with the partitions `_default` and `eu`."""
     return CollectionInfo(
@@ -109,7 +109,7 @@ def collection_info(
         schema=encode_schema(schema),
         schema_version=1,
         primary_key=primary_key,
-        vchannels=tuple(f"{pchannel}_{COLLECTION_ID}v{shard}" for shard in range(shards)),
+        vchannels=tuple(f"{PCHANNEL}_{COLLECTION_ID}v{shard}" for shard in range(shards)),
         partitions=(PartitionInfo(DEFAULT_PARTITION_ID, "_default", 1), PartitionInfo(EU_PARTITION_ID, "eu", 1)),
         created_tick=1,
     )

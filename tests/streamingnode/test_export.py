@@ -15,6 +15,7 @@ import pytest
 
 import streamingnode as sn
 from flusher.manifest import decode_manifest, manifest_name
+from interceptors.errors import AlreadyExists
 from streamingnode.backup.closed_node import backup_directory
 from streamingnode.export import ExportResult, export_directory
 from tests.streamingnode.append_double import schema_of
@@ -33,7 +34,7 @@ from tests.streamingnode.sample_node import (
     largest,
     rows_of,
 )
-from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
+from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 from wal.rocks.floor import read_floor
 from wal.rocks.layout import ENTRY_FAMILY, RocksOptions, entry_key, split_entry_key
 from wal.rocks.opening import open_database

@@ -5,19 +5,11 @@ import asyncio
 import anyio
 import pytest
 
+from interceptors.errors import CollectionNotFound, SequenceTooOld
+from streamingnode.errors import LogReopening
 from streamingnode.retry import Retry, RetryLimits
 from wal.append import AppendGroup, AppendResult
-from wal.errors import (
-    CollectionNotFound,
-    Indeterminate,
-    LogReopening,
-    OnShutdown,
-    Overloaded,
-    SequenceTooOld,
-    StorageFailed,
-    StorageFull,
-    StreamingNodeError,
-)
+from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.headers import InsertHeader
 from wal.message import MutableMessage
 from wal.message_id import MemoryMessageId

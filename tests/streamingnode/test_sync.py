@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from interceptors.errors import CollectionNotFound, SchemaMismatch
 from streamingnode import sync
 from streamingnode.node import Node
 from streamingnode.reading.reader import CollectionReader
@@ -21,7 +22,7 @@ from streamingnode.sync import SyncNode, SyncProducer, SyncReader, SyncTransacti
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from tests.streamingnode.append_double import schema_of
-from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument, OnShutdown, SchemaMismatch
+from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown
 from wal.timetick import physical_ms
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())

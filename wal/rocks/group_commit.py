@@ -21,7 +21,6 @@ from wal.admission import Admission
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.remedy import Remedy
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.write import Write, acknowledge, fail, settle
@@ -245,6 +244,6 @@ def _fence_in(error: BaseException | None) -> ChannelFenced | None:
 
 
 def _indeterminate(directory: Path, cause: Exception | None) -> Indeterminate:
-    error = Indeterminate(f"a write to {directory} failed and may or may not be in the log: {cause}", Remedy.READ_BACK)
+    error = Indeterminate(f"a write to {directory} failed and may or may not be in the log: {cause}")
     error.__cause__ = cause
     return error

@@ -123,7 +123,9 @@ class RocksStore:
             except OSError as error:
                 if self._commit.state is not CommitState.VERIFYING:  # the next term asks again
                     self._commit.failed([], error)
-                raise StorageFailed(f"the floor file of {self._directory} cannot be written: {error}") from error
+                raise StorageFailed(
+                    f"the floor file of {self._directory} cannot be written: {error} — check the disk"
+                ) from error
 
     async def open_log(self, name: str) -> RocksLog:
         """Return the log of pchannel `name`, made if it is new; both of its ends are checked."""
@@ -305,7 +307,9 @@ class RocksStore:
     async def _make_log(self, name: str) -> int:
         self._commit.check_writable()
         if len(self._log_ids) >= LOGS_MAX:
-            raise InvalidArgument(f"{self._directory} has {LOGS_MAX} logs, which is as many as one node can have")
+            raise InvalidArgument(
+                f"{self._directory} has {LOGS_MAX} logs, as many as a node can have — use another directory"
+            )
         log_id = 1 + max(self._log_ids.values(), default=0)
         self._log_ids[name] = log_id  # at once: should this be cancelled, the record is written all the same
         failpoint("recovery.log_named")

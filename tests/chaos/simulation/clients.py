@@ -12,13 +12,14 @@ from typing import NamedTuple
 import anyio
 import pyarrow as pa
 
+from interceptors.errors import CollectionNotFound, TransactionExpired
 from streamingnode.node import Node
 from streamingnode.writing.producer import Producer
 from tests.chaos.journal import Clear, Drop, Made, Put
 from tests.chaos.simulation.notes import KEYS, Notes
 from tests.chaos.simulation.reading import Reading
 from tests.chaos.simulation.world import PromiseBroken
-from wal.errors import CollectionNotFound, OnShutdown, StreamingNodeError, TransactionExpired
+from wal.errors import OnShutdown, StreamingNodeError
 
 FIELDS: dict[str, pa.DataType] = {"key": pa.int64(), "value": pa.int64()}
 SCHEMA = pa.schema(FIELDS)

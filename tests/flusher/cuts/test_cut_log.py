@@ -9,8 +9,9 @@ import pytest
 from flusher.cuts.cut_log import CutLog, cut_at, cut_covering, live_collection, manifest_path
 from flusher.files.node_directory import NodeDirectory
 from flusher.manifest import decode_manifest, encode_manifest
+from interceptors.errors import CollectionNotFound
 from tests.spark_sink.node_builder import NodeBuilder
-from wal.errors import CollectionNotFound, Corrupt, InvalidArgument, Truncated
+from wal.errors import Corrupt, InvalidArgument, Truncated
 from wal.rocks.floor import create_floor
 
 

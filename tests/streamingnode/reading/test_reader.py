@@ -9,10 +9,12 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from interceptors.errors import CollectionNotFound
+from scanner.errors import ReaderBusy
 from streamingnode.node import Node
 from streamingnode.reading.read_message import ReadMessage
 from tests.streamingnode.append_double import schema_of
-from wal.errors import CollectionNotFound, InvalidArgument, InvalidName, OnShutdown, ReaderBusy
+from wal.errors import InvalidArgument, OnShutdown
 from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
@@ -190,7 +192,7 @@ async def test_name_in_use_is_busy_and_free_again_after_closing(node: Node) -> N
                 pytest.fail("not reached")
     async with node.read("orders", name="billing"):
         pass
-    with pytest.raises(InvalidName, match="reader name"):
+    with pytest.raises(InvalidArgument, match="reader name"):
         node.read("orders", name="Billing")
 
 

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.rows import rows as rows_module
 from streamingnode.rows.rows import RowShape, key_shape, keys_to_batches, row_shape, to_batches
 from tests.streamingnode.append_double import schema_of
-from wal.errors import InvalidArgument, SchemaMismatch
+from wal.errors import InvalidArgument
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string(), amount=pa.float64())
 SHAPE = row_shape(SCHEMA, primary_key="id")

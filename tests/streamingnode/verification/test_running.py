@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 import streamingnode as sn
+from streamingnode.errors import LogReopening
 from streamingnode.inspection.node_records import read_node_records
 from streamingnode.node import Node
 from streamingnode.verification.cut_walk import CutExpectation, walk_cuts
@@ -14,7 +15,7 @@ from streamingnode.verification.finding import Kind, Report
 from tests.failing_disk import FailingDisk
 from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, flip, segment
 from tests.test_failed_write import FOR_EVER, HANGS_S, error_of, opened, row, until
-from wal.errors import Corrupt, InvalidArgument, LogReopening
+from wal.errors import Corrupt, InvalidArgument
 
 pytestmark = pytest.mark.anyio
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import SchemaMismatch
+from streamingnode.errors import DeadlineExceeded
 from streamingnode.supervisor import Supervisor
 from streamingnode.writing.coalescer import Coalescer, CoalescerLimits
 from streamingnode.writing.result import WriteResult
@@ -22,7 +24,7 @@ from tests.streamingnode.append_double import (
     write_target,
 )
 from wal.admission import Budget
-from wal.errors import DeadlineExceeded, Indeterminate, OnShutdown, Overloaded, SchemaMismatch, StorageFull, TooLarge
+from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull, TooLarge
 
 pytestmark = pytest.mark.anyio
 

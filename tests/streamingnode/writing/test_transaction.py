@@ -9,20 +9,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from interceptors.errors import CollectionNotFound, InvalidTransactionState, SchemaMismatch, TransactionExpired
 from streamingnode.writing.result import nothing_at
 from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
 from streamingnode.writing.write import WriteTarget, WriteTargets
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of
 from wal.admission import Budget
 from wal.append import AppendGroup
-from wal.errors import (
-    CollectionNotFound,
-    InvalidTransactionState,
-    SchemaMismatch,
-    StorageFull,
-    TransactionExpired,
-    TransactionTooWide,
-)
+from wal.errors import StorageFull
 from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
@@ -35,12 +29,10 @@ GROUP_BYTES_MAX = 64 << 10
 class Transactions:
     def __init__(self) -> None:
         self.log = AppendDouble()
-        self.other = AppendDouble()
-        targets = WriteTargets({"p0": self.log.append, "p1": self.other.append}, self.log.consistent_tick)
+        targets = WriteTargets({"p0": self.log.append}, self.log.consistent_tick)
         self._targets: dict[str, WriteTarget] = {
             "orders": targets.target(collection_info(SCHEMA)),
             "sharded": targets.target(collection_info(SCHEMA, name="sharded", shards=4)),
-            "far": targets.target(collection_info(SCHEMA, name="far", pchannel="p1")),
         }
 
     def begin(self, *, group_messages_max: int = 1_000, memory: Budget | None = None) -> Transaction:
@@ -200,16 +192,6 @@ async def test_refused_rows_leave_the_transaction_open_without_them(transactions
         with pytest.raises(CollectionNotFound):
             await txn.insert("nowhere", [{"id": 1}])
     assert [row["id"] for row in transactions.log.rows(SCHEMA)] == [1]
-
-
-async def test_collection_of_another_log_is_refused_and_the_rest_goes_on(transactions: Transactions) -> None:
-    async with transactions.begin() as txn:
-        await txn.insert("orders", [{"id": 1, "item": "a"}])
-        with pytest.raises(TransactionTooWide, match="p1"):
-            await txn.insert("far", [{"id": 1, "item": "a"}])
-        await txn.insert("sharded", [{"id": 2, "item": "b"}])
-    assert len(transactions.log.groups) == 1
-    assert transactions.other.groups == []
 
 
 async def test_caught_loss_of_streamed_rows_still_ends_in_a_rollback(transactions: Transactions) -> None:

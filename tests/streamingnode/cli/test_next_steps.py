@@ -1,4 +1,4 @@
-"""What the command line says to do next is a command or a flag, never something of a program; and every remedy has words."""
+"""What an error says to do next serves the command line, too: commands and flags that exist, no words of a program."""
 
 import argparse
 import ast
@@ -13,11 +13,9 @@ import pytest
 import streamingnode as sn
 from streamingnode.cli.command import Command
 from streamingnode.cli.program import COMMANDS
-from streamingnode.cli.remedies import COMMAND_WORDS, told
 from streamingnode.ownership import ROOT_PACKAGES
-from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StreamingNodeError, Truncated
+from wal.errors import Truncated
 from wal.message_id import RocksMessageId
-from wal.remedy import Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +32,7 @@ WORDS_OF_A_PROGRAM = re.compile(
 
 SAID_TO_PROGRAMS = {
     "streamingnode/sync.py": "use of a synchronous node",
+    "streamingnode/node_facts.py": "use on another event loop",
     "streamingnode/opening.py": "arguments of open_node",
     "streamingnode/node.py": "arguments of its methods",
     "streamingnode/collections.py": "a list of partitions",
@@ -52,17 +51,14 @@ SAID_TO_PROGRAMS = {
 """Where next steps are about Python objects that no command takes, and may say so."""
 
 
-def test_every_remedy_has_words_of_the_command_line() -> None:
-    assert set(COMMAND_WORDS) == set(Remedy)
-    assert not [words for words in COMMAND_WORDS.values() if WORDS_OF_A_PROGRAM.search(words)]
-
-
-@pytest.mark.parametrize("words", COMMAND_WORDS.values())
-def test_a_remedy_names_commands_and_flags_that_exist(words: str) -> None:
+def test_a_next_step_names_commands_and_flags_that_exist() -> None:
     commands = {command.name: command for command in COMMANDS}
-    assert set(re.findall(r"streamingnode ([a-z]+)", words)) <= set(commands)
-    flags = {flag for command in commands.values() for flag in flags_of(command)}
-    assert set(re.findall(r"--[a-z-]+", words)) <= flags
+    flags = {"--debug", "--json", *(flag for command in commands.values() for flag in flags_of(command))}
+    steps = [
+        text.partition(DASH)[2] for package in ROOT_PACKAGES for path in modules(package) for text in texts_of(path)
+    ]
+    assert {name for step in steps for name in re.findall(r"streamingnode ([a-z]+)", step)} <= set(commands) | {"there"}
+    assert {flag for step in steps for flag in re.findall(r"(?<!\w)--[a-z-]+", step)} <= flags
 
 
 def flags_of(command: Command) -> list[str]:
@@ -71,16 +67,20 @@ def flags_of(command: Command) -> list[str]:
     return re.findall(r"--[a-z-]+", parser.format_help())
 
 
-def test_no_other_next_step_speaks_to_programs() -> None:
+def test_a_next_step_that_a_command_may_show_does_not_speak_to_programs() -> None:
     spoken = [
         f"{path.relative_to(ROOT)}: {text}"
         for package in ROOT_PACKAGES
-        for path in (ROOT / package).rglob("*.py")
+        for path in modules(package)
         if not any(path.is_relative_to(ROOT / said) for said in SAID_TO_PROGRAMS)
         for text in texts_of(path)
         if WORDS_OF_A_PROGRAM.search(text.partition(DASH)[2])
     ]
     assert spoken == []
+
+
+def modules(package: str) -> Iterator[Path]:
+    return (ROOT / package).rglob("*.py")
 
 
 def texts_of(path: Path) -> Iterator[str]:
@@ -89,32 +89,6 @@ def texts_of(path: Path) -> Iterator[str]:
         for argument in node.args if isinstance(node, ast.Call) else ():
             parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
             yield "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
-
-
-@pytest.mark.parametrize(
-    "error, program, command",
-    [
-        (AlreadyExists("it is there", Remedy.USE_PARTITION), "if_not_exists=True", "--partition eu"),
-        (Truncated("rocksmq/1", "rocksmq/5"), "start from rocksmq/5 or DeliverPolicy.all()", "--from rocksmq/5"),
-        (Corrupt("bytes are wrong"), "node.verify()", "streamingnode verify data"),
-        (Corrupt("bytes are wrong — copy the disk"), "copy the disk", "copy the disk"),
-        (InvalidArgument("it is wrong — correct it"), "correct it", "correct it"),
-    ],
-    ids=lambda value: getattr(value, "code", None),
-)
-def test_each_side_is_told_in_its_own_words(error: StreamingNodeError, program: str, command: str) -> None:
-    arguments = argparse.Namespace(directory=Path("data"), collection="orders", partition="eu", start=None)
-    assert program in str(error)
-    assert command in told(error, arguments)
-    assert str(error).partition(DASH)[0] == told(error, arguments).partition(DASH)[0] == error.happened
-    assert "remedy" not in error.fields()
-
-
-def test_what_a_command_was_not_told_is_left_for_people_to_fill_in() -> None:
-    error = AlreadyExists("it is there", Remedy.USE_PARTITION)
-    assert "streamingnode insert data <collection>" in told(
-        error, argparse.Namespace(directory="data", collection=None)
-    )
 
 
 MISTAKES = [
@@ -188,4 +162,4 @@ def test_log_that_is_no_longer_kept_is_answered_with_flags(data: Path, run: "Run
 
     anyio.run(give_up_log)
     printed = run("tail", data, "orders", "--from", "rocksmq/1")
-    assert printed.err.startswith("TRUNCATED: rocksmq/1 is no longer kept — give --from start, or --from rocksmq/")
+    assert printed.err.startswith("TRUNCATED: rocksmq/1 is no longer kept — start from rocksmq/")
