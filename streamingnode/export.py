@@ -53,6 +53,7 @@ from wal.message import AnyMessage, Message, TransactionMessage
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, meta_key
+from wal.rocks.opening import has_torn_end
 from wal.transaction_buffer import TransactionBuffer
 
 
@@ -100,10 +101,11 @@ def export_directory(
     `AlreadyExists` for an `out` that is not empty, `StorageFailed`, and without `salvage` `Corrupt`, `Truncated`,
     `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out` then.
     """
-    check_node(directory)
-    if is_unfinished_creation(directory):
-        raise InvalidArgument(f"the node at {directory} was never made to its end, so it holds nothing — open it first")
-    with kept_closed(directory), disk_errors_typed(directory):
+    with disk_errors_typed(directory), kept_closed(check_node(directory)):
+        if is_unfinished_creation(directory):
+            raise InvalidArgument(
+                f"the node at {directory} was never made to its end and holds nothing — open it first"
+            )
         target = Target(out, directory)
         try:
             result = _Export(directory, _Losses(salvage=salvage), on_collection).write(target)
@@ -215,7 +217,8 @@ class _Export:
             self._losses.take(report)
             return open_read_only(path, compared.recovery)
         except StreamingNodeError as error:
-            self._losses.add("", DATABASE_NAME, None, error)
+            torn = Corrupt(f"{path} ends with what a power cut tore — open the node, which drops that, and close it")
+            self._losses.add("", DATABASE_NAME, None, torn if has_torn_end(path) else error)
         with suppress(StreamingNodeError):
             return open_past_damage(path)
         return None
@@ -313,16 +316,16 @@ class _Export:
         check.finish()
 
     def _catch_up(self, base: _Base, log: _Log | None) -> None:
-        """Bring the catalog up to the end of the log, and name the rows of collections that it does not know."""
-        unknown: dict[int, int] = {}
+        """Bring the catalog up to the end of the log, and name the rows of what it does not know."""
+        unknown: dict[str, int] = {}
         for message in self._messages(log, after_tick=base.tick):
             base.state.observe(message)
             for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
                 header = body.header
-                if isinstance(header, InsertHeader) and not base.state.catalog.knows(header.collection_id):
-                    unknown[header.collection_id] = unknown.get(header.collection_id, 0) + header.rows
-        for number, rows in unknown.items():
-            self._losses.add("", f"collection {number}", rows, "what created it is missing")
+                if isinstance(header, InsertHeader) and (place := _unknown(base.state.catalog, header)):
+                    unknown[place] = unknown.get(place, 0) + header.rows
+        for place, rows in unknown.items():
+            self._losses.add("", place, rows, "what created it is missing")
 
     # --- the files --------------------------------------------------------------------------------------------------------
 
@@ -381,6 +384,15 @@ class _Export:
         cuts.anchor(base.cut, crc32c=base.crc32c, tick=base.tick)
         known = Checkpoint(cut_number=base.cut, tick=base.tick, manifest_crc32c=base.crc32c)
         return read_rows(source, known).cast(arrow_schema(info))
+
+
+def _unknown(catalog: Catalog, header: InsertHeader) -> str:
+    """Return which of collection and partition nobody knows, nothing when both are known."""
+    if not catalog.knows(header.collection_id):
+        return f"collection number {header.collection_id}"
+    partitions = catalog.collection(header.collection_id).partitions
+    known = any(each.id == header.partition_id for each in partitions)
+    return "" if known else f"partition number {header.partition_id} of collection number {header.collection_id}"
 
 
 def _base_of_cut(cut: Cut) -> _Base:

@@ -206,6 +206,10 @@ class CutLog:
         """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it is not what was written."""
         return self._load(number, self._mark_of(number))
 
+    def mark_of(self, number: int) -> Mark:
+        """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when one of those is not."""
+        return self._mark_of(number)
+
     def read_alone(self, number: int) -> Cut:
         """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises `Corrupt`, `OSError`."""
         return self._of_this_node(read_cut(self.directory, number))

@@ -13,6 +13,7 @@ import msgspec
 from rocksdict import DBRecoveryMode, Rdict
 
 from flusher.checkpoint import Checkpoint, decode_checkpoint
+from flusher.removal.kept_cuts import CUTS_RECORD, decode_first_kept
 from scanner.named_reader import ReaderPosition
 from streamingnode.inspection.read_only import open_read_only
 from wal.errors import Corrupt, StreamingNodeError
@@ -25,11 +26,12 @@ _CHECKPOINT, _READER = "checkpoint/", "reader/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecords:
-    """Checkpoints by pchannel, named readers by `<collection id>/<name>`, and how far each log reaches."""
+    """Checkpoints and the earliest cuts kept by pchannel, named readers by `<collection id>/<name>`, the end of each log."""
 
     survey: Survey
     checkpoints: Mapping[str, Checkpoint]
     readers: Mapping[str, ReaderPosition]
+    first_kept: Mapping[str, int]
 
 
 def read_node_records(directory: Path) -> NodeRecords:
@@ -39,6 +41,7 @@ def read_node_records(directory: Path) -> NodeRecords:
             survey=survey(database),
             checkpoints={name: decode_checkpoint(value) for name, value in _records(database, _CHECKPOINT).items()},
             readers={name: _decode_reader(name, value) for name, value in _records(database, _READER).items()},
+            first_kept={name: decode_first_kept(value) for name, value in _records(database, CUTS_RECORD).items()},
         )
 
 

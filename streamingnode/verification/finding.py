@@ -105,5 +105,8 @@ class Report:
 EXIT_CODES = MappingProxyType({None: 0, Severity.WARNING: 1, Severity.DAMAGE: 3})
 """What `streamingnode verify` ends with."""
 
-RESTORE = "restore the node from a backup, or take out what can be read: streamingnode export DIR OUT --salvage"
+RESTORE = (
+    "restore the node, or a file of a cut, from a backup, "
+    "or take out what can be read: streamingnode export DIR OUT --salvage"
+)
 """The next step that many findings share."""

@@ -86,7 +86,8 @@ FAULTS = (
     Fault(
         number="F8",
         happens="bits of a table, a segment or a manifest flip",
-        promised="reading it is `CORRUPT`, `verify` finds it, `export --salvage` takes out the rest; never other data",
+        promised="reading it is `CORRUPT`, `verify` finds it, `restore --file` puts it back, "
+        "`export --salvage` takes out the rest; never other data",
         lost="as F7",
         gates=("rot", "bytes", "fuzz"),
         tests=("tests/streamingnode/verification", "tests/streamingnode/test_export.py"),

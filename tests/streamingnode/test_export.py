@@ -34,10 +34,11 @@ from tests.streamingnode.sample_node import (
     largest,
     rows_of,
 )
+from tests.wal.rocks.test_torn_manifest import A_LOST_PAGE
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 from wal.rocks.floor import read_floor
 from wal.rocks.layout import ENTRY_FAMILY, RocksOptions, entry_key, split_entry_key
-from wal.rocks.opening import open_database
+from wal.rocks.opening import manifest_of, open_database
 
 
 def content(path: Path) -> dict[str, tuple[bytes, int] | None]:
@@ -254,14 +255,46 @@ def test_a_transaction_that_lost_a_part_is_left_out_whole_and_named(tmp_path: Pa
             await node.insert("orders", [{"id": 3, "item": "after"}])
 
     anyio.run(make)
-    remove_entry_with(path, b"in")
+    remove_last_entry_with(path, b"in")
     result = salvaged(path, tmp_path / "out")
     assert rows_in(tmp_path / "out") == {0: "before", 3: "after"}
     assert [missing.place.partition(",")[2].split()[0] for missing in result.missing] == ["positions", "transaction"]
     assert result.missing[1].collection == "orders"
 
 
-def remove_entry_with(path: Path, text: bytes) -> None:
+def test_rows_of_what_nobody_knows_any_more_are_named_with_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "node"
+
+    async def make() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            await node.create_collection("orders", SCHEMA, primary_key="id")
+            await node.insert("orders", [{"id": 0, "item": "known"}])
+            await node.create_collection("invoices", SCHEMA, primary_key="id")
+            await node.create_partition("orders", "europe")
+            await node.insert("invoices", [{"id": key, "item": "lost"} for key in range(5)])
+            await node.insert("orders", [{"id": key, "item": "lost"} for key in range(1, 4)], partition="europe")
+
+    anyio.run(make)
+    remove_last_entry_with(path, b"invoices")
+    remove_last_entry_with(path, b"europe")
+    result = salvaged(path, tmp_path / "out")
+    assert rows_in(tmp_path / "out") == {0: "known"}
+    unknown = {missing.place.partition(" number")[0]: missing.rows for missing in result.missing if missing.rows}
+    assert unknown == {"collection": 5, "partition": 3}
+
+
+def test_a_torn_end_of_the_manifest_is_told_from_damage(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    manifest = manifest_of(path / "log")
+    manifest.write_bytes(manifest.read_bytes() + A_LOST_PAGE)
+    with pytest.raises(Corrupt, match="open the node, which drops that"):
+        export_directory(path, tmp_path / "out")
+    assert rows_of(path) == sample.rows
+    export_directory(path, tmp_path / "out")
+    assert rows_in(tmp_path / "out") == sample.rows
+
+
+def remove_last_entry_with(path: Path, text: bytes) -> None:
     """Remove the last entry of the log that has these bytes, as no disk does it: every other check holds."""
     floor = read_floor(path)
     assert floor is not None

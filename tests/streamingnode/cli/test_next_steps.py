@@ -128,6 +128,7 @@ MISTAKES = [
     "backup {data} {data}/inside",
     "backup {nowhere} {nowhere}-backup",
     "restore {nowhere} {nowhere}-node",
+    "restore {nowhere} {data} --file floor",
     "export {nowhere} {nowhere}-rows",
     "export {data} {data}/inside",
     "ingest {nowhere} --tables {nowhere}",

@@ -116,6 +116,21 @@ def test_backup_and_restore_go_round(cut: Path, tmp_path: Path, run: "Run") -> N
     assert not (tmp_path / "other").exists()
 
 
+def test_restore_puts_back_one_file(cut: Path, tmp_path: Path, run: "Run") -> None:
+    run("backup", cut, tmp_path / "backup")
+    lost = segment(cut, 0)
+    name = lost.relative_to(cut)
+    lost.unlink()
+    done = run("restore", tmp_path / "backup", cut, "--file", name)
+    assert done.code == 0
+    assert done.out.startswith(f"{name} of cut 1: ")
+    assert run("verify", cut).code == 0
+    flip(tmp_path / "backup" / name, 200)
+    refused = run("restore", tmp_path / "backup", cut, "--file", name)
+    assert (refused.code, refused.err.partition(":")[0]) == (3, "CORRUPT")
+    assert run("verify", cut).code == 0
+
+
 def test_export_ends_with_zero_three_or_one(cut: Path, tmp_path: Path, run: "Run") -> None:
     sound = run("export", cut, tmp_path / "sound", "--json")
     assert (sound.code, sound.document["missing"]) == (0, [])

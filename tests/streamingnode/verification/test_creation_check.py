@@ -89,6 +89,17 @@ def test_a_node_that_lost_its_log_is_damaged_and_gets_no_empty_one(
     assert not (path / "log").exists()
 
 
+def test_a_log_that_a_repair_of_an_earlier_release_left_half_replaced_is_refused(
+    sample: Sample, tmp_path: Path
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    (path / "log").rename(path / "log.repaired")
+    before = files(path)
+    with pytest.raises(Corrupt, match="was being repaired by an earlier release"):
+        open_once(path)
+    assert files(path) == before
+
+
 def test_a_temporary_directory_of_somebody_else_makes_no_node(tmp_path: Path) -> None:
     (tmp_path / "log.tmp").mkdir()
     with pytest.raises(InvalidArgument, match="no node"):
