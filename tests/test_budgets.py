@@ -49,7 +49,7 @@ DOORS = {
     "upsert": Budget(61, 34),
     "transaction": Budget(61, 36),
     "read": Budget(42, 22),
-    "cut": Budget(81, 42),
+    "cut": Budget(85, 42),  # 81 alone; on a busy disk it lasts so long that ticks and statistics come in between
     "open": Budget(98, 48),
 }
 """Files that one operation passes through; see `tests.doors`."""
