@@ -1,7 +1,7 @@
-"""The door of RocksMQ: opens or makes a node directory, owns its database, and hands out its logs and its state map.
+"""The log store on RocksDB: opens or makes a node directory, owns its database, and hands out its logs and its state map.
 
 In: a directory. Out: a `RocksStore`, verified, with a term above all earlier ones; see `wal.log.LogStore` for the
-contract. How a directory is taken is in `wal.rocks.opening`. After a failed write the store is `reopen`ed: the
+contract. How a directory is opened is in `wal.rocks.opening`. After a failed write the store is `reopen`ed: the
 writer thread and the database are thrown away and made anew from what is on the disk, under the next term; the
 directory stays owned all the time.
 """

@@ -180,9 +180,7 @@ class World:
         await store.open()
         return store
 
-    async def files_directory(
-        self, _path: Path | None, _store: object, _config: NodeConfig, _closing: AsyncExitStack
-    ) -> NodeDirectory:
+    async def files_directory(self, _path: Path | None, _config: NodeConfig, _closing: AsyncExitStack) -> NodeDirectory:
         """Give out this machine's files."""
         self.files.fault = self.faults.files
         return self.files
