@@ -53,7 +53,7 @@ from wal.message import AnyMessage, Message, TransactionMessage
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, meta_key
-from wal.rocks.opening import has_torn_end
+from wal.rocks.recovery import has_torn_end
 from wal.transaction_buffer import TransactionBuffer
 
 

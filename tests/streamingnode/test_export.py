@@ -38,7 +38,8 @@ from tests.wal.rocks.test_torn_manifest import A_LOST_PAGE
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 from wal.rocks.floor import read_floor
 from wal.rocks.layout import ENTRY_FAMILY, RocksOptions, entry_key, split_entry_key
-from wal.rocks.opening import manifest_of, open_database
+from wal.rocks.opening import open_database
+from wal.rocks.recovery import manifest_of
 
 
 def content(path: Path) -> dict[str, tuple[bytes, int] | None]:
