@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.cuts.collection_entry import arrow_schema
-from flusher.cuts.cut_log import Cut, CutLog, cut_numbers, manifest_path
-from flusher.files.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
-from flusher.manifest import CutManifest, DataFile
+from flusher.cut_log import Cut, CutLog, cut_numbers, manifest_path
+from flusher.manifest import CutManifest, DataFile, arrow_schema
+from flusher.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, Truncated

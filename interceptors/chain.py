@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from wal.append import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
+from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
 
 Clock = Callable[[], float]
 """Seconds from an arbitrary start; for differences only."""

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 from anyio import to_thread
 
-from interceptors.idempotency.snapshot import decode_window
-from interceptors.idempotency.window import ProducerLimits, Window, Write
 from interceptors.shard.state import ShardState
-from interceptors.txn.commits import Commits
+from interceptors.txn_manager import Commits
+from interceptors.window import ProducerLimits, Window, Write, decode_window
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
+from wal.headers import EXCLUSIVE, MessageType
 from wal.log import Log
 from wal.message import LogEntry, Message
-from wal.message_id import FIRST_POSITION, message_id_kind
-from wal.message_type import EXCLUSIVE, MessageType
+from wal.position import FIRST_POSITION, message_id_kind
 from wal.transaction_buffer import OpenTransaction, TransactionBuffer
 
 READ_BYTES = 1 << 20

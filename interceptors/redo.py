@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import OnShutdown, Overloaded
+from wal.log import Append, AppendGroup, AppendResult
 
 
 class Redo(Exception):

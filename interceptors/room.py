@@ -6,11 +6,11 @@ before redo, so that what waits there counts.
 
 from typing import Protocol
 
-from wal.admission import Budget
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import OnShutdown
 from wal.failpoint import failpoint
-from wal.message_type import DML, MessageType
+from wal.headers import DML, MessageType
+from wal.log import Append, AppendGroup, AppendResult
+from wal.queue import Budget
 
 
 class Admit(Protocol):

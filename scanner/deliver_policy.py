@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from wal.errors import InvalidArgument
-from wal.message_id import MessageId
+from wal.position import MessageId
 from wal.timetick import tick_given
 
 

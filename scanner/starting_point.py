@@ -15,12 +15,12 @@ from scanner.deliver_policy import (
     StartFrom,
     check_policy,
 )
-from scanner.patient_read import PatientLog
+from scanner.source import PatientLog
 from wal.errors import InvalidArgument, Truncated
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.message import LogEntry
-from wal.message_id import FIRST_POSITION, MessageId, message_id_kind
+from wal.position import FIRST_POSITION, MessageId, message_id_kind
 
 
 class LogEnd(NamedTuple):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from streamingnode.writing.result import WriteResult
     from streamingnode.writing.transaction import Transaction
     from wal.errors import StreamingNodeError
-    from wal.message_id import MessageId
-    from wal.message_type import MessageType
+    from wal.headers import MessageType
+    from wal.position import MessageId
     from wal.timetick import tick_to_time, time_to_tick
 
 __all__ = [
@@ -56,8 +56,8 @@ _PLACES = {
     "CollectionReader": "streamingnode.reading.reader",
     "DeliverPolicy": "scanner.deliver_policy",
     "FlushResult": "streamingnode.flush",
-    "MessageId": "wal.message_id",
-    "MessageType": "wal.message_type",
+    "MessageId": "wal.position",
+    "MessageType": "wal.headers",
     "Node": "streamingnode.node",
     "NodeConfig": "streamingnode.config",
     "Producer": "streamingnode.writing.producer",

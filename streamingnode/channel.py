@@ -13,25 +13,23 @@ from collections.abc import Mapping
 
 import anyio
 
-from interceptors.idempotency.producers import OpenedProducer, Producers
+from interceptors.idempotency import OpenedProducer, Producers
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.manager import ShardManager
-from scanner.registry import ScannerRegistry
+from scanner.scanner import ScannerRegistry
 from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
 from streamingnode.errors import LogReopening
 from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
-from wal.admission import PendingBytes
-from wal.append import AppendGroup, AppendObserver, AppendResult
 from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.headers import CutHeader
+from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import LogStore
+from wal.log import AppendGroup, AppendObserver, AppendResult, LogStore
 from wal.message import MutableMessage
-from wal.message_type import MessageType
-from wal.producer_stamp import Place
+from wal.position import Place
+from wal.queue import PendingBytes
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)

@@ -9,41 +9,31 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
+from interceptors.acks import AckManager, MvccManager, ReaderRelease
 from interceptors.chain import Chain
-from interceptors.idempotency.interceptor import IdempotencyInterceptor
-from interceptors.idempotency.producers import Producers
-from interceptors.idempotency.window import ProducerLimits
+from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.redo import RedoInterceptor
 from interceptors.room import RoomInterceptor
-from interceptors.shard.allocator import SegmentAllocator
-from interceptors.shard.interceptor import ShardInterceptor
+from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
 from interceptors.shard.manager import ShardManager
 from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.shard.seal_worker import SealWorker
-from interceptors.timetick.ack_manager import AckManager
-from interceptors.timetick.inspector import TimeTickInspector
-from interceptors.timetick.interceptor import TimeTickInterceptor
-from interceptors.timetick.mvcc import MvccManager
-from interceptors.timetick.release import ReaderRelease
-from interceptors.timetick.sync_operator import TimeTickSyncOperator
-from interceptors.txn.interceptor import TxnInterceptor
-from interceptors.txn.manager import TxnManager
-from interceptors.txn.rollback_worker import RollbackWorker
-from interceptors.txn.session import TxnLimits
+from interceptors.timetick import TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
+from interceptors.txn import RollbackWorker, TxnInterceptor
+from interceptors.txn_manager import TxnManager
+from interceptors.txn_session import TxnLimits
+from interceptors.window import ProducerLimits
 from scanner.deliver_policy import DeliverPolicy
-from scanner.registry import ScannerRegistry
-from scanner.scanner import Scanner
+from scanner.scanner import Scanner, ScannerRegistry
 from streamingnode.log_state import ReopenOptions
 from wal.adaptor import Wal, WalLimits
-from wal.admission import PendingBytes
-from wal.append import Append, AppendGroup, AppendObserver, Interceptor
 from wal.failpoint import failpoint
 from wal.live_tail import LiveTail
-from wal.log import Log, LogStore
+from wal.log import Append, AppendGroup, AppendObserver, Interceptor, Log, LogStore
 from wal.message import LogEntry
-from wal.message_id import message_id_kind
+from wal.position import message_id_kind
+from wal.queue import PendingBytes
 from wal.timetick import TickAllocator
 
 

@@ -19,7 +19,6 @@ from streamingnode.names import DEFAULT_PARTITION, check_name
 from streamingnode.rows.rows import SHARDS_MAX
 from streamingnode.rows.schema import check_schema, decode_schema, encode_schema
 from streamingnode.writing.write import read_within, within
-from wal.append import Append, AppendGroup
 from wal.errors import InvalidArgument, StreamingNodeError
 from wal.headers import (
     CreateCollectionHeader,
@@ -27,9 +26,10 @@ from wal.headers import (
     DropCollectionHeader,
     DropPartitionHeader,
     Header,
+    MessageType,
 )
+from wal.log import Append, AppendGroup
 from wal.message import MutableMessage
-from wal.message_type import MessageType
 
 PARTITIONS_MAX = 1_024
 """Partitions of one collection; each has a growing segment on every shard that gets rows of it."""

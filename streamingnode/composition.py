@@ -15,13 +15,12 @@ from pathlib import Path
 import anyio
 
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
-from flusher.cuts.cut_log import CUTS
-from flusher.cuts.cut_schedule import CutSchedule
-from flusher.files.node_directory import NodeDirectory
+from flusher.cut_log import CUTS
+from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher, FlushHooks
 from flusher.manifest import DELETES, SEGMENTS
-from flusher.relief import SpaceRelief
-from interceptors.idempotency.snapshot import encode_window
+from flusher.triggers import CutSchedule, SpaceRelief
+from interceptors.window import encode_window
 from scanner.named_reader import NamedReaders
 from streamingnode.channel import Channel, open_channel
 from streamingnode.channel_term import ChannelOptions
@@ -34,13 +33,12 @@ from streamingnode.supervisor import Supervisor
 from streamingnode.upkeep import Upkeep
 from streamingnode.verification.opening_check import refuse_mixed
 from streamingnode.verification.running import RunningParts
-from wal.admission import PendingBytes
-from wal.append import AppendObserver
 from wal.errors import StorageFailed
 from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.log import LogStore
+from wal.log import AppendObserver, LogStore
 from wal.memory_store import MemoryLogStore
+from wal.queue import PendingBytes
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 

@@ -17,11 +17,11 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from flusher.flush_options import FlushOptions
-from interceptors.idempotency.window import ProducerLimits
+from flusher.run import FlushOptions
 from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.timetick.inspector import INTERVAL_S
-from interceptors.txn.session import TxnLimits
+from interceptors.timetick import INTERVAL_S
+from interceptors.txn_session import TxnLimits
+from interceptors.window import ProducerLimits
 from streamingnode.log_state import ReopenOptions
 from streamingnode.retry import RetryLimits
 from streamingnode.writing.coalescer import CoalescerLimits
@@ -111,7 +111,7 @@ class TickOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLimits:
-    """How much the writes of a node hold in memory together; see `wal.admission.PendingBytes`."""
+    """How much the writes of a node hold in memory together; see `wal.queue.PendingBytes`."""
 
     pending_bytes_max: int = 512 << 20
 

@@ -22,13 +22,13 @@ import pyarrow.parquet as pq
 from rocksdict import Rdict
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
-from flusher.cuts.collection_entry import arrow_schema, collection_info
-from flusher.cuts.cut_log import Cut, CutLog, cut_numbers, manifest_path
-from flusher.files.node_directory import NodeDirectory
+from flusher.cut_log import Cut, CutLog, cut_numbers, manifest_path
+from flusher.directory import NodeDirectory
+from flusher.manifest import arrow_schema, collection_info
 from flusher.snapshot import SnapshotSource
 from interceptors.shard.catalog import Catalog, CollectionInfo, check_name
 from interceptors.shard.state import ShardState
-from scanner.filters import ScanFilter
+from scanner.reorder import ScanFilter
 from streamingnode.backup.target import Target
 from streamingnode.inspection.node_files import check_node, kept_closed
 from streamingnode.inspection.read_only import open_past_damage, open_read_only

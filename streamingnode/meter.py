@@ -22,9 +22,8 @@ from streamingnode.statistics import (
     WriteStatistics,
 )
 from streamingnode.writing.coalescer import Coalescer
-from wal.append import AppendGroup, AppendObserver
-from wal.distribution import Histogram
-from wal.rate import Rate
+from wal.log import AppendGroup, AppendObserver
+from wal.measure import Histogram, Rate
 from wal.rocks.space import SpaceLevel
 from wal.rocks.store import RocksStore
 from wal.timetick import physical_ms

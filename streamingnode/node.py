@@ -58,9 +58,9 @@ from streamingnode.writing.write import (
     upsert_rows,
     within,
 )
-from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
-from wal.message_type import MessageType
+from wal.headers import MessageType
+from wal.log import AppendGroup, AppendResult
 from wal.outlast import outlast
 
 T = TypeVar("T")

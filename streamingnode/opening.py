@@ -24,9 +24,9 @@ from streamingnode.names import check_path
 from streamingnode.node import Node
 from streamingnode.statistics import StatisticsFile
 from streamingnode.supervisor import Supervisor
-from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown
 from wal.event_log import event_log
+from wal.log import AppendObserver
 from wal.outlast import outlast
 from wal.rocks.failures import disk_errors_typed
 

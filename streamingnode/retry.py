@@ -15,11 +15,11 @@ import anyio
 
 from interceptors.errors import ProducerFenced, SequenceTooOld
 from streamingnode.errors import LogReopening
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.headers import Header
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.producer_stamp import NODE_PRODUCER_ID, ProducerStamp
+from wal.position import NODE_PRODUCER_ID, ProducerStamp
 
 UNANSWERED = (OnShutdown, ChannelFenced, LogReopening, StorageFailed, StorageFull, ProducerFenced, SequenceTooOld)
 """Refusals that come before, or from, the window: they say nothing about an earlier try."""

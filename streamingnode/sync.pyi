@@ -22,8 +22,8 @@ from streamingnode.verification.finding import Report
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction
-from wal.append import AppendObserver
-from wal.message_type import MessageType
+from wal.headers import MessageType
+from wal.log import AppendObserver
 
 def open_node(
     path: str | os.PathLike[str] | None,

@@ -26,7 +26,7 @@ from streamingnode.errors import DeadlineExceeded
 from streamingnode.node import Node
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, TooLarge
-from wal.message_id import MemoryMessageId, RocksMessageId
+from wal.position import MemoryMessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 

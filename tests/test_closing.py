@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from interceptors.shard.allocator import SegmentAllocator
+from interceptors.shard.interceptor import SegmentAllocator
 from streamingnode.flush import flush
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk

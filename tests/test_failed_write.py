@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from flusher import flush_run
-from flusher.cuts import cut_writer
-from flusher.flush_options import FlushOptions
+from flusher import cuts as cut_writer
+from flusher import run as flush_run
+from flusher.run import FlushOptions
 from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
 from streamingnode.errors import LogReopening

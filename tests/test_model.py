@@ -35,7 +35,7 @@ from streamingnode.reading.read_message import ReadMessage
 from tests.expected_rows import DEFAULT, Change, Expected, Normal, Row, as_dicts, message_changes, without_order
 from tests.model_node import ModelNode
 from wal.errors import Truncated
-from wal.message_type import MessageType
+from wal.headers import MessageType
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64())])
 COLLECTIONS = {"wide": 3, "narrow": 1}

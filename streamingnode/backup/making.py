@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers, living, manifest_path, read_cut
-from flusher.files.node_directory import NodeDirectory
-from flusher.removal.retention import LEASE_BYTES_MAX, LEASES
+from flusher.cut_log import CUTS, cut_numbers, living, manifest_path, read_cut
+from flusher.directory import NodeDirectory
+from flusher.retention import LEASE_BYTES_MAX, LEASES
 from streamingnode.backup.copied_bytes import copy_file
 from streamingnode.backup.target import Target
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from flusher.checkpoint import NO_CHECKPOINT
-from flusher.cuts.cut_log import CUTS, CutLog, cut_numbers
-from flusher.files.node_directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.cut_log import CUTS, CutLog, cut_numbers
+from flusher.cuts import FIRST_CUT
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import DataFile, decode_manifest, manifest_crc32c
-from flusher.removal.kept_cuts import FIRST_CUT
 from streamingnode.backup.restoring import read_record
 from streamingnode.inspection.node_files import check_node
 from streamingnode.inspection.node_records import read_node_records

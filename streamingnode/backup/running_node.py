@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from anyio import from_thread, to_thread
 
-from flusher.removal.retention import LEASE_BYTES_MAX, LEASES
+from flusher.retention import LEASE_BYTES_MAX, LEASES
 from streamingnode.backup.making import BackupResult, BackupSource, make_backup
 from streamingnode.backup.target import Target
 from wal.errors import Corrupt, InvalidArgument

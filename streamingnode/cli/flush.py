@@ -25,7 +25,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
-    from flusher.cuts.cut_log import CutLog
+    from flusher.cut_log import CutLog
     from streamingnode.inspection.node_files import check_node
     from streamingnode.opening import run_async
 

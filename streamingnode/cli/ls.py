@@ -63,7 +63,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 
 
 def _list_at_cut(directory: Path) -> _Listing:
-    from flusher.cuts.cut_log import CutLog
+    from flusher.cut_log import CutLog
     from streamingnode.inspection.collection_summary import summaries_at_newest
 
     cuts = CutLog(directory)
@@ -73,7 +73,7 @@ def _list_at_cut(directory: Path) -> _Listing:
 async def _list_now(arguments: _Arguments) -> _Listing:
     import anyio.to_thread
 
-    from flusher.cuts.cut_log import CutLog
+    from flusher.cut_log import CutLog
     from streamingnode.inspection.collection_summary import summaries_at_newest
     from streamingnode.opening import open_node
 

@@ -71,7 +71,7 @@ async def _apply(arguments: _Arguments) -> tuple[str, ...]:
 
 
 def _at_newest_cut(arguments: _Arguments) -> tuple[tuple[str, ...], int]:
-    from flusher.cuts.cut_log import CutLog
+    from flusher.cut_log import CutLog
     from streamingnode.inspection.collection_summary import summaries_at_newest
 
     cuts = CutLog(arguments.directory)

@@ -66,7 +66,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 def read_start(text: str) -> "DeliverPolicy":
     """Return where to start, as `--from` says it. Raises `InvalidArgument`."""
     from scanner.deliver_policy import DeliverPolicy
-    from wal.message_id import parse_message_id
+    from wal.position import parse_message_id
 
     match text:
         case "start":

@@ -13,8 +13,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_sink
-from flusher.cuts.cut_log import CutLog
-from spark_sink.table.open_table import OpenTable
+from flusher.cut_log import CutLog
+from spark_sink.table import OpenTable
 from streamingnode.demo.check import Check, check_count, check_rows
 from streamingnode.demo.place import Place, claim
 from streamingnode.demo.recorder import Recording, create_demo_collections, record

@@ -129,7 +129,7 @@ def _roots() -> Finding:
 def _java() -> Finding:
     if find_spec("pyspark") is None:
         return Finding(Status.OK, "java", "not looked for: Spark is not installed")
-    from spark_sink.runtime.spark_session import find_java
+    from spark_sink.runtime import find_java
 
     try:
         java = find_java()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from flusher.cuts.cut_log import CutLog
-from flusher.removal.retention import LEASE_BYTES_MAX
-from spark_sink.ingestion.lease import Lease
+from flusher.cut_log import CutLog
+from flusher.retention import LEASE_BYTES_MAX
+from spark_sink.commit import Lease
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
 from wal.files import open_regular, read_regular
 from wal.rocks.floor import FLOOR_NAME, read_floor

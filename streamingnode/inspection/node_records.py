@@ -13,7 +13,7 @@ import msgspec
 from rocksdict import DBRecoveryMode, Rdict
 
 from flusher.checkpoint import Checkpoint, decode_checkpoint
-from flusher.removal.kept_cuts import CUTS_RECORD, decode_first_kept
+from flusher.cuts import CUTS_RECORD, decode_first_kept
 from scanner.named_reader import ReaderPosition
 from streamingnode.inspection.read_only import open_read_only
 from wal.errors import Corrupt, StreamingNodeError

@@ -32,10 +32,10 @@ from streamingnode.names import check_name
 from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
 from streamingnode.rows.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, UnsupportedFormat, shown
+from wal.headers import SYSTEM, MessageType
 from wal.message import AnyMessage
-from wal.message_id import message_id_kind
-from wal.message_type import SYSTEM, MessageType
 from wal.outlast import outlast
+from wal.position import message_id_kind
 from wal.timetick import tick_given
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flusher.cuts.cut_log import cut_numbers
+from flusher.cut_log import cut_numbers
 from streamingnode.verification.finding import Kind, Report
 from wal.errors import StreamingNodeError
 from wal.rocks.floor import read_floor

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers, file_paths, living, manifest_path, read_cut
-from flusher.files.node_directory import NodeDirectory
+from flusher.cut_log import CUTS, cut_numbers, file_paths, living, manifest_path, read_cut
+from flusher.directory import NodeDirectory
 from flusher.manifest import CutManifest, DataFile, decode_manifest, manifest_crc32c
 from streamingnode.verification.file_check import walk_data_file
 from streamingnode.verification.finding import RESTORE, Kind, Report

@@ -13,9 +13,9 @@ import msgspec
 from rocksdict import DBRecoveryMode, Rdict
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
-from flusher.removal.kept_cuts import CUTS_RECORD, decode_first_kept
-from interceptors.idempotency.producers import ProducerRecord
-from interceptors.idempotency.snapshot import decode_window
+from flusher.cuts import CUTS_RECORD, decode_first_kept
+from interceptors.idempotency import ProducerRecord
+from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition
 from streamingnode.inspection.read_only import open_read_only
 from streamingnode.verification.database_files import check_database_files
@@ -24,7 +24,7 @@ from streamingnode.verification.finding import RESTORE, Kind, Report
 from streamingnode.verification.log_check import LogCheck, LogExpectation
 from streamingnode.verification.reader_check import READER, readers_behind, still_live, warn_of_readers
 from wal.errors import Corrupt, StreamingNodeError
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 from wal.rocks.floor import FLOOR_NAME, Floor
 from wal.rocks.layout import (
     DATABASE_NAME,

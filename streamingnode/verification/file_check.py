@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.files.rows import OFFSET, TICK, VCHANNEL
 from flusher.manifest import CutManifest, DataFile, SegmentFile
+from flusher.rows import OFFSET, TICK, VCHANNEL
 from streamingnode.verification.finding import RESTORE, Kind, Report
 from wal.codec import crc32c
 from wal.errors import Corrupt

@@ -11,7 +11,7 @@ from streamingnode.verification.finding import RESTORE, Kind, Report
 from wal.codec import decode_entry
 from wal.errors import StreamingNodeError
 from wal.message import LogEntry
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

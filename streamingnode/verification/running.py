@@ -14,8 +14,8 @@ from pathlib import Path
 from anyio import to_thread
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import cut_numbers
-from flusher.removal.kept_cuts import decode_first_kept, kept_cuts_key
+from flusher.cut_log import cut_numbers
+from flusher.cuts import decode_first_kept, kept_cuts_key
 from streamingnode.verification.cut_walk import CutExpectation, check_oldest, walk_cuts
 from streamingnode.verification.database_walk import STEP_BYTES
 from streamingnode.verification.finding import RESTORE, Kind, Report

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from flusher.cuts.cut_log import CUTS, cut_numbers
-from flusher.files.node_directory import NodeDirectory
-from flusher.removal.retention import LEASE_BYTES_MAX, SET_ASIDE_SUFFIX
-from spark_sink.ingestion.lease import Lease, lease_path
+from flusher.cut_log import CUTS, cut_numbers
+from flusher.directory import NodeDirectory
+from flusher.retention import LEASE_BYTES_MAX, SET_ASIDE_SUFFIX
+from spark_sink.commit import Lease, lease_path
 from streamingnode.verification.creation_check import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.verification.cut_walk import named_paths
 from streamingnode.verification.finding import Kind, Report, Severity

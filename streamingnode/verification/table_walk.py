@@ -17,12 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.cuts.cut_log import CutLog
+from flusher.cut_log import CutLog
 from flusher.manifest import CollectionEntry
-from spark_sink.ingestion.lease import Lease, lease_path
-from spark_sink.table.columns import OFFSET, TICK, VCHANNEL
-from spark_sink.table.open_table import OpenTable
-from spark_sink.table.table_model import TableFile, TableIdentity, TableVersion, Watermark
+from spark_sink.columns import OFFSET, TICK, VCHANNEL
+from spark_sink.commit import Lease, lease_path
+from spark_sink.table import OpenTable, TableFile, TableIdentity, TableVersion, Watermark
 from streamingnode.inspection.node_files import read_leases
 from streamingnode.verification.finding import Kind, Report
 from wal.errors import StreamingNodeError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flusher.checkpoint import NO_CHECKPOINT
-from flusher.removal.kept_cuts import FIRST_CUT
+from flusher.cuts import FIRST_CUT
 from streamingnode.inspection.node_files import check_node
 from streamingnode.verification.backup_walk import walk_backup
 from streamingnode.verification.creation_check import is_unfinished_creation, warn_of_unfinished

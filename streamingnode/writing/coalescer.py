@@ -18,9 +18,9 @@ import pyarrow as pa
 from streamingnode.rows.rows import DictRows, dicts_to_batch, route
 from streamingnode.writing.result import WriteResult, result_of, share_result
 from streamingnode.writing.write import WriteTarget, insert_messages, within
-from wal.admission import Budget
-from wal.append import AppendGroup
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
+from wal.log import AppendGroup
+from wal.queue import Budget
 
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 """Start a task that somebody owns."""

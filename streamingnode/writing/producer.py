@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from interceptors.idempotency.producers import OpenedProducer
+from interceptors.idempotency import OpenedProducer
 from streamingnode.channel import Channel
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
@@ -34,11 +34,11 @@ from streamingnode.writing.write import (
     within,
 )
 from wal.adaptor import WalLimits
-from wal.admission import Budget
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.producer_stamp import Place, ProducerStamp, check_sequence
+from wal.position import Place, ProducerStamp, check_sequence
+from wal.queue import Budget
 
 NOTE_BYTES_MAX = 4_096
 

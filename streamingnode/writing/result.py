@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from streamingnode.rows.rows import Routed
-from wal.append import AppendResult
-from wal.message_id import MessageId
+from wal.log import AppendResult
+from wal.position import MessageId
 
 Durability = Literal["fsync", "os"]
 """What an acknowledgement means: synced to the disk, or handed to the operating system."""

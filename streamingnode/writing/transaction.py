@@ -33,13 +33,12 @@ from streamingnode.writing.write import (
     plan_slices,
     upsert_of,
 )
-from wal.admission import Budget
-from wal.append import Append, AppendGroup
 from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
-from wal.headers import BeginTxnHeader, CommitTxnHeader, RollbackTxnHeader
+from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
+from wal.log import Append, AppendGroup
 from wal.message import MutableMessage
-from wal.message_type import MessageType
+from wal.queue import Budget
 
 TRANSACTION_MESSAGES = 2
 """Its begin and its commit, beside the bodies."""

@@ -34,11 +34,10 @@ from streamingnode.rows.rows import (
 )
 from streamingnode.rows.schema import AnyArray, decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
-from wal.append import Append, AppendGroup
 from wal.errors import InvalidArgument, Overloaded, TooLarge
-from wal.headers import BeginTxnHeader, CommitTxnHeader, DeleteHeader, InsertHeader
+from wal.headers import BeginTxnHeader, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
+from wal.log import Append, AppendGroup
 from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
-from wal.message_type import MessageType
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from spark_sink.ingestion.ingest_job import IngestJob
+from spark_sink.ingestion import IngestJob
 from wal.failpoint import ENVIRONMENT_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ import anyio
 import pyarrow as pa
 
 import streamingnode as sn
-from flusher.flush_options import FlushOptions
+from flusher.run import FlushOptions
 from interceptors.errors import TransactionExpired
-from spark_sink.ingestion.lease import Lease, write_lease
+from spark_sink.commit import Lease, write_lease
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode

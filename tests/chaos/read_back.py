@@ -17,8 +17,8 @@ from tests.chaos.operations import Row, RowWrite
 from tests.chaos.rows import ADDED_ONLY, COLLECTIONS, PRIMARY_KEY, rows_of
 from wal.codec import crc32c
 from wal.errors import StreamingNodeError, Truncated
+from wal.headers import MessageType
 from wal.message import LogEntry
-from wal.message_type import MessageType
 from wal.rocks.store import open_rocks_store
 
 READ_BYTES_MAX = 8 << 20

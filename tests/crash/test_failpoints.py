@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import streamingnode as sn
-from spark_sink.ingestion.step import Step
+from spark_sink.commit import Step
 from tests.chaos import failpoint_life
 from tests.chaos.failpoint_table import DOCUMENT, FAILPOINTS, rendered_failpoints
 from tests.chaos.journal import read_journal

@@ -3,12 +3,11 @@ from collections.abc import Callable
 import pytest
 
 from interceptors.chain import Chain, build
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import OnShutdown
-from wal.headers import TimeTickHeader
+from wal.headers import MessageType, TimeTickHeader
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 

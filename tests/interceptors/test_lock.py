@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from interceptors.errors import AlreadyExists
 from interceptors.lock import LockInterceptor
 from interceptors.redo import Redo
-from wal.append import AppendGroup, AppendResult
-from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, InsertHeader
+from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, InsertHeader, MessageType
+from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 

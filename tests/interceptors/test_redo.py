@@ -4,12 +4,11 @@ import anyio
 import pytest
 
 from interceptors.redo import Redo, RedoInterceptor, RedoLimits
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import OnShutdown, Overloaded
-from wal.headers import TimeTickHeader
+from wal.headers import MessageType, TimeTickHeader
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 

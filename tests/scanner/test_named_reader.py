@@ -12,7 +12,7 @@ from tests.scanner.journal import Journal, read_until, seen
 from wal.errors import Corrupt, Indeterminate, InvalidArgument, OnShutdown, StorageFailed
 from wal.live_tail import LiveTail
 from wal.memory_store import MemoryLogStore
-from wal.message_id import MessageId, RocksMessageId
+from wal.position import MessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 

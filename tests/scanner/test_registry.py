@@ -6,7 +6,7 @@ import pytest
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.errors import ReaderBusy
-from scanner.registry import ScannerRegistry
+from scanner.scanner import ScannerRegistry
 from tests.scanner.journal import Journal, read_until, seen
 from wal.errors import OnShutdown, Overloaded
 from wal.live_tail import LiveTail

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scanner.reorder_buffer import ReorderBuffer
+from scanner.reorder import ReorderBuffer
 from tests.scanner.journal import frozen, insert
 from wal.message import LogEntry
 

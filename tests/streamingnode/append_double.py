@@ -9,11 +9,10 @@ import pyarrow as pa
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
 from streamingnode.rows.schema import encode_schema
 from streamingnode.writing.write import WriteTarget, WriteTargets
-from wal.append import AppendGroup, AppendResult
-from wal.headers import InsertHeader
+from wal.headers import InsertHeader, MessageType
+from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 PCHANNEL = "p0"
 COLLECTION_ID = 7

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flusher.flush_options import FlushOptions
+from flusher.run import FlushOptions
 from streamingnode.config import ALIASES, FIXED, SECONDS_MAX, WHOLE_MAX, NodeConfig, load_config
 from wal.errors import InvalidArgument
 

@@ -17,8 +17,8 @@ from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from streamingnode.supervisor import Supervisor
-from wal.admission import PendingBytes
 from wal.errors import Corrupt, InvalidArgument, OnShutdown
+from wal.queue import PendingBytes
 
 pytestmark = pytest.mark.anyio
 

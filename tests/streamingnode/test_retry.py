@@ -8,13 +8,11 @@ import pytest
 from interceptors.errors import CollectionNotFound, SequenceTooOld
 from streamingnode.errors import LogReopening
 from streamingnode.retry import Retry, RetryLimits
-from wal.append import AppendGroup, AppendResult
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
-from wal.headers import InsertHeader
+from wal.headers import InsertHeader, MessageType
+from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
-from wal.producer_stamp import NODE_PRODUCER_ID, Place, ProducerStamp
+from wal.position import NODE_PRODUCER_ID, MemoryMessageId, Place, ProducerStamp
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, StatisticsFile, read_statistics
 from tests.streamingnode.append_double import schema_of
-from wal.append import AppendGroup
+from wal.log import AppendGroup
 
 pytestmark = pytest.mark.anyio
 

@@ -2,11 +2,10 @@
 
 import asyncio
 
-from wal.append import AppendGroup, AppendTicket
 from wal.errors import Indeterminate
-from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, TimeTickHeader
+from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, MessageType, TimeTickHeader
+from wal.log import AppendGroup, AppendTicket
 from wal.message import LogEntry, MutableMessage
-from wal.message_type import MessageType
 from wal.timetick import TickAllocator
 
 A, B = "p0_1v0", "p0_1v1"

@@ -3,23 +3,19 @@
 import asyncio
 from collections.abc import Sequence
 
+from interceptors.acks import AckManager, MvccManager, ReaderRelease
 from interceptors.chain import Chain
 from interceptors.lock import LockInterceptor
 from interceptors.redo import Redo, RedoInterceptor, RedoLimits
 from interceptors.room import RoomInterceptor
-from interceptors.timetick.ack_manager import AckManager
-from interceptors.timetick.interceptor import TimeTickInterceptor
-from interceptors.timetick.mvcc import MvccManager
-from interceptors.timetick.release import ReaderRelease
+from interceptors.timetick import TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits
-from wal.admission import Budget
-from wal.append import Append, AppendGroup, AppendObserver, AppendResult
-from wal.headers import DropCollectionHeader
+from wal.headers import DropCollectionHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import Log
+from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log
 from wal.message import LogEntry, MutableMessage
-from wal.message_type import MessageType
+from wal.queue import Budget
 from wal.timetick import TICK_MAX
 
 

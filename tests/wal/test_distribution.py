@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.distribution import Distribution, Histogram
+from wal.measure import Distribution, Histogram
 
 WIDTH = 1 + 1 / 8
 """How far above the true percentile the told one may lie."""

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.scanner.journal import Clock, frozen, insert
+from wal.live_tail import Evicted, PendingQueue
 from wal.message import LogEntry
-from wal.pending_queue import Evicted, PendingQueue
 
 
 def entry(tick: int, size_bytes: int, position: int) -> LogEntry:

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from enum import Enum, unique
 from pathlib import Path
 
-from wal.admission import Admission
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
+from wal.queue import Admission
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.write import Write, acknowledge, fail, settle

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import anyio
 from rocksdict import Rdict, RdictIter
 
-from wal.append import AppendGroup, AppendTicket
 from wal.codec import decode_entry, encode_entry, entry_crc32c
 from wal.errors import Corrupt, Truncated
 from wal.failpoint import failpoint
+from wal.log import AppendGroup, AppendTicket
 from wal.message import LogEntry
-from wal.message_id import FIRST_POSITION, POSITION_MAX, RocksMessageId
+from wal.position import FIRST_POSITION, POSITION_MAX, RocksMessageId
+from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
 from wal.rocks.group_commit import GroupCommit
 from wal.rocks.layout import decode_number, encode_number, entry_key, first_position_key, split_entry_key
 from wal.rocks.write import DroppedRange, EntryWrite, RecordWrite
-from wal.synced_position import SyncedPosition
 
 WAL_NAME = RocksMessageId.wal_name
 

@@ -27,7 +27,7 @@ from wal.codec import crc32c, decode_entry
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.event_log import event_log
 from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 from wal.rocks.floor import Floor
 from wal.rocks.layout import (
     DURABILITY_KEY,

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from flusher.checkpoint import decode_checkpoint
 from flusher.manifest import decode_manifest
-from interceptors.idempotency.snapshot import decode_window
 from interceptors.shard.state import ShardState
+from interceptors.window import decode_window
 from scanner.named_reader import NamedReaders
 from tests.chaos.gate import Gate, LifeResult, Settings, make_report
 from tests.chaos.report import GateReport
@@ -26,7 +26,7 @@ from tests.chaos.simulation.scenario import Scenario
 from tests.chaos.simulation.world import World
 from wal.codec import CHECKSUM_END, crc32c, decode_entry
 from wal.errors import StreamingNodeError
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 from wal.rocks.floor import FLOOR_BYTES, SLOT_BYTES, Floor, decode_floor, decode_promise, decode_token_term, encode_slot
 
 INPUT_S_MAX = 1.0

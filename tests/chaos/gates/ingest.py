@@ -122,7 +122,7 @@ class _Ingests:
 
 def _findings(tables: Path, states: States, *, whole: bool = False) -> Iterator[str]:
     """Yield what is wrong with tables; with `whole`, also what they lack of the newest cut."""
-    from spark_sink.table.open_table import OpenTable
+    from spark_sink.table import OpenTable
 
     live, found = set(states[max(states)]), set[int]()
     for path in sorted(tables.iterdir()) if tables.is_dir() else ():

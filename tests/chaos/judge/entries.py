@@ -7,15 +7,16 @@ nothing of the parts that write it.
 from collections.abc import Iterable, Iterator
 
 from wal.headers import (
+    EXCLUSIVE,
     CreateSegmentHeader,
     CutHeader,
     DropCollectionHeader,
     DropPartitionHeader,
     FlushHeader,
     InsertHeader,
+    MessageType,
 )
 from wal.message import LogEntry, Message, TransactionMessage
-from wal.message_type import EXCLUSIVE, MessageType
 from wal.transaction_buffer import TransactionBuffer
 
 

@@ -8,19 +8,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import flusher.flush_run
-import flusher.removal.orphans
+import flusher.cuts
+import flusher.run
 import flusher.snapshot
 import streamingnode.snapshot
-from flusher.buffers.file_in_progress import FileInProgress
-from flusher.cuts.open_cut import OpenCut
-from flusher.flush_run import FlushRun
-from flusher.removal.retention import Retention
+from flusher.data_file import FileInProgress
+from flusher.retention import Retention
+from flusher.run import FlushRun, OpenCut
 from interceptors.shard.state import ShardState
 from scanner.named_reader import NamedReaders
 from tests.chaos.seeded.bug import Right, SeededBug
+from wal.headers import MessageType
 from wal.message import TransactionMessage
-from wal.message_type import MessageType
 
 OFFSET = "_offset"
 
@@ -173,14 +172,14 @@ OTHERS = (
     SeededBug("delete lost in a cut", OpenCut, "delete", _delete_dropped),
     SeededBug("rows twice in a cut", FlushRun, "_take_in_one", _rows_twice),
     SeededBug("a row group lost", FileInProgress, "_write", _row_group_lost),
-    SeededBug("manifest before its files", flusher.flush_run, "publish_cut", _manifest_first),
+    SeededBug("manifest before its files", flusher.run, "publish_cut", _manifest_first),
     SeededBug("rows at the border of a cut twice", streamingnode.snapshot, "_read_tail", _border_read_twice),
     SeededBug("an upsert deletes its own row", flusher.snapshot, "apply_deletes", _delete_takes_its_own),
     SeededBug("a delete takes later rows", flusher.snapshot, "apply_deletes", _delete_takes_later_rows),
     SeededBug("a state later than asked for", flusher.snapshot, "_up_to", _later_than_asked),
     SeededBug("a dropped partition keeps its rows", flusher.snapshot, "_live_partitions", _partitions_live_for_ever),
     SeededBug("a dropped collection comes back", ShardState, "snapshot", _drops_not_saved),
-    SeededBug("files of earlier cuts collected", flusher.removal.orphans, "_is_of_cut", _earlier_cuts_orphaned),
+    SeededBug("files of earlier cuts collected", flusher.cuts, "_is_of_cut", _earlier_cuts_orphaned),
     SeededBug("truncation forgets readers", Retention, "enforce", _truncation_forgets_readers),
     SeededBug("truncation follows the furthest reader", NamedReaders, "lease", _furthest_reader),
 )

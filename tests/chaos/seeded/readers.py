@@ -7,17 +7,15 @@ import msgspec
 
 import scanner.starting_point
 import streamingnode.reading.read_message
-from scanner.catch_up import CatchUp
 from scanner.named_reader import NamedReaders, ReaderPosition
+from scanner.source import CatchUp, SwitchableReader, Tailing
 from scanner.starting_point import StartingPoint
-from scanner.switchable import SwitchableReader
-from scanner.tailing import Tailing
 from streamingnode.reading.reader import CollectionReader
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.errors import Truncated
+from wal.headers import MessageType
+from wal.live_tail import PendingQueue
 from wal.message import LogEntry, Message
-from wal.message_type import MessageType
-from wal.pending_queue import PendingQueue
 from wal.transaction_buffer import TransactionBuffer
 
 

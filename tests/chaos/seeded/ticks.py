@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from interceptors.timetick.interceptor import TimeTickInterceptor
-from interceptors.timetick.sync_operator import TimeTickSyncOperator
-from interceptors.txn.manager import TxnManager
+from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
+from interceptors.txn_manager import TxnManager
 from tests.chaos.seeded.bug import Right, SeededBug
 from tests.chaos.simulation.store import SimulatedStore
 from wal.timetick import TickAllocator, compose_tick

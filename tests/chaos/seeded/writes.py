@@ -9,18 +9,16 @@ import msgspec
 import streamingnode.channel_term
 import streamingnode.composition
 import streamingnode.retry
-from interceptors.idempotency.results import result_of_group
-from interceptors.idempotency.window import Window
 from interceptors.recovery import RecoveredChannel
 from interceptors.shard.state import ShardState
-from interceptors.txn.interceptor import TxnInterceptor
+from interceptors.txn import TxnInterceptor
+from interceptors.window import Window, result_of_group
 from streamingnode.retry import Retry
 from tests.chaos.seeded.bug import Right, SeededBug
-from wal.append import AppendGroup
-from wal.headers import CommitTxnHeader
+from wal.headers import CommitTxnHeader, MessageType
+from wal.log import AppendGroup
 from wal.message import LogEntry
-from wal.message_id import RocksMessageId
-from wal.message_type import MessageType
+from wal.position import RocksMessageId
 
 
 def _abort_lost(_right: Right) -> Right:

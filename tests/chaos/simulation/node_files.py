@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 from typing import BinaryIO
 
-from flusher.files.node_directory import NodeDirectory
+from flusher.directory import NodeDirectory
 
 
 class SimulatedFiles(NodeDirectory):

@@ -8,7 +8,7 @@ from streamingnode.reading.read_message import ReadMessage
 from tests.chaos.journal import Asked, Clear, Drop, Event, Outcome, Put, Removed, Seen, Span, Told
 from tests.chaos.simulation.world import World
 from wal.errors import StreamingNodeError
-from wal.message_type import MessageType
+from wal.headers import MessageType
 
 KEYS = 6
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from flusher.flush_options import FlushOptions
+from flusher.run import FlushOptions
 from streamingnode.writing.coalescer import CoalescerLimits
 from tests.chaos.journal import Died
 from tests.chaos.judge.entries import judge_entries

@@ -22,12 +22,12 @@ from tests.chaos.simulation.disk import (
     apply_changes,
     drop_before,
 )
-from wal.append import AppendGroup, AppendTicket
 from wal.codec import decode_entry, encode_entry, entry_crc32c
 from wal.errors import Indeterminate, OnShutdown, Truncated
+from wal.log import AppendGroup, AppendTicket
 from wal.message import LogEntry
-from wal.message_id import RocksMessageId
-from wal.synced_position import SyncedPosition
+from wal.position import RocksMessageId
+from wal.queue import SyncedPosition
 
 WAL_NAME = RocksMessageId.wal_name
 WRITE_S, SYNC_S, FLOOR_SYNC_S = 0.0005, 0.004, 0.2

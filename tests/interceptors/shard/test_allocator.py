@@ -3,12 +3,12 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from interceptors.shard.allocator import ATTEMPTS_MAX, RETRY_S_MAX
 from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.interceptor import ATTEMPTS_MAX, RETRY_S_MAX
 from tests.interceptors.live_channel import LiveChannel, insert, settle_tasks
-from wal.append import AppendGroup
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull
-from wal.message_type import MessageType
+from wal.headers import MessageType
+from wal.log import AppendGroup
 
 pytestmark = pytest.mark.anyio
 

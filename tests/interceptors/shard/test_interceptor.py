@@ -9,11 +9,10 @@ import pytest
 from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
 from interceptors.shard.seal_policy import SegmentLimits
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
-from wal.append import AppendGroup
 from wal.errors import InvalidArgument, StorageFull
-from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, FlushHeader, InsertHeader
+from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, FlushHeader, InsertHeader, MessageType
+from wal.log import AppendGroup
 from wal.message import Message, MutableMessage
-from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.timetick.ack_detail import AckDetail, AckKind
-from interceptors.timetick.ack_manager import Acker, AckManager, Unpromised
+from interceptors.acks import AckDetail, Acker, AckKind, AckManager, Unpromised
 from tests.wal.manual_log import allocator
 from wal.errors import Indeterminate
 from wal.message import LogEntry

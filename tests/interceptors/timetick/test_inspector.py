@@ -5,7 +5,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from interceptors.timetick.inspector import TimeTickInspector
+from interceptors.timetick import TimeTickInspector
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import insert, settle
 from wal.errors import OnShutdown, StorageFull

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from interceptors.timetick.ack_manager import AckManager
+from interceptors.acks import AckManager
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import A, B, insert, settle
 from wal.errors import Indeterminate, StorageFailed

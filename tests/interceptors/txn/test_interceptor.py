@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, TransactionExpired
-from interceptors.txn.session import TxnLimits
+from interceptors.txn_session import TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
@@ -14,11 +14,10 @@ from tests.interceptors.live_channel import (
     insert,
     settle_tasks,
 )
-from wal.append import AppendResult
 from wal.errors import InvalidArgument, Overloaded, StorageFull
-from wal.headers import BeginTxnHeader, CommitTxnHeader
+from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType
+from wal.log import AppendResult
 from wal.message import TransactionMessage
-from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from interceptors.errors import AlreadyExists, CollectionNotFound, InvalidTransactionState, TransactionExpired
-from interceptors.txn.session import SessionState, TxnLimits
+from interceptors.txn_session import SessionState, TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
@@ -13,10 +13,10 @@ from tests.interceptors.live_channel import (
     insert,
     settle_tasks,
 )
-from wal.append import AppendGroup
 from wal.errors import StorageFull
+from wal.headers import MessageType
+from wal.log import AppendGroup
 from wal.message import TransactionMessage
-from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
 

@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.change import Change
 from interceptors.errors import InvalidTransactionState, TransactionExpired
-from interceptors.txn.session import (
+from interceptors.txn_session import (
     CLIENT_EVENTS,
     TRANSITIONS,
     Doom,
@@ -13,8 +12,8 @@ from interceptors.txn.session import (
     SessionState,
     TxnLimits,
 )
-from wal.headers import DeleteHeader
-from wal.message_type import MessageType
+from wal.headers import DeleteHeader, MessageType
+from wal.message import Change
 from wal.timetick import compose_tick
 
 TXN_ID = compose_tick(1_000)

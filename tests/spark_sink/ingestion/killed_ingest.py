@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from spark_sink.ingestion.ingest_job import IngestJob
-from spark_sink.ingestion.step import Step
+from spark_sink.commit import Step
+from spark_sink.ingestion import IngestJob
 from tests.chaos.borrowed_spark import borrowed_session
 
 

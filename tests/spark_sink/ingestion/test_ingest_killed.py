@@ -15,8 +15,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_sink.ingestion.ingest_job import IngestJob
-from spark_sink.ingestion.step import Step
+from spark_sink.commit import Step
+from spark_sink.ingestion import IngestJob
 from tests.chaos.borrowed_spark import environment
 from tests.chaos.failpoint_table import FAILPOINTS
 from tests.spark_sink.conftest import Ingest

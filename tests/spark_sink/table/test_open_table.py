@@ -7,9 +7,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from interceptors.errors import AlreadyExists, SchemaMismatch
-from spark_sink.table.columns import stored_type
-from spark_sink.table.open_table import CommitConflict, OpenTable
-from spark_sink.table.table_model import NewFile, TableIdentity, Watermark
+from spark_sink.columns import stored_type
+from spark_sink.table import CommitConflict, NewFile, OpenTable, TableIdentity, Watermark
 from tests.spark_sink.node_builder import ORDERS
 
 IDENTITY = TableIdentity("node-1", 7, "orders")

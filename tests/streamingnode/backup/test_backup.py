@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import streamingnode as sn
-from flusher.cuts.cut_log import CutLog
+from flusher.cut_log import CutLog
 from interceptors.errors import AlreadyExists
-from spark_sink.ingestion.lease import Lease, write_lease
+from spark_sink.commit import Lease, write_lease
 from streamingnode.backup import making
 from streamingnode.backup.closed_node import backup_directory, restore_directory
 from streamingnode.backup.restoring import RESTORE_TERM_STEP

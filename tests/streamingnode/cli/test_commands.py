@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.cuts.cut_log import CutLog
-from spark_sink.ingestion.cut_request import AnsweredCut
-from spark_sink.ingestion.lease import Lease, write_lease
+from flusher.cut_log import CutLog
+from spark_sink.commit import Lease, write_lease
+from spark_sink.cut_request import AnsweredCut
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.opening import OpenNode, open_node

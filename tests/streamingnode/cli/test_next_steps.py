@@ -15,7 +15,7 @@ from streamingnode.cli.command import Command
 from streamingnode.cli.program import COMMANDS
 from streamingnode.ownership import ROOT_PACKAGES
 from wal.errors import Truncated
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +41,11 @@ SAID_TO_PROGRAMS = {
     "streamingnode/rows": "schemas and rows as Python objects",
     "streamingnode/writing": "arguments and use of transactions and producers",
     "streamingnode/snapshot.py": "as_of",
-    "spark_sink/ingestion/cut_request.py": "nodes as Python objects",
+    "spark_sink/cut_request.py": "nodes as Python objects",
     "spark_sink/reading": "arguments of read_tables, options of the data source",
     "scanner/deliver_policy.py": "arguments of DeliverPolicy",
-    "interceptors/idempotency/producers.py": "named producers",
-    "wal/producer_stamp.py": "sequences of producers",
+    "interceptors/idempotency.py": "named producers",
+    "wal/position.py": "sequences of producers",
     "wal/timetick.py": "times as Python objects",
 }
 """Where next steps are about Python objects that no command takes, and may say so."""

@@ -15,7 +15,7 @@ from streamingnode.node import Node
 from streamingnode.reading.read_message import ReadMessage
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, OnShutdown
-from wal.message_type import MessageType
+from wal.headers import MessageType
 
 pytestmark = pytest.mark.anyio
 

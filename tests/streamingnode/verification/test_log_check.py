@@ -5,9 +5,8 @@ import pytest
 from streamingnode.verification.finding import Kind, Report
 from streamingnode.verification.log_check import LogCheck, LogExpectation
 from wal.codec import encode_entry, entry_crc32c
-from wal.headers import TimeTickHeader
+from wal.headers import MessageType, TimeTickHeader
 from wal.message import MutableMessage
-from wal.message_type import MessageType
 
 TICK = 1 << 40
 

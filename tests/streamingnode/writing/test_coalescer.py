@@ -23,8 +23,8 @@ from tests.streamingnode.append_double import (
     schema_of,
     write_target,
 )
-from wal.admission import Budget
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull, TooLarge
+from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from streamingnode.config import load_config
 from streamingnode.writing.producer import NOTE_BYTES_MAX, Outstanding
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, OnShutdown, Overloaded, StorageFull, TooLarge
-from wal.producer_stamp import SEQUENCE_MAX
+from wal.position import SEQUENCE_MAX
 
 pytestmark = pytest.mark.anyio
 

@@ -14,10 +14,10 @@ from streamingnode.writing.result import nothing_at
 from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
 from streamingnode.writing.write import WriteTarget, WriteTargets
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of
-from wal.admission import Budget
-from wal.append import AppendGroup
 from wal.errors import StorageFull
-from wal.message_type import MessageType
+from wal.headers import MessageType
+from wal.log import AppendGroup
+from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
 

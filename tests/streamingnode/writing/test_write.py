@@ -17,8 +17,8 @@ from streamingnode.writing.write import (
 )
 from tests.streamingnode.append_double import DEFAULT_PARTITION_ID, AppendDouble, decoded, schema_of, write_target
 from wal.errors import TooLarge
+from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES
-from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
 
