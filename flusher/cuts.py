@@ -248,8 +248,3 @@ def are_all_there(numbers: Sequence[int], first_kept: int) -> bool:
     Of those below, any may be on their way out while they are listed.
     """
     return not numbers or sum(number >= first_kept for number in numbers) == max(numbers[-1] - first_kept + 1, 0)
-
-
-# ---   init   ---
-#
-# A cut from its first row to its manifest on disk: when, of what, and how it becomes visible.

@@ -259,8 +259,3 @@ class DeleteBuffer(RowBuffer):
             vchannel=self.vchannel,
             **msgspec.structs.asdict(written),
         )
-
-
-# ---   init   ---
-#
-# Rows since the last cut: in memory, and in the files being written, per segment and per vchannel of deletes.

@@ -121,8 +121,3 @@ class NodeDirectory:
 
 def _open_existing(path: str, flags: int) -> int:
     return open_regular(Path(path), flags & ~os.O_CREAT)
-
-
-# ---   init   ---
-#
-# Rows become files in the node's directory: Arrow columns, checksummed Parquet, durable renames.

@@ -299,8 +299,3 @@ class Retention:
             self._directory.sync_parents([path])
             failpoint("flush.cut_gone")
             _remove_files(self._directory, manifest)
-
-
-# ---   init   ---
-#
-# What may be deleted from a node's directory: cuts past their retention, and what a crash left behind.

@@ -343,8 +343,3 @@ def _decode(key: str, value: bytes) -> ProducerRecord:
         return msgspec.msgpack.decode(value, type=ProducerRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the producer under {key!r} does not decode: {error}") from error
-
-
-# ---   init   ---
-#
-# Retries that change nothing: results of earlier writes by producer and sequence, in front of the append path.

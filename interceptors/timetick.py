@@ -218,8 +218,3 @@ class TimeTickInspector:
         else:
             await self._operator.sync()
         self.syncs += 1
-
-
-# ---   init   ---
-#
-# Ticks of the append path: allocation, acknowledgement in order, confirmed and idle ticks, last-confirmed positions.

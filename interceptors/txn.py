@@ -228,8 +228,3 @@ class RollbackWorker:
             _log.debug("rollback_delayed", txn_id=session.txn_id, error=str(error))
             return False
         return True
-
-
-# ---   init   ---
-#
-# Streamed transactions: the session's state machine, the live sessions, the interceptor, the rollback worker.

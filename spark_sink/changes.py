@@ -254,8 +254,3 @@ def _measure(path: Path, expected_bytes: int) -> tuple[int, int]:
             length += len(chunk)
             checksum = crc32c(chunk, checksum)
     return length, checksum
-
-
-# ---   init   ---
-#
-# A node's cuts as a table sees them: in order, verified, and what they change.

@@ -498,8 +498,3 @@ def _through_failpoints(on_step: OnStep | None) -> OnStep:
             on_step(step)
 
     return reached
-
-
-# ---   init   ---
-#
-# From cuts to tables, each cut once: the job, its attempts and commits, locks and leases.

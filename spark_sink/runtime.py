@@ -308,8 +308,3 @@ def answers(spark: SparkSession) -> bool:
         return jvm is not None and bool(jvm.java.lang.System.nanoTime())
     except Exception:  # noqa: BLE001 - py4j raises its own errors, those of sockets, and TypeError for a class it cannot see
         return False
-
-
-# ---   init   ---
-#
-# Where Spark runs: a Java runtime found on this machine, and the session started with it.

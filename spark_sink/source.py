@@ -290,8 +290,3 @@ def _bundles(segments: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
 def _reaches_any(delete: DeleteFile, segments: Sequence[SegmentFile]) -> bool:
     reached, _ = split_by_delete(segments, [delete])
     return bool(reached)
-
-
-# ---   init   ---
-#
-# Reading in Spark: tables of one version, and a node's segments as a data source.

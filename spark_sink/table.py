@@ -448,8 +448,3 @@ def _int_or_text_range(action: _AddRow, column: str) -> tuple[int | str, int | s
 def _text_range(action: _AddRow, column: str) -> tuple[str, str] | None:
     low, high = (action.min or {}).get(column), (action.max or {}).get(column)
     return (low, high) if isinstance(low, str) and isinstance(high, str) else None
-
-
-# ---   init   ---
-#
-# The open table: its columns, files, statistics and commits in the Delta log.

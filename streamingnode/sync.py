@@ -54,7 +54,7 @@ class SyncNode(Blocking, of=Node, without=("aclose", "begin_closing")):
         self._loop.exit(kind, error, traceback)
 
 
-class SyncTransaction(Blocking, of=Transaction, without=("buffered_bytes", "state")):
+class SyncTransaction(Blocking, of=Transaction, without=("state",)):
     """A transaction for a `with` block; see `streamingnode.writing.transaction.Transaction`."""
 
     def __enter__(self):
