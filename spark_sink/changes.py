@@ -12,13 +12,16 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flusher.cut_log import Cut, CutLog, living
 from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
-from spark_sink.table import TableFile
 from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.files import open_binary, place_beneath
+
+if TYPE_CHECKING:
+    from spark_sink.table import TableFile  # an executor that imports this has no need of deltalake
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def split_by_delete(
     return reached, others
 
 
-def reachable(files: Iterable[TableFile], deletes: Sequence[DeleteFile]) -> list[TableFile]:
+def reachable(files: "Iterable[TableFile]", deletes: Sequence[DeleteFile]) -> "list[TableFile]":
     """Return the table's files that may hold a row some delete removes; a file without ranges may hold anything."""
     return [file for file in files if any(_reaches(delete, file) for delete in deletes)]
 
@@ -160,7 +163,7 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 
-def _reaches(delete: DeleteFile, file: TableFile) -> bool:
+def _reaches(delete: DeleteFile, file: "TableFile") -> bool:
     if file.offset_min is not None and file.offset_min >= delete.offset_max:
         return False
     if file.vchannel_range is not None and not file.vchannel_range[0] <= delete.vchannel <= file.vchannel_range[1]:

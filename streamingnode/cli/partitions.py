@@ -32,7 +32,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     if (arguments.partition is None) != (arguments.action == "list"):
-        raise InvalidArgument(f"{arguments.action}: {_NAMES[arguments.action]}")
+        why = _NAMES[arguments.action]
+        raise InvalidArgument(f"{arguments.action}: {why}")
     from streamingnode.inspection.node_files import check_node
     from streamingnode.opening import run_async
 

@@ -32,7 +32,6 @@ WORDS_OF_A_PROGRAM = re.compile(
 
 SAID_TO_PROGRAMS = {
     "streamingnode/sync.py": "use of a synchronous node",
-    "streamingnode/node_facts.py": "use on another event loop",
     "streamingnode/opening.py": "arguments of open_node",
     "streamingnode/node.py": "arguments of its methods",
     "streamingnode/collections.py": "a list of partitions",
@@ -42,7 +41,8 @@ SAID_TO_PROGRAMS = {
     "streamingnode/writing": "arguments and use of transactions and producers",
     "streamingnode/snapshot.py": "as_of",
     "spark_sink/cut_request.py": "nodes as Python objects",
-    "spark_sink/reading": "arguments of read_tables, options of the data source",
+    "spark_sink/source.py": "options of the data source",
+    "spark_sink/tables.py": "arguments of read_tables",
     "scanner/deliver_policy.py": "arguments of DeliverPolicy",
     "interceptors/idempotency.py": "named producers",
     "wal/position.py": "sequences of producers",
