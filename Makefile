@@ -5,7 +5,7 @@
 #   make test        the whole test suite but crashes and long runs
 #   make test-crash  kills, power cuts, failing disks, flipped bits: a few of each; Linux, and root for some of it
 #   make test-long   the long tests; with GATE=kill MINUTES=60 one gate for so long, kept in docs/reliability.md
-#   make check       format, lint, types, layers, spelling, tidiness
+#   make check       format, lint, types, layers, spelling, tidiness, budgets
 #   make bench       the benchmarks, each against its baseline
 #   make lock        resolve requirements.lock again
 #   make clean       remove caches and build output; .venv and data stay
@@ -40,7 +40,7 @@ test-crash: $(VENV)/.installed
 
 test-long: $(VENV)/.installed
 	@if [ -n "$(GATE)" ]; then \
-	  $(IN)/python -m bench.chaos $(GATE) --minutes $(MINUTES) $(ARGS); \
+	  $(IN)/python -m tests.chaos $(GATE) --minutes $(MINUTES) $(ARGS); \
 	else \
 	  HYPOTHESIS_PROFILE=nightly $(IN)/python -m pytest -m long --timeout=3600 $(ARGS); \
 	fi
@@ -51,7 +51,7 @@ check: $(VENV)/.installed
 	$(IN)/python -m mypy
 	$(IN)/lint-imports --no-logo
 	$(IN)/codespell
-	$(IN)/python -m pytest -q tests/test_tidy.py
+	$(IN)/python -m pytest -q tests/test_tidy.py tests/test_budgets.py
 
 bench: $(VENV)/.installed
 	$(IN)/python -m bench $(ARGS)

@@ -1,1 +1,1 @@
-"""Benchmarks of a checkout: `python -m bench`. What users can run too is in `streamingnode.benchmark`."""
+"""Benchmarks of a checkout: `python -m bench`. What users run is `streamingnode bench`."""

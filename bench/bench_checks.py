@@ -10,12 +10,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from unittest import mock
 
+from bench.baseline import Load, measure_warm, scratch
+from bench.measurement import Measurement, median
 from bench.report import Settings, main, note
-from streamingnode.benchmark.baseline import Load, measure_warm, scratch
-from streamingnode.benchmark.measurement import Measurement, median
-from streamingnode.benchmark.rows import create, inserts_of
-from streamingnode.event_loop import run_async
-from streamingnode.opening import open_node
+from bench.rows import create, inserts_of
+from streamingnode.opening import open_node, run_async
 from wal.rocks.floor import FloorFile
 
 CASES = ((1, 100), (16, 100))

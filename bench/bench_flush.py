@@ -24,16 +24,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.files.parquet_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
-from flusher.files.rows import OFFSET, TICK, VCHANNEL
-from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher
-from wal.append import AppendGroup
-from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, InsertHeader
-from wal.log import Log
+from flusher.parquet import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
+from flusher.rows import OFFSET, TICK, VCHANNEL
+from flusher.run import FlushOptions
+from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, InsertHeader, MessageType
+from wal.log import AppendGroup, Log
 from wal.memory_store import MemoryLogStore, MemoryOptions
 from wal.message import MutableMessage
-from wal.message_type import MessageType
 
 LOG_BYTES_MAX = 4 << 30
 COLLECTION, PARTITION = 1, 2

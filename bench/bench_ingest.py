@@ -39,8 +39,7 @@ from flusher.manifest import (
     manifest_name,
     segment_path,
 )
-from spark_sink.table.arrow_types import AnyArray, AnyField
-from spark_sink.table.columns import ROW_SYSTEM_COLUMNS
+from spark_sink.columns import ROW_SYSTEM_COLUMNS, AnyArray, AnyField
 from wal.codec import crc32c
 
 _USER_FIELDS: list[AnyField] = [

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import psutil
 
+from bench.baseline import scratch
+from bench.measurement import Measurement
 from bench.report import Settings, main, note
-from streamingnode.benchmark.baseline import scratch
-from streamingnode.benchmark.measurement import Measurement
-from streamingnode.benchmark.rows import ROW_BYTES, create, rows_of
-from streamingnode.event_loop import run_async
+from bench.rows import ROW_BYTES, create, rows_of
 from streamingnode.node import Node
-from streamingnode.opening import open_node
+from streamingnode.opening import open_node, run_async
 
 FIRST_BYTES, LAST_BYTES = 1 << 30, 4 << 30
 WINDOW_BYTES = 1 << 29

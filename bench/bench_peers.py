@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from bench.baseline import Load, Measured, measure_warm
+from bench.bench_append import GRID, measure_node_appends
+from bench.measurement import Measurement, median
 from bench.redis_streams import Connection, connected, entry_command, lacking, serving
 from bench.report import Settings, main, note
-from streamingnode.benchmark.appends import GRID, measure_node_appends
-from streamingnode.benchmark.baseline import Load, Measured, measure_warm
-from streamingnode.benchmark.measurement import Measurement, median
-from streamingnode.benchmark.rows import record_batch
-from streamingnode.event_loop import run_async
+from bench.rows import record_batch
+from streamingnode.opening import run_async
 
 _BATCHES = 64
 """Batches made before the clock starts and used in turn."""

@@ -17,16 +17,14 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.baseline import measure_plain_scan, scratch
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from streamingnode.benchmark.baseline import measure_plain_scan, scratch
-from wal.append import AppendGroup
-from wal.headers import InsertHeader
+from wal.headers import InsertHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import Log
+from wal.log import AppendGroup, Log
 from wal.message import LogEntry, MutableMessage
-from wal.message_type import MessageType
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
 ROW_BYTES = 1024

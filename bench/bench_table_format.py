@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from spark_sink.table.arrow_types import AnyField
-from spark_sink.table.file_stats import stats_json
+from spark_sink.columns import AnyField, stats_json
 
 ROUNDS = 7
 _FIELDS: list[AnyField] = [

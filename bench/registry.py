@@ -16,15 +16,17 @@ import msgspec
 from bench import (
     bench_append,
     bench_checks,
+    bench_cut,
     bench_flush,
     bench_ingest,
     bench_latency,
     bench_memory,
     bench_peers,
+    bench_read,
     bench_scan,
 )
+from bench.measurement import Measurement
 from bench.report import Run, Settings, note
-from streamingnode.benchmark.measurement import Measurement
 
 SCAN_AIM, FLUSH_AIM = 0.5, 0.85
 SCAN_CASES = ((100, 100_000), (1, 50_000))
@@ -101,7 +103,9 @@ BENCHMARKS: dict[str, Run] = {
     "checks": bench_checks.run,
     "peers": bench_peers.run,
     "latency": bench_latency.run,
+    "read": bench_read.run,
     "scan": scan,
+    "cut": bench_cut.run,
     "flush": flush,
     "ingest": ingest,
     "memory": bench_memory.run,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamingnode.benchmark.machine import describe_machine
-from streamingnode.benchmark.measurement import HEADINGS, Measurement, as_document, table_row
+from bench.machine import describe_machine
+from bench.measurement import HEADINGS, Measurement, as_document, table_row
 from streamingnode.cli.output import format_fields, format_table
 
 

@@ -9,7 +9,7 @@ steps.
 import msgspec
 
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.message_id import FIRST_POSITION
+from wal.position import FIRST_POSITION
 from wal.timetick import physical_ms
 
 CHECKPOINT_FORMAT = 2

@@ -9,43 +9,124 @@ for a cut gets the error; appends and readers go on. A write of the log store wh
 the store is reopened meanwhile, and the stored checkpoint then says what became of it.
 """
 
+import errno
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import Enum, unique
 from pathlib import Path
 
 import anyio
 from anyio import to_thread
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
-from flusher.cuts.cut_log import Cut, CutLog, cut_numbers
-from flusher.cuts.cut_writer import NO_CUT, CutResult, cut_result
-from flusher.files.node_directory import NodeDirectory
-from flusher.flush_options import FlushOptions
-from flusher.flush_run import FlushContext, FlushRun
-from flusher.flusher_state import ALIVE, TRANSITIONS, FlusherEvent, FlusherState, Shortage, classify, shortage_of
-from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
-from flusher.removal.orphans import cut_ahead, remove_orphans
-from flusher.removal.retention import Retention, finish_removal
+from flusher.cut_log import Cut, CutLog, cut_numbers
+from flusher.cuts import (
+    NO_CUT,
+    CutResult,
+    are_all_there,
+    cut_ahead,
+    cut_result,
+    decode_first_kept,
+    kept_cuts_key,
+    remove_orphans,
+)
+from flusher.directory import NodeDirectory
+from flusher.retention import Retention, finish_removal
+from flusher.run import FlushContext, FlushOptions, FlushRun
 from interceptors.shard.state import ShardState
-from interceptors.txn.manager import steady_ms
+from interceptors.txn_manager import steady_ms
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from wal.errors import (
-    ChannelFenced,
-    Corrupt,
-    OnShutdown,
-    Overloaded,
-    StorageFailed,
-    StorageFull,
-    StreamingNodeError,
-)
+from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
-from wal.message_id import message_id_kind
+from wal.position import message_id_kind
+
+# --- flusher state ---
+#
+# The states of a flusher, what changes them, and what an error of a run means for it. Pure.
+#
+# RECOVERING --recovered--> RUNNING --fault--> BACKING_OFF --retry--> RECOVERING any of these --damage--> FAILED any of
+# these --close--> CLOSED
+#
+# `flusher` says what each of them is about.
+
+
+@unique
+class FlusherState(Enum):
+    """What the flusher is doing."""
+
+    RECOVERING = "recovering"
+    RUNNING = "running"
+    BACKING_OFF = "backing off"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@unique
+class FlusherEvent(Enum):
+    """What changes that."""
+
+    RECOVERED = "recovered"
+    FAULT = "fault"
+    RETRY = "retry"
+    DAMAGE = "damage"
+    CLOSE = "close"
+
+
+@unique
+class Shortage(Enum):
+    """What a run may lack that the flusher cannot make room for: whoever waits for a cut hears of it."""
+
+    DISK_SPACE = "disk space"
+    DESCRIPTORS = "file descriptors"
+
+
+ALIVE = (FlusherState.RECOVERING, FlusherState.RUNNING, FlusherState.BACKING_OFF)
+
+TRANSITIONS: dict[tuple[FlusherState, FlusherEvent], FlusherState] = {
+    (FlusherState.RECOVERING, FlusherEvent.RECOVERED): FlusherState.RUNNING,
+    (FlusherState.RECOVERING, FlusherEvent.FAULT): FlusherState.BACKING_OFF,
+    (FlusherState.RUNNING, FlusherEvent.FAULT): FlusherState.BACKING_OFF,
+    (FlusherState.BACKING_OFF, FlusherEvent.RETRY): FlusherState.RECOVERING,
+    **{(state, FlusherEvent.DAMAGE): FlusherState.FAILED for state in ALIVE},
+    **{(state, FlusherEvent.CLOSE): FlusherState.CLOSED for state in ALIVE},
+}
+
+
+def classify(error: BaseException) -> FlusherEvent | None:
+    """Return what an error of a run means for the flusher; None for one that is a bug and is not caught."""
+    match error:
+        case BaseExceptionGroup(exceptions=errors):
+            events = [classify(each) for each in errors]
+            order = (None, FlusherEvent.CLOSE, FlusherEvent.DAMAGE, FlusherEvent.FAULT)
+            return next(event for event in order if event in events)
+        case OnShutdown() | ChannelFenced():
+            return FlusherEvent.CLOSE
+        case OSError() | StorageFailed() | StreamingNodeError(retryable="yes" | "indeterminate"):
+            return FlusherEvent.FAULT
+        case StreamingNodeError():
+            return FlusherEvent.DAMAGE
+        case _:
+            return None
+
+
+def shortage_of(error: BaseException) -> Shortage | None:
+    """Return what a run ended for want of, None when it was something else."""
+    match error:
+        case BaseExceptionGroup(exceptions=errors):
+            return next((found for each in errors if (found := shortage_of(each)) is not None), None)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT) | StorageFull():
+            return Shortage.DISK_SPACE
+        case OSError(errno=errno.EMFILE | errno.ENFILE) | Overloaded():
+            return Shortage.DESCRIPTORS  # nothing but the log store raises `Overloaded` in a run
+        case _:
+            return None
+
 
 _log = event_log(__name__)
 

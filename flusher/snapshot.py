@@ -3,10 +3,12 @@
 In: what the collection's table has taken (the base), the cuts after that up to one number, and the messages after it (the
 tail) as a scanner delivers them. Out: the rows whose key was not deleted later: a delete removes rows of its key with a
 smaller offset, and a key always lies on one vchannel, so this is one look-up per row, done on whole columns. Every file is
-checked against its manifest before a row of it is believed.
+checked against its manifest before a row of it is believed. Who takes out of a damaged node what can be read is told of each
+loss, and gets the rest.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,16 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.cuts.collection_entry import arrow_schema
-from flusher.cuts.cut_log import CutLog, cut_numbers
-from flusher.files.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
-from flusher.manifest import CutManifest, DataFile
+from flusher.cut_log import Cut, CutLog, cut_numbers, manifest_path
+from flusher.manifest import CutManifest, DataFile, arrow_schema
+from flusher.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
-from wal.errors import Corrupt, Truncated
+from wal.errors import Corrupt, StreamingNodeError, Truncated
 from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
 from wal.message import AnyMessage, Message, TransactionMessage
-from wal.remedy import Remedy
 from wal.timetick import TICK_MAX
 
 
@@ -36,12 +36,16 @@ class SnapshotBase:
     rows: pa.Table
 
 
+OnLoss = Callable[[str, int | None, Exception], None]
+"""Told of what is left out: which file, how many rows if that is known, and why."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSource:
     """What a snapshot is made of: one collection, the cuts after `base` to `last_cut`, and every message above its tick.
 
     Without a base, the cuts begin with the first one. `tail` may hold messages of other collections; it ends at or above
-    `as_of`.
+    `as_of`. With `on_loss` what cannot be read is told there and left out, else it is raised.
     """
 
     cuts: CutLog
@@ -50,6 +54,7 @@ class SnapshotSource:
     tail: Sequence[AnyMessage]
     as_of: int = TICK_MAX
     base: SnapshotBase | None = None
+    on_loss: OnLoss | None = None
 
 
 def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa.Table:
@@ -75,10 +80,10 @@ def _rows(source: SnapshotSource, manifests: Sequence[CutManifest], *, system_co
     tables = [_base_rows(source.base, drops, names).select(schema.names) if source.base else schema.empty_table()]
     deleted: list[pa.Table] = []
     for manifest in manifests:
-        tables += (
-            _read(source, file) for file in manifest.segments if _wanted(source, file) and file.partition_id in live
+        tables += _read(
+            source, [file for file in manifest.segments if _wanted(source, file) and file.partition_id in live]
         )
-        deleted += (_read(source, file) for file in manifest.deletes if _wanted(source, file))
+        deleted += _read(source, [file for file in manifest.deletes if _wanted(source, file)])
     tables += _tail_rows(source, live, schema)
     deleted += _tail_deletes(source)
     rows = _up_to(pa.concat_tables(tables), source.as_of)
@@ -101,17 +106,35 @@ def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> p
 
 def _manifests(source: SnapshotSource, earliest: int) -> list[CutManifest]:
     """Return the cuts that may have something of the collection, oldest first. Raises `Truncated` when some are gone."""
-    if source.base is not None:
-        return [source.cuts.read(number).manifest for number in range(source.base.cut + 1, source.last_cut + 1)]
+    first = 1 if source.base is None else source.base.cut + 1
     manifests: list[CutManifest] = []
+    after: CutManifest | None = None
     number, created = source.last_cut, source.collection.created_tick
-    while number and (not manifests or manifests[-1].previous_tick >= created):
-        if manifests and number < earliest:
+    while number >= first and (source.base or not manifests or manifests[-1].previous_tick >= created):
+        if manifests and number < earliest and source.base is None:
             _check_begins(source, manifests[-1])
             break
-        manifests.append(source.cuts.read(number).manifest)
+        cut = _cut(source, number, after)
+        after = None if cut is None else cut.manifest
+        manifests += [] if after is None else [after]
         number -= 1
     return manifests[::-1]
+
+
+def _cut(source: SnapshotSource, number: int, after: CutManifest | None) -> Cut | None:
+    """Return a cut, None when it is lost; `after` is the one after it, when that is not."""
+    try:
+        return source.cuts.read(number)
+    except (OSError, StreamingNodeError) as error:
+        if source.on_loss is None:
+            raise
+        with suppress(OSError, StreamingNodeError):
+            # Behind one that is lost, nothing tells what this one has to be but its own checksum.
+            cut = source.cuts.read_alone(number) if number < source.last_cut else None
+            if cut and (after is None or (after.previous_crc32c, after.previous_tick) == (cut.crc32c, cut.tick)):
+                return cut
+        source.on_loss(manifest_path(number), None, error)
+        return None
 
 
 def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
@@ -125,11 +148,14 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
         if file.vchannel in begins:
             begins[file.vchannel] = min(begins[file.vchannel], file.offset_min)
     if any(begins.values()):
-        raise Truncated(
+        gone = Truncated(
             f"a part of collection {info.name!r}, in cuts before {earliest.number},",
             f"cut {earliest.number}",
-            Remedy.READ_TABLE,
+            "every table has taken it: read the collection's table",
         )
+        if source.on_loss is None:
+            raise gone
+        source.on_loss(f"cuts before {earliest.number}", sum(begins.values()), gone)
     if source.as_of < earliest.previous_tick:  # partitions may have been dropped since, in cuts that are gone
         raise Truncated(
             f"the state at {source.as_of}", earliest.previous_tick, f"ask for {earliest.previous_tick} or later"
@@ -172,7 +198,17 @@ def _wanted(source: SnapshotSource, file: DataFile) -> bool:
     return file.collection_id == source.collection.id and file.tick_min <= source.as_of
 
 
-def _read(source: SnapshotSource, file: DataFile) -> pa.Table:
+def _read(source: SnapshotSource, files: Sequence[DataFile]) -> Iterator[pa.Table]:
+    for file in files:
+        try:
+            yield _read_file(source, file)
+        except (OSError, Corrupt) as error:
+            if source.on_loss is None:
+                raise
+            source.on_loss(file.path, file.rows, error)
+
+
+def _read_file(source: SnapshotSource, file: DataFile) -> pa.Table:
     try:
         content = source.cuts.directory.read(file.path, bytes_max=file.bytes)
     except FileNotFoundError as error:

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from wal.append import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
+from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
 
 Clock = Callable[[], float]
 """Seconds from an arbitrary start; for differences only."""
@@ -33,14 +33,11 @@ class Chain:
         for interceptor in self.interceptors:
             await interceptor.ready()
 
-    async def graceful_close(self) -> None:
-        """Let what is in flight end, outermost first: what waits outside is told before what it waits for."""
-        async with AsyncExitStack() as steps:
-            for interceptor in reversed(self.interceptors):
-                steps.push_async_callback(interceptor.graceful_close)
-
     async def close(self) -> None:
-        """Close every interceptor, outermost first, even after one raised; idempotent when they are."""
+        """Close every interceptor, outermost first, even after one raised; idempotent when they are.
+
+        What waits outside is told before what it waits for.
+        """
         async with AsyncExitStack() as steps:
             for interceptor in reversed(self.interceptors):
                 steps.push_async_callback(interceptor.close)

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 from anyio import to_thread
 
-from interceptors.idempotency.snapshot import decode_window
-from interceptors.idempotency.window import ProducerLimits, Window, Write
 from interceptors.shard.state import ShardState
-from interceptors.txn.commits import Commits
+from interceptors.txn_manager import Commits
+from interceptors.window import ProducerLimits, Window, Write, decode_window
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
+from wal.headers import EXCLUSIVE, MessageType
 from wal.log import Log
 from wal.message import LogEntry, Message
-from wal.message_id import FIRST_POSITION, message_id_kind
-from wal.message_type import EXCLUSIVE, MessageType
+from wal.position import FIRST_POSITION, message_id_kind
 from wal.transaction_buffer import OpenTransaction, TransactionBuffer
 
 READ_BYTES = 1 << 20
@@ -33,8 +32,7 @@ class RecoveredChannel:
 
     `open_transactions` are in the order of their begins. `fences` maps vchannels to the tick of the last exclusive message
     read. `commits` has the transactions that committed lately, `window` the writes whose retries are recognised.
-    `last_confirmed` is where a reader of the next message has to start. `last_tick` is the last entry's tick, and after it
-    comes `next_position`.
+    `last_confirmed` is where a reader of the next message has to start.
     """
 
     shard_state: ShardState
@@ -43,8 +41,6 @@ class RecoveredChannel:
     commits: Commits
     window: Window
     last_confirmed: int
-    last_tick: int
-    next_position: int
 
 
 async def recover(
@@ -99,8 +95,6 @@ async def recover(
         commits=commits or Commits(),
         window=window,
         last_confirmed=transactions[0].begin.position if transactions else next_position,
-        last_tick=log.last_tick,
-        next_position=next_position,
     )
 
 

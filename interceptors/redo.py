@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from wal.append import Append, AppendGroup, AppendResult
-from wal.errors import OnShutdown, SegmentUnavailable
+from wal.errors import OnShutdown, Overloaded
+from wal.log import Append, AppendGroup, AppendResult
 
 
 class Redo(Exception):
@@ -48,7 +48,7 @@ class RedoInterceptor:
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         """Append, and append again after each `Redo`.
 
-        Raises `SegmentUnavailable` at a bound, `OnShutdown` when the WAL closes meanwhile. Cancelling while it waits means
+        Raises `Overloaded` at a bound, `OnShutdown` when the WAL closes meanwhile. Cancelling while it waits means
         that the append never happened.
         """
         try:
@@ -60,14 +60,10 @@ class RedoInterceptor:
     async def ready(self) -> None:
         """Appends may always pass."""
 
-    async def graceful_close(self) -> None:
+    async def close(self) -> None:
         """Send every waiting append away with `OnShutdown`; one that is past its wait ends by itself."""
         if not self._stopping.done():
             self._stopping.set_result(None)
-
-    async def close(self) -> None:
-        """Do what `graceful_close` does, for a WAL that skips it."""
-        await self.graceful_close()
 
     async def _again(self, group: AppendGroup, append: Append, signal: Redo) -> AppendResult:
         deadline = asyncio.get_running_loop().time() + self._limits.wait_s_max
@@ -78,7 +74,7 @@ class RedoInterceptor:
                 return await append(group)
             except Redo as redo:
                 signal = redo
-        raise SegmentUnavailable(
+        raise Overloaded(
             f"the append waited for {signal.waiting_for} and was redone {self._limits.attempts_max} times in vain — "
             "try again later"
         )
@@ -91,7 +87,7 @@ class RedoInterceptor:
             if self._stopping.done():
                 raise OnShutdown(f"the log closed while the append waited for {signal.waiting_for} — reopen the node")
             if not until.done():
-                raise SegmentUnavailable(
+                raise Overloaded(
                     f"the append waited {self._limits.wait_s_max:g} s for {signal.waiting_for} — try again later"
                 )
             if not until.cancelled():  # whoever owned it gave up without a verdict: the next attempt will tell

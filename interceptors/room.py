@@ -6,11 +6,11 @@ before redo, so that what waits there counts.
 
 from typing import Protocol
 
-from wal.admission import Budget
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import OnShutdown
 from wal.failpoint import failpoint
-from wal.message_type import DML, MessageType
+from wal.headers import DML, MessageType
+from wal.log import Append, AppendGroup, AppendResult
+from wal.queue import Budget
 
 
 class Admit(Protocol):
@@ -51,12 +51,8 @@ class RoomInterceptor:
     async def ready(self) -> None:
         """Appends may always pass."""
 
-    async def graceful_close(self) -> None:
-        """Send away who waits, each as its turn comes: those before them end by themselves."""
-        self._closing = True
-
     async def close(self) -> None:
-        """Do what `graceful_close` does, for a WAL that skips it."""
+        """Send away who waits, each as its turn comes: those before them end by themselves."""
         self._closing = True
 
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from wal.errors import InvalidArgument
-from wal.message_id import MessageId
-from wal.remedy import Remedy
+from wal.position import MessageId
 from wal.timetick import tick_given
 
 
@@ -99,5 +98,5 @@ def _checked_id(message_id: object) -> MessageId:
     if not isinstance(message_id, MessageId):
         raise InvalidArgument(f"{message_id!r} is no message id — pass the message_id of a message or of a result")
     if not isinstance(message_id.position, int) or message_id.position < 1:
-        raise InvalidArgument(f"{message_id} names no message: positions start at 1", Remedy.START_AT_FIRST)
+        raise InvalidArgument(f"{message_id} names no message: positions start at 1 — start at the first message")
     return message_id

@@ -13,9 +13,10 @@ from typing import Protocol
 import msgspec
 
 from scanner.deliver_policy import DeliverPolicy
-from wal.errors import Corrupt, InvalidArgument, InvalidName, OnShutdown, ReaderBusy, StreamingNodeError
-from wal.message_id import MessageId, message_id_kind
+from scanner.errors import ReaderBusy
+from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.outlast import carry_on
+from wal.position import MessageId, message_id_kind
 
 NAME_PATTERN = re.compile(r"[a-z0-9](?!.*\.\.)[a-z0-9._-]{0,127}")
 _PREFIX = "reader/"
@@ -100,10 +101,10 @@ class NamedReaders:
     async def open(self, collection_id: int, name: str, *, start: ReaderPosition) -> "NamedReader":
         """Return the reader, at its stored position, or at `start` when it is new; durable when this returns.
 
-        Raises `ReaderBusy` while it is open elsewhere, `InvalidName` for a name outside the pattern.
+        Raises `ReaderBusy` while it is open elsewhere, `InvalidArgument` for a name outside the pattern.
         """
         if not NAME_PATTERN.fullmatch(name):
-            raise InvalidName(f"reader name {name!r} does not match {NAME_PATTERN.pattern}")
+            raise InvalidArgument(f"reader name {name!r} does not match {NAME_PATTERN.pattern} — choose another")
         key = self._reserve(collection_id, name)
         try:
             if key not in self._positions or key in self._in_doubt:

@@ -15,13 +15,12 @@ from scanner.deliver_policy import (
     StartFrom,
     check_policy,
 )
-from scanner.patient_read import PatientLog
+from scanner.source import PatientLog
 from wal.errors import InvalidArgument, Truncated
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.message import LogEntry
-from wal.message_id import FIRST_POSITION, MessageId, message_id_kind
-from wal.remedy import Remedy
+from wal.position import FIRST_POSITION, MessageId, message_id_kind
 
 
 class LogEnd(NamedTuple):
@@ -115,7 +114,7 @@ async def _entry_of(log: Log, reader: PatientLog, message_id: MessageId) -> LogE
     if message_id.position < log.first_position:
         raise Truncated(message_id, type(message_id)(log.first_position))
     if message_id.position >= log.next_position:
-        raise InvalidArgument(f"no message has the id {message_id} yet", Remedy.START_AT_END)
+        raise InvalidArgument(f"no message has the id {message_id} yet — start at the end for what is to come")
     await _wait_synced(log, message_id.position)
     entry = await reader.entry_at(message_id.position)
     assert entry is not None, "what is synced can be read"

@@ -8,21 +8,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spark_sink.ingestion.ingest_job import ingest
-    from spark_sink.ingestion.report import IngestReport, Progress, TableReport
-    from spark_sink.reading.tables import TablesAt, read_table, read_tables
-    from spark_sink.runtime.spark_session import register, session
+    from spark_sink.ingestion import IngestReport, Progress, TableReport, ingest
+    from spark_sink.runtime import register, session
+    from spark_sink.tables import TablesAt, read_table, read_tables
 
 _HOMES = {
-    "IngestReport": "spark_sink.ingestion.report",
-    "Progress": "spark_sink.ingestion.report",
-    "TableReport": "spark_sink.ingestion.report",
-    "TablesAt": "spark_sink.reading.tables",
-    "ingest": "spark_sink.ingestion.ingest_job",
-    "read_table": "spark_sink.reading.tables",
-    "read_tables": "spark_sink.reading.tables",
-    "register": "spark_sink.runtime.spark_session",
-    "session": "spark_sink.runtime.spark_session",
+    "IngestReport": "spark_sink.ingestion",
+    "Progress": "spark_sink.ingestion",
+    "TableReport": "spark_sink.ingestion",
+    "TablesAt": "spark_sink.tables",
+    "ingest": "spark_sink.ingestion",
+    "read_table": "spark_sink.tables",
+    "read_tables": "spark_sink.tables",
+    "register": "spark_sink.runtime",
+    "session": "spark_sink.runtime",
 }
 
 _OF_THE_EXTRA = ("deltalake", "pandas", "py4j", "pyspark")
@@ -46,7 +45,7 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
-        from wal.errors import PackageMissing
+        from spark_sink.errors import PackageMissing
 
         package = (error.name or "").partition(".")[0]
         if package not in _OF_THE_EXTRA:

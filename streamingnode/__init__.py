@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scanner.deliver_policy import DeliverPolicy
-    from streamingnode import config, sync
-    from streamingnode.collection import Collection
+    from streamingnode import config, errors, sync
+    from streamingnode.collections import Collection
     from streamingnode.config import NodeConfig, load_config
+    from streamingnode.flush import FlushResult
     from streamingnode.node import Node
     from streamingnode.opening import open_node
-    from streamingnode.reading.collection_reader import CollectionReader
     from streamingnode.reading.read_message import ReadMessage
-    from streamingnode.services import FlushResult
+    from streamingnode.reading.reader import CollectionReader
     from streamingnode.writing.producer import Producer
-    from streamingnode.writing.results import WriteResult
+    from streamingnode.writing.result import WriteResult
     from streamingnode.writing.transaction import Transaction
-    from wal import errors
     from wal.errors import StreamingNodeError
-    from wal.message_id import MessageId
-    from wal.message_type import MessageType
+    from wal.headers import MessageType
+    from wal.position import MessageId
     from wal.timetick import tick_to_time, time_to_tick
 
 __all__ = [
@@ -53,25 +52,25 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Collection": "streamingnode.collection",
-    "CollectionReader": "streamingnode.reading.collection_reader",
+    "Collection": "streamingnode.collections",
+    "CollectionReader": "streamingnode.reading.reader",
     "DeliverPolicy": "scanner.deliver_policy",
-    "FlushResult": "streamingnode.services",
-    "MessageId": "wal.message_id",
-    "MessageType": "wal.message_type",
+    "FlushResult": "streamingnode.flush",
+    "MessageId": "wal.position",
+    "MessageType": "wal.headers",
     "Node": "streamingnode.node",
     "NodeConfig": "streamingnode.config",
     "Producer": "streamingnode.writing.producer",
     "ReadMessage": "streamingnode.reading.read_message",
     "StreamingNodeError": "wal.errors",
     "Transaction": "streamingnode.writing.transaction",
-    "WriteResult": "streamingnode.writing.results",
+    "WriteResult": "streamingnode.writing.result",
     "load_config": "streamingnode.config",
     "open_node": "streamingnode.opening",
     "tick_to_time": "wal.timetick",
     "time_to_tick": "wal.timetick",
 }
-_MODULES = {"config": "streamingnode.config", "errors": "wal.errors", "sync": "streamingnode.sync"}
+_MODULES = {"config": "streamingnode.config", "errors": "streamingnode.errors", "sync": "streamingnode.sync"}
 
 
 def __getattr__(name: str) -> object:

@@ -13,23 +13,23 @@ from collections.abc import Mapping
 
 import anyio
 
-from interceptors.idempotency.producers import OpenedProducer, Producers
+from interceptors.idempotency import OpenedProducer, Producers
+from interceptors.shard.catalog import Catalog
 from interceptors.shard.manager import ShardManager
-from scanner.registry import ScannerRegistry
-from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_reading_term, open_term
+from scanner.scanner import ScannerRegistry
+from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
+from streamingnode.errors import LogReopening
 from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
-from wal.admission import PendingBytes
-from wal.append import AppendGroup, AppendObserver, AppendResult
-from wal.errors import Indeterminate, LogReopening, OnShutdown, StorageFull, StreamingNodeError
+from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.headers import CutHeader
+from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import LogStore
+from wal.log import AppendGroup, AppendObserver, AppendResult, LogStore
 from wal.message import MutableMessage
-from wal.message_type import MessageType
-from wal.producer_stamp import Place
+from wal.position import Place
+from wal.queue import PendingBytes
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)
@@ -38,12 +38,13 @@ _log = event_log(__name__)
 class Channel:
     """An open pchannel; `keep` is for the node to run. Lives on the event loop."""
 
-    def __init__(self, parts: ChannelParts, term: ChannelTerm, *, full: StorageFull | None = None) -> None:
-        self.log, self.tail, self.scanners = parts.log, parts.tail, parts.scanners
+    def __init__(self, parts: ChannelParts, term: ChannelTerm) -> None:
+        self.store, self.log, self.tail, self.scanners = parts.store, parts.log, parts.tail, parts.scanners
+        self.ticks, self.pending = parts.ticks, parts.pending
         self.producers: Producers = parts.producers
         self.checkpoint = term.checkpoint
         self.state = LogState.OPEN
-        self._parts, self._store, self._options = parts, parts.store, parts.options
+        self._parts, self._options = parts, parts.options
         self._term = term
         self._back: asyncio.Future[None] | None = None
         """What everybody waits for while the log takes no appends; it fails when the log will not come back."""
@@ -56,9 +57,6 @@ class Channel:
         self._last_error = ""
         self._full: StorageFull | None = None
         """Why the log is not back: then nobody waits for it, because waiting does not free space."""
-        if full is not None:
-            self._lose()
-            self._full, self._last_error = full, _text(full)
 
     @property
     def term(self) -> ChannelTerm:
@@ -71,12 +69,17 @@ class Channel:
         return self._term.shards
 
     @property
+    def catalog(self) -> Catalog:
+        """The collections as of the last group in the log's queue."""
+        return self._term.shards.catalog
+
+    @property
     def status(self) -> LogStatus:
         """Where the log stands."""
         return LogStatus(
             pchannel=self.log.name,
             state=self.state.value,
-            store=self._store.condition,
+            store=self.store.condition,
             term=self._term.wal.term,
             reopened=self._reopened,
             attempts=self._attempts,
@@ -101,8 +104,6 @@ class Channel:
 
     async def consistent_tick(self) -> int:
         """Return a tick that no append acknowledged before the call is above; readers reach it without new writes."""
-        if self._term.reads_only:
-            return self._term.acks.confirmed_tick
         while True:
             term = self._term if self._back is None else await self._next_term()
             try:
@@ -145,7 +146,7 @@ class Channel:
                     raise
                 raise doubt from error
             try:
-                return await self._store.put_meta(changes)
+                return await self.store.put_meta(changes)
             except StreamingNodeError as error:
                 if not self._is_over(term):
                     raise
@@ -153,7 +154,7 @@ class Channel:
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return keys of the store's map; see `LogStore.scan_meta`."""
-        return await self._store.scan_meta(prefix)
+        return await self.store.scan_meta(prefix)
 
     # --- producers --------------------------------------------------------------------------------------------------------
 
@@ -239,8 +240,7 @@ class Channel:
         try:
             with self._scope:
                 while True:
-                    if self.state is LogState.OPEN:
-                        await self._work()
+                    await self._work()
                     await self._change_term()
         except Exception as error:
             self._apply(LogEvent.DAMAGE)
@@ -255,7 +255,7 @@ class Channel:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def watch() -> None:
-            await self._store.wait_failed()
+            await self.store.wait_failed()
             if not over.done():
                 over.set_result(None)
 
@@ -276,7 +276,7 @@ class Channel:
     async def _change_term(self) -> None:
         started = time.monotonic()
         self._lose()
-        _log.warning("log_lost", pchannel=self.log.name, term=self._term.wal.term, store=self._store.condition)
+        _log.warning("log_lost", pchannel=self.log.name, term=self._term.wal.term, store=self.store.condition)
         failpoint("recovery.write_failed")
         await self._term.end()
         failpoint("recovery.term_ended")
@@ -298,7 +298,7 @@ class Channel:
         pause_s, obstacles_seen = self._options.reopen.first_pause_s, 0
         while True:
             try:
-                await self._store.reopen()
+                await self.store.reopen()
                 self._apply(LogEvent.VERIFIED)
                 failpoint("recovery.reopened")
                 return await open_term(self._parts)
@@ -340,7 +340,7 @@ class Channel:
 
     def _is_over(self, term: ChannelTerm) -> bool:
         """Whether a call that failed in `term` may hope for the next one."""
-        if term is self._term and not self._store.taking_writes and self.state is LogState.OPEN:
+        if term is self._term and not self.store.taking_writes and self.state is LogState.OPEN:
             self._lose()  # at once, before `keep` has noticed: nobody may try again and again without a pause
         return term is not self._term or self._back is not None
 
@@ -381,28 +381,20 @@ async def open_channel(
     pending: PendingBytes,
     observer: AppendObserver | None = None,
 ) -> Channel:
-    """Open a pchannel of `store`. Raises what recovery and the log raise; nothing is left open then.
-
-    Without room for the first tick the channel can be read, and takes appends when `keep` finds that there is room.
-    """
+    """Open a pchannel of `store`. Raises what recovery and the log raise; nothing is left open then."""
     log = await store.open_log(pchannel)
-    tail = LiveTail(capacity_bytes=options.tail_capacity_bytes, age_s=options.tail_age_s)
+    tail = LiveTail(capacity_bytes=options.tail_capacity_bytes)
     producers = Producers(store, pchannel, options.producers)
     await producers.load()
     parts = ChannelParts(
         store=store,
         log=log,
         tail=tail,
-        scanners=ScannerRegistry(log, tail, limits=options.scan),
+        scanners=ScannerRegistry(log, tail),
         producers=producers,
         ticks=ticks,
         options=options,
         pending=pending,
         observer=observer,
     )
-    try:
-        return Channel(parts, await open_term(parts))
-    except StorageFull as full:
-        if not log.last_tick:
-            raise  # there is nothing to read
-        return Channel(parts, await open_reading_term(parts), full=full)
+    return Channel(parts, await open_term(parts))

@@ -5,45 +5,35 @@ goes: first tick of the term durable, state rebuilt from the checkpoint and the 
 ends once and is thrown away; `streamingnode.channel` opens the next one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
+from interceptors.acks import AckManager, MvccManager, ReaderRelease
 from interceptors.chain import Chain
-from interceptors.idempotency.interceptor import IdempotencyInterceptor
-from interceptors.idempotency.producers import Producers
-from interceptors.idempotency.window import ProducerLimits
+from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
-from interceptors.redo import RedoInterceptor, RedoLimits
+from interceptors.redo import RedoInterceptor
 from interceptors.room import RoomInterceptor
-from interceptors.shard.allocator import SegmentAllocator
-from interceptors.shard.interceptor import ShardInterceptor
+from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
 from interceptors.shard.manager import ShardManager
 from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.shard.seal_worker import SealWorker
-from interceptors.timetick.ack_manager import AckManager
-from interceptors.timetick.inspector import TimeTickInspector
-from interceptors.timetick.interceptor import TimeTickInterceptor
-from interceptors.timetick.mvcc import MvccManager
-from interceptors.timetick.release import ReaderRelease
-from interceptors.timetick.sync_operator import TimeTickSyncOperator
-from interceptors.txn.interceptor import TxnInterceptor
-from interceptors.txn.manager import TxnManager
-from interceptors.txn.rollback_worker import RollbackWorker
-from interceptors.txn.session import TxnLimits
+from interceptors.timetick import TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
+from interceptors.txn import RollbackWorker, TxnInterceptor
+from interceptors.txn_manager import TxnManager
+from interceptors.txn_session import TxnLimits
+from interceptors.window import ProducerLimits
 from scanner.deliver_policy import DeliverPolicy
-from scanner.registry import ScannerRegistry
-from scanner.scanner import ScanLimits, Scanner
+from scanner.scanner import Scanner, ScannerRegistry
 from streamingnode.log_state import ReopenOptions
-from wal.adaptor import Wal, WalLimits, log_end
-from wal.admission import PendingBytes
-from wal.append import Append, AppendGroup, AppendObserver, Interceptor
+from wal.adaptor import Wal, WalLimits
 from wal.failpoint import failpoint
 from wal.live_tail import LiveTail
-from wal.log import Log, LogStore
+from wal.log import Append, AppendGroup, AppendObserver, Interceptor, Log, LogStore
 from wal.message import LogEntry
-from wal.message_id import message_id_kind
+from wal.position import message_id_kind
+from wal.queue import PendingBytes
 from wal.timetick import TickAllocator
 
 
@@ -52,13 +42,10 @@ class ChannelOptions:
     """Limits of one channel's parts; each part says what its own mean. Seconds, bytes."""
 
     wal: WalLimits
-    redo: RedoLimits
     txn: TxnLimits
     producers: ProducerLimits
     segments: SegmentLimits
-    scan: ScanLimits
     tail_capacity_bytes: int
-    tail_age_s: float
     tick_interval_s: float
     time_interceptors: bool = False
     reopen: ReopenOptions
@@ -88,10 +75,7 @@ class ChannelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelTerm:
-    """What a channel has in one term only. `workers` append to `wal`; `checkpoint` is what the term was rebuilt from.
-
-    A term that `reads_only` takes no appends and confirms no ticks.
-    """
+    """What a channel has in one term only. `workers` append to `wal`; `checkpoint` is what the term was rebuilt from."""
 
     wal: Wal[DeliverPolicy, Scanner]
     shards: ShardManager
@@ -102,7 +86,6 @@ class ChannelTerm:
     ticks: TimeTickSyncOperator
     workers: tuple[Worker, ...]
     checkpoint: Checkpoint
-    reads_only: bool = False
 
     async def cut(self, cut: AppendGroup) -> int:
         """Append a cut if there is something to cut, and return the number of the last cut."""
@@ -126,12 +109,15 @@ async def open_term(parts: ChannelParts) -> ChannelTerm:
     checkpoint = decode_checkpoint(await parts.store.get_meta(checkpoint_key(parts.log.name)))
     builder = _TermBuilder(parts)
 
-    async def recover_log(_log: Log, _first_tick: LogEntry) -> RecoveredChannel:
-        return await _recover(parts, checkpoint)
-
-    def build(recovered: RecoveredChannel, log: Log, first_tick: LogEntry, end: Append) -> Chain:
-        return builder.build(
-            recovered, log, end, next_position=first_tick.last_position + 1, confirmed_tick=first_tick.time_tick
+    async def recover_log(log: Log, _first_tick: LogEntry) -> RecoveredChannel:
+        return await recover(
+            log,
+            position=checkpoint.start_position,
+            tick=checkpoint.tick,
+            shard_state=checkpoint.shard_state,
+            producers=checkpoint.producers,
+            producer_limits=parts.options.producers,
+            held=parts.producers.places.writes(),
         )
 
     wal: Wal[DeliverPolicy, Scanner] = await Wal.open(
@@ -139,44 +125,12 @@ async def open_term(parts: ChannelParts) -> ChannelTerm:
         parts.log.name,
         ticks=parts.ticks,
         recover=recover_log,
-        build_chain=build,
+        build_chain=builder.build,
         read=parts.scanners.open,
         limits=parts.options.wal,
         observer=parts.observer,
     )
     return builder.term(wal, checkpoint)
-
-
-async def open_reading_term(parts: ChannelParts) -> ChannelTerm:
-    """Return what readers need of a log that cannot take its first tick for want of room; it takes no appends.
-
-    Everything in the log is synced, and a later term's ticks are above all that were given out before. So whoever has read
-    to the end has read up to the last of those, without a tick that says so. Raises as `open_term`.
-    """
-    checkpoint = decode_checkpoint(await parts.store.get_meta(checkpoint_key(parts.log.name)))
-    recovered = await _recover(parts, checkpoint)
-    builder = _TermBuilder(parts)
-    builder.build(
-        recovered,
-        parts.log,
-        log_end(parts.log),
-        next_position=recovered.next_position,
-        confirmed_tick=max(recovered.last_tick, parts.store.promised_tick),
-    )
-    wal: Wal[DeliverPolicy, Scanner] = Wal(parts.log, parts.store.term, read=parts.scanners.open)
-    return replace(builder.term(wal, checkpoint), reads_only=True)
-
-
-async def _recover(parts: ChannelParts, checkpoint: Checkpoint) -> RecoveredChannel:
-    return await recover(
-        parts.log,
-        position=checkpoint.start_position,
-        tick=checkpoint.tick,
-        shard_state=checkpoint.shard_state,
-        producers=checkpoint.producers,
-        producer_limits=parts.options.producers,
-        held=parts.producers.places.writes(),
-    )
 
 
 class _TermBuilder:
@@ -185,14 +139,9 @@ class _TermBuilder:
     def __init__(self, parts: ChannelParts) -> None:
         self._parts = parts
 
-    def build(
-        self, recovered: RecoveredChannel, log: Log, end: Append, *, next_position: int, confirmed_tick: int
-    ) -> Chain:
-        """Return the chain, outermost interceptor first; ADR 0003 gives the reasons for the order.
-
-        The tail begins at `next_position`, where readers have everything up to `confirmed_tick`.
-        """
-        parts, options = self._parts, self._parts.options
+    def build(self, recovered: RecoveredChannel, log: Log, first_tick: LogEntry, end: Append) -> Chain:
+        """Return the chain, outermost interceptor first; ADR 0003 gives the reasons for the order."""
+        parts, options, confirmed_tick = self._parts, self._parts.options, first_tick.time_tick
         self.transactions = TxnManager.recovered(
             recovered.open_transactions,
             fences=recovered.fences,
@@ -208,7 +157,7 @@ class _TermBuilder:
             recovered.window, parts.producers.places, message_id_kind(log.wal_name)
         )
         parts.producers.bind(self.idempotency)
-        parts.tail.start(next_position=next_position, confirmed_tick=confirmed_tick)
+        parts.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
         self.mvcc = MvccManager(confirmed_tick)
         self.acks = AckManager(
             parts.ticks,
@@ -235,15 +184,13 @@ class _TermBuilder:
         return (
             self.idempotency,
             RoomInterceptor(log.admit, self._parts.pending.appends),
-            RedoInterceptor(self._parts.options.redo),
+            RedoInterceptor(),
             LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
             TimeTickInterceptor(
                 wal_name=log.wal_name,
-                ticks=self._parts.ticks,
                 acks=self.acks,
                 oldest_open_begin=self.transactions.oldest_open_begin,
                 mvcc=self.mvcc,
-                promise=self.sync_operator.promise,
             ),
             TxnInterceptor(self.transactions),
             ShardInterceptor(self.shards, self._allocator, self._sealer),

@@ -1,54 +1,44 @@
 """The composition root: builds a node out of its parts and takes it apart again, in reverse order.
 
-In: a directory (None: a node in memory), a configuration, and somebody who owns background tasks. Out: the services that
-`Node` uses. No other module chooses an implementation.
+In: a directory (None: a node in memory), a configuration, and somebody who owns background tasks. Out: the open `Node`. No
+other module chooses an implementation.
 """
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 import anyio
 
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
-from flusher.cuts.cut_log import CUTS
-from flusher.cuts.cut_schedule import CutSchedule
-from flusher.cuts.cut_writer import CutResult
-from flusher.files.node_directory import NodeDirectory
+from flusher.cut_log import CUTS
+from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher, FlushHooks
 from flusher.manifest import DELETES, SEGMENTS
-from flusher.relief import SpaceRelief
-from interceptors.idempotency.snapshot import encode_window
-from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverPolicy
-from scanner.named_reader import NamedReaders, ReaderPosition
-from scanner.scanner import Scanner
-from streamingnode.append_meter import AppendMeter
+from flusher.triggers import CutSchedule, SpaceRelief
+from interceptors.window import encode_window
+from scanner.named_reader import NamedReaders
 from streamingnode.channel import Channel, open_channel
 from streamingnode.channel_term import ChannelOptions
 from streamingnode.config import NodeConfig
-from streamingnode.node_meter import NodeMeter
+from streamingnode.flush import flush
+from streamingnode.meter import AppendMeter, NodeMeter
+from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
-from streamingnode.services import FlushedSegment, FlushResult, NodeServices
-from streamingnode.snapshot import take_snapshot
 from streamingnode.supervisor import Supervisor
 from streamingnode.upkeep import Upkeep
 from streamingnode.verification.opening_check import refuse_mixed
 from streamingnode.verification.running import RunningParts
-from streamingnode.writing.retry import Retry
-from wal.admission import PendingBytes
-from wal.append import AppendObserver
-from wal.errors import StorageFailed, StorageFull
+from wal.errors import StorageFailed
 from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.log import LogStore
+from wal.log import AppendObserver, LogStore
 from wal.memory_store import MemoryLogStore
-from wal.message_type import MessageType
-from wal.rocks.failures import disk_errors_typed
+from wal.queue import PendingBytes
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
@@ -79,7 +69,7 @@ async def compose(
     now_ms: Callable[[], int] = unix_ms,
     elapsed_ms: Callable[[], int] | None = elapsed_ms,
     observer: AppendObserver | None = None,
-) -> NodeServices:
+) -> Node:
     """Open the node at `path` (None: in memory); `closing` closes what is open, also when this raises.
 
     `elapsed_ms` tells a leap of the clock `now_ms` from time that passed; None: every leap is followed.
@@ -91,7 +81,7 @@ async def compose(
         await anyio.to_thread.run_sync(assert_sole_owner)
     store = await _open_store(path, config)
     closing.push_async_callback(store.close)
-    directory = await _files_directory(path, store, config, closing)
+    directory = await _files_directory(path, config, closing)
     closing.push_async_callback(supervisor.stop)
     appends = AppendMeter(observer)
     ticks = await _tick_allocator(store, now_ms, elapsed_ms)
@@ -105,36 +95,32 @@ async def compose(
     readers = NamedReaders(channel)
     await readers.load()
     failpoint("recovery.readers_loaded")
-    with suppress(StorageFull):  # left for the next open: those of dropped collections hold nothing
-        await readers.keep_only(_live_ids(channel))
+    await readers.keep_only(_live_ids(channel))
     closing.push_async_callback(readers.close)
     flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
     supervisor.spawn(channel.keep())
     closing.callback(channel.stop_waiting)
-    meter = NodeMeter(
+    upkeep = _upkeep(path, channel, flusher, now_ms)
+    return Node(
+        path,
+        config,
+        supervisor,
+        closing,
         channel=channel,
         flusher=flusher,
-        appends=appends,
-        ticks=ticks,
-        store=store,
-        pending=pending,
-        now_ms=now_ms,
+        readers=readers,
+        upkeep=upkeep,
+        meter=NodeMeter(channel=channel, flusher=flusher, appends=appends, now_ms=now_ms),
     )
-    services = _services(path, config, store, channel, ticks, readers, flusher, meter)
-    supervisor.spawn(services.upkeep.run())
-    return services
 
 
 def _channel_options(config: NodeConfig, observer: AppendObserver | None) -> ChannelOptions:
     return ChannelOptions(
         wal=config.wal,
-        redo=config.redo,
         txn=config.txn,
         producers=config.producers,
         segments=config.segments,
-        scan=config.scan,
         tail_capacity_bytes=config.tail.capacity_bytes,
-        tail_age_s=config.tail.age_s,
         tick_interval_s=config.ticks.interval_s,
         reopen=config.reopen,
         time_interceptors=config.statistics.time_interceptors or observer is not None,
@@ -147,16 +133,13 @@ async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
     return await open_rocks_store(path, options=config.log)
 
 
-async def _files_directory(
-    path: Path | None, store: LogStore, config: NodeConfig, closing: AsyncExitStack
-) -> NodeDirectory:
+async def _files_directory(path: Path | None, config: NodeConfig, closing: AsyncExitStack) -> NodeDirectory:
     """The directory of segments and cuts: the node's own, or a throw-away one for a node in memory."""
     if path is None:
         root = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="streamingnode-")))
         closing.push_async_callback(anyio.to_thread.run_sync, partial(shutil.rmtree, root, ignore_errors=True))
         return NodeDirectory(root)
-    check_owned = store.check_owned if isinstance(store, RocksStore) else None
-    directory = NodeDirectory(path, check_owned=check_owned, for_group=config.flush.group_may_read)
+    directory = NodeDirectory(path, for_group=config.flush.group_may_read)
     try:
         await anyio.to_thread.run_sync(directory.set_access, (SEGMENTS, DELETES, CUTS))
     except OSError as error:
@@ -248,110 +231,16 @@ def _live_ids(channel: Channel) -> frozenset[int]:
     return frozenset(info.id for info in channel.shards.catalog.collections())
 
 
-def _services(
-    path: Path | None,
-    config: NodeConfig,
-    store: LogStore,
-    channel: Channel,
-    ticks: TickAllocator,
-    readers: NamedReaders,
-    flusher: Flusher,
-    meter: NodeMeter,
-) -> NodeServices:
-    async def flush() -> FlushResult:
-        number = await channel.request_cut()
-        if not number:
-            return FlushResult(number=0, tick=0)
-        with disk_errors_typed(flusher.cuts.node):
-            return _flush_result(await flusher.wait_for_cut(number))
-
-    async def consistent_tick(_pchannels: Sequence[str]) -> int:
-        return await channel.consistent_tick()
-
-    retry = Retry(channel.append, config.retry, epoch=store.term)
-
-    def stop_waiting() -> None:
-        retry.close()
-        channel.stop_waiting()
-
-    return NodeServices(
-        statistics=meter.statistics,
-        pending=meter.pending,
-        path=None if path is None else str(path),
-        node_id=store.node_id,
-        wal_name=channel.log.wal_name,
-        durability=config.log.durability,
-        catalog=_LiveCatalog(channel),
-        appends={PCHANNEL: retry.append},
-        allocate_id=lambda _pchannel: channel.shards.allocate_id(),
-        open_scanner=partial(_open_scanner, channel),
-        named_readers=readers,
-        find_position=partial(_find_position, channel),
-        flush=flush,
-        snapshot=partial(take_snapshot, channel, flusher),
-        consistent_tick=consistent_tick,
-        newest_tick=ticks.allocate,
-        producers=channel,
-        stop_waiting=stop_waiting,
-        stop_appends=channel.stop_appends,
-        upkeep=Upkeep(
-            parts=None if path is None else _running_parts(path, store, channel, flusher),
-            link_copy=store.link_copy if isinstance(store, RocksStore) else None,
-            flush=flush,
-            hold_cuts=flusher.retention.hold_cuts,
-            now_ms=meter.now_ms,
-            options=config.scrub,
-        ),
+def _upkeep(path: Path | None, channel: Channel, flusher: Flusher, now_ms: Callable[[], int]) -> Upkeep:
+    store = channel.store
+    parts = None
+    if path is not None:
+        log, checkpoint = (lambda: channel.log), (lambda: flusher.checkpoint)
+        parts = RunningParts(directory=path, store=store, log=log, checkpoint=checkpoint)
+    return Upkeep(
+        parts=parts,
+        link_copy=store.link_copy if isinstance(store, RocksStore) else None,
+        flush=partial(flush, channel, flusher),
+        hold_cuts=flusher.retention.hold_cuts,
+        now_ms=now_ms,
     )
-
-
-def _running_parts(path: Path, store: LogStore, channel: Channel, flusher: Flusher) -> RunningParts:
-    return RunningParts(directory=path, store=store, log=lambda: channel.log, checkpoint=lambda: flusher.checkpoint)
-
-
-class _LiveCatalog:
-    """The catalog as of the last group in the log's queue."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    def collections(self) -> Sequence[CollectionInfo]:
-        """Return the live collections by id."""
-        return self._channel.shards.catalog.collections()
-
-    def collection_by_name(self, name: str) -> CollectionInfo:
-        """Return the live collection of this name. Raises `CollectionNotFound`."""
-        return self._channel.shards.catalog.collection_by_name(name)
-
-
-def _open_scanner(
-    channel: Channel,
-    _pchannel: str,
-    policy: DeliverPolicy,
-    *,
-    vchannels: frozenset[str],
-    types: frozenset[MessageType],
-    after_tick: int,
-) -> Scanner:
-    return channel.scanners.open(policy, vchannels=vchannels, types=types, after_tick=after_tick)
-
-
-async def _find_position(channel: Channel, pchannel: str, policy: DeliverPolicy) -> ReaderPosition:
-    async with channel.scanners.open(policy) as scanner:
-        place = scanner.place
-        return ReaderPosition(pchannel, channel.log.wal_name, place.position, place.after_tick)
-
-
-def _flush_result(cut: CutResult) -> FlushResult:
-    segments = tuple(
-        FlushedSegment(
-            segment_id=segment.segment_id,
-            collection_id=segment.collection_id,
-            partition_id=segment.partition_id,
-            rows=segment.rows,
-            bytes=segment.bytes,
-            path=segment.path,
-        )
-        for segment in cut.segments
-    )
-    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=segments)

@@ -1,6 +1,6 @@
 """Names of collections, partitions and named readers: one pattern, so that a name is safe in paths, URLs and tables.
 
-In: a name somebody typed. Out: the same name, or `InvalidName` with what to do. Inside a node ids become paths and names
+In: a name somebody typed. Out: the same name, or `InvalidArgument` with what to do. Inside a node ids become paths and names
 never do; the directory of a Spark table does carry the checked name. No I/O.
 """
 
@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from wal.errors import InvalidArgument, InvalidName
+from wal.errors import InvalidArgument
 
 DEFAULT_PARTITION = "_default"
 """Every collection has it; rows go there when no partition is named."""
@@ -21,16 +21,16 @@ def check_name(kind: str, name: str) -> str:
     """Return `name` if a new thing of this `kind` ("collection", "partition", "reader") may carry it.
 
     Raises:
-        InvalidName: it is outside `^[a-z0-9][a-z0-9._-]{0,127}$`, contains `..`, or is reserved (starts with `_`).
+        InvalidArgument: it is outside `^[a-z0-9][a-z0-9._-]{0,127}$`, contains `..`, or is reserved (starts with `_`).
     """
     if not isinstance(name, str):
         raise not_text(kind, name)
     if name.startswith("_"):
-        raise InvalidName(
+        raise InvalidArgument(
             f"{kind} name {name[:64]!r} is reserved: names that start with '_' are the node's — rename it"
         )
     if not _PATTERN.fullmatch(name) or ".." in name:
-        raise InvalidName(
+        raise InvalidArgument(
             f"{kind} name {name[:64]!r} is not allowed — use 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '.', '_' and '-', "
             "starting with a letter or digit, without '..'"
         )
@@ -51,6 +51,6 @@ def check_path(what: str, path: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
-def not_text(kind: str, name: object) -> InvalidName:
+def not_text(kind: str, name: object) -> InvalidArgument:
     """Return the error for something in the place of a name that is no text at all."""
-    return InvalidName(f"a {kind} name is text, not {type(name).__name__} — pass a str")
+    return InvalidArgument(f"a {kind} name is text, not {type(name).__name__} — pass a str")

@@ -2,68 +2,76 @@
 
 In: calls of many tasks on one event loop. Out: append groups to the log, readers over it. Every write returns when it is
 durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent inserts go together, in
-`coalescer`, the rest by itself, in `direct_write`. The parts behind this come as `NodeServices`.
+`coalescer`, the rest by itself, in `write`. The parts behind this are put together in `composition`.
 """
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import pyarrow as pa
 from anyio import to_thread
 
+from flusher.flusher import Flusher
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
-from streamingnode import ddl
+from scanner.named_reader import NamedReaders
 from streamingnode.backup.making import BackupResult
-from streamingnode.catalog_changes import CatalogChanges
-from streamingnode.collection import Collection, collection_of
+from streamingnode.channel import Channel
+from streamingnode.collections import CatalogChanges, Collection, check_definition, collection_of
 from streamingnode.config import NodeConfig
+from streamingnode.flush import FlushResult, flush
+from streamingnode.meter import NodeMeter
 from streamingnode.names import check_name, check_path, not_text
-from streamingnode.node_facts import NodeFacts
-from streamingnode.reading.collection_reader import CollectionReader, ReadOptions
-from streamingnode.reading.read_arguments import check_passed, check_tick, check_types
-from streamingnode.rows.row_shape import Keys, Rows
-from streamingnode.services import FlushResult, NodeServices
+from streamingnode.reading.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
+from streamingnode.retry import Retry
+from streamingnode.rows.rows import Keys, Rows
+from streamingnode.snapshot import take_snapshot
+from streamingnode.statistics import NodeStatistics
 from streamingnode.supervisor import Supervisor
+from streamingnode.upkeep import Upkeep
 from streamingnode.verification.finding import Report
 from streamingnode.writing.coalescer import Coalescer
-from streamingnode.writing.deadline import read_within, within
-from streamingnode.writing.direct_write import delete_keys, insert_batches, insert_rows, upsert_rows
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.results import WriteResult, result_of
-from streamingnode.writing.transaction import Transaction
-from streamingnode.writing.txn_arguments import check_keepalive_ms, check_txn_id
-from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
-from streamingnode.writing.write_target import WriteTarget, WriteTargets, pchannel_of
-from wal.adaptor import GRACE_S
-from wal.append import Append, AppendGroup, AppendResult
-from wal.errors import InvalidArgument, shown
-from wal.message_type import MessageType
+from streamingnode.writing.result import Durability, WriteResult, result_of
+from streamingnode.writing.transaction import (
+    Transaction,
+    begin_group,
+    check_keepalive_ms,
+    check_txn_id,
+    commit_group,
+    rollback_group,
+)
+from streamingnode.writing.write import (
+    WriteTarget,
+    WriteTargets,
+    delete_keys,
+    insert_batches,
+    insert_rows,
+    read_within,
+    upsert_rows,
+    within,
+)
+from wal.errors import InvalidArgument, OnShutdown, shown
+from wal.headers import MessageType
+from wal.log import AppendGroup, AppendResult
 from wal.outlast import outlast
 
-Call = TypeVar("Call", bound=Callable[..., Coroutine[Any, Any, object]])
+T = TypeVar("T")
 
 ALL = DeliverPolicy.all()
 
-
-def _naming_failure(call: Call) -> Call:
-    """Have a call that waits while its node fails say what failed; the appends of rows do so by themselves."""
-
-    @wraps(call)
-    async def named(node: "Node", *arguments: Any, **options: Any) -> Any:
-        with node._supervisor.naming_failure:  # noqa: SLF001 - for the class below
-            return await call(node, *arguments, **options)
-
-    return cast("Call", named)
+GRACE_S = 3.0
+"""How long closing lets the appends under way end by themselves."""
 
 
-class Node(NodeFacts):
+class Node:
     """An open node; made by `open_node`, used on its event loop by any number of tasks.
 
     `timeout=` is in seconds: past it, a write that may already be in the log raises `DeadlineExceeded` (a `TimeoutError`),
@@ -73,26 +81,37 @@ class Node(NodeFacts):
     """
 
     def __init__(
-        self, services: NodeServices, config: NodeConfig, supervisor: Supervisor, parts: AsyncExitStack
+        self,
+        path: Path | None,
+        config: NodeConfig,
+        supervisor: Supervisor,
+        closing: AsyncExitStack,
+        *,
+        channel: Channel,
+        flusher: Flusher,
+        readers: NamedReaders,
+        upkeep: Upkeep,
+        meter: NodeMeter,
     ) -> None:
-        self._services = services
+        self._path = None if path is None else str(path)
         self._config = config
         self._supervisor = supervisor
-        self._parts = parts
+        self._parts = closing
         """What closing leaves, in reverse order."""
-        naming = {name: _append_naming_failure(supervisor, append) for name, append in services.appends.items()}
-        self._consistent_tick = partial(services.consistent_tick, list(services.appends))
-        self._targets = WriteTargets(naming, self._consistent_tick)
+        self._channel, self._flusher, self._readers = channel, flusher, readers
+        self._upkeep, self._meter = upkeep, meter
+        self._retry = Retry(channel.append, config.retry, epoch=channel.store.term, explain=supervisor.explain)
+        self._targets = WriteTargets({channel.log.name: self._retry.append}, channel.consistent_tick)
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
             supervisor.spawn,
-            self._insert_alone,
+            partial(insert_batches, bytes_max=self._group_bytes_max),
             group_bytes_max=self._group_bytes_max,
-            memory=services.pending.rows,
+            memory=channel.pending.rows,
             limits=config.coalescer,
         )
         self._coalesced_rows_max = config.coalescer.insert_rows_max
-        self._changes = CatalogChanges(services, self._info, self._append)
+        self._changes = CatalogChanges(channel, self._info, self._retry.append)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -100,7 +119,34 @@ class Node(NodeFacts):
         state = "failed" if self._supervisor.failure else "open"
         if self._closing is not None and state == "open":
             state = "closed" if self._closing.done() else "closing"
-        return f"<Node {self.path or 'in memory'} {state}>"
+        return f"<Node {self._path or 'in memory'} {state}>"
+
+    # --- what it is: answers at once, after the node closed too ---------------------------------------------------------
+
+    @property
+    def path(self) -> str | None:
+        """The node's directory; None for one in memory."""
+        return self._path
+
+    @property
+    def node_id(self) -> str:
+        """Identity of the node's data, made when it was first opened."""
+        return self._channel.store.node_id
+
+    @property
+    def durability(self) -> Durability:
+        """What an acknowledged write means: `fsync`, or `os` when the node was opened so."""
+        return self._config.log.durability
+
+    @property
+    def config(self) -> NodeConfig:
+        """The settings the node runs with."""
+        return self._config
+
+    def statistics(self) -> NodeStatistics:
+        """Return what the node counts and measures, as of now; under 1 ms, so ask once a second, not once an insert."""
+        self._check_loop()
+        return self._meter.statistics(self._coalescer)
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -144,9 +190,8 @@ class Node(NodeFacts):
         Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
         """
         check_txn_id(txn_id)
-        target = self._target(collection)
+        target, bytes_max = self._target(collection), self._group_bytes_max
         partition_id = target.partition_id(partition)
-        bytes_max = self._group_bytes_max
         return await upsert_rows(target, partition_id, rows, bytes_max=bytes_max, txn_id=txn_id, timeout=timeout)
 
     async def delete(
@@ -168,18 +213,16 @@ class Node(NodeFacts):
         `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
         """
         self._check_open()
-        keepalive_ms = self._keepalive_ms(keepalive_s)
         limits = self._config.wal
         return Transaction(
             self._target,
-            self._consistent_tick,
+            self._channel.consistent_tick,
             group_bytes_max=limits.group_bytes_max,
             group_messages_max=limits.group_messages_max,
-            keepalive_ms=keepalive_ms,
-            memory=self._services.pending.transactions,
+            keepalive_ms=self._keepalive_ms(keepalive_s),
+            memory=self._channel.pending.transactions,
         )
 
-    @_naming_failure
     async def begin_transaction(
         self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
     ) -> int:
@@ -189,53 +232,47 @@ class Node(NodeFacts):
         `txn.age_s_max`, too large, or overtaken by a schema change of one of its collections.
         """
         begin = begin_group(self._keepalive_ms(keepalive_s))
-        return (await self._append(self._pchannel(pchannel), begin, "the begin", timeout)).txn_id
+        return (await self._append(pchannel, begin, "the begin", timeout)).txn_id
 
-    @_naming_failure
     async def commit_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> WriteResult:
         """Make a transaction's rows appear at one tick. Raises `TransactionExpired` or `InvalidTransactionState`."""
         commit = commit_group(check_txn_id(txn_id))
-        return result_of(await self._append(self._pchannel(pchannel), commit, "the commit", timeout))
+        return result_of(await self._append(pchannel, commit, "the commit", timeout))
 
-    @_naming_failure
     async def rollback_transaction(
         self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
     ) -> None:
         """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
         rollback = rollback_group(check_txn_id(txn_id), reason="rolled back by its caller")
-        await self._append(self._pchannel(pchannel), rollback, "the rollback", timeout)
+        await self._append(pchannel, rollback, "the rollback", timeout)
 
     # --- producers ------------------------------------------------------------------------------------------------------
 
-    @_naming_failure
     async def producer(self, name: str, *, timeout: float | None = None) -> Producer:
         """Open a named producer, made if it is new: its writes can be repeated exactly, after a crash too.
 
-        Whoever had it open is fenced, durably, when this returns. Raises `InvalidName`, `Overloaded` at `producers_max`.
+        Whoever had it open is fenced, durably, when this returns. Raises `InvalidArgument`, `Overloaded` at `producers_max`.
         """
         self._check_open()
         check_name("producer", name)
-        producers = self._services.producers
-        opened = await within(timeout, lambda: producers.open_producer(name), f"opening producer {name!r}")
+        opened = await self._run(lambda: self._channel.open_producer(name), f"opening producer {name!r}", timeout)
         return Producer(
             name,
             opened,
-            directory=producers,
+            directory=self._channel,
             find_target=self._target,
-            consistent_tick=self._consistent_tick,
+            consistent_tick=self._channel.consistent_tick,
             outstanding_max=self._config.producers.results_per_producer_max,
             limits=self._config.wal,
             txn_age_s_max=self._config.txn.age_s_max,
-            memory=self._services.pending.transactions,
+            memory=self._channel.pending.transactions,
         )
 
-    @_naming_failure
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
         """Forget a producer and its sequences, and fence it; return whether there was one."""
-        self._check_open()
-        return await within(timeout, lambda: self._services.producers.delete_producer(name), "forgetting the producer")
+        return await self._run(lambda: self._channel.delete_producer(name), "forgetting the producer", timeout)
 
     # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -262,10 +299,9 @@ class Node(NodeFacts):
         info = self._info(collection)
         chosen, last = check_types(types), check_tick("until", until)
         options = ReadOptions(policy=policy, until=last, name=name, types=chosen, include_ticks=include_ticks)
-        check_passed(options.policy, options.until, self._services.newest_tick())
-        return CollectionReader(self._services, info, options, naming_failure=self._supervisor.naming_failure)
+        check_passed(options.policy, options.until, self._channel.ticks.allocate())  # above all that were given out
+        return CollectionReader(self._channel, self._readers, info, options, explain=self._supervisor.explain)
 
-    @_naming_failure
     async def snapshot(
         self, collection: str, *, as_of: int | datetime | None = None, timeout: float | None = None
     ) -> pa.Table:
@@ -277,30 +313,28 @@ class Node(NodeFacts):
         rows are in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
         info, tick = self._info(collection), check_tick("as_of", as_of)
-        return await read_within(timeout, lambda: self._services.snapshot(info, tick), "the snapshot")
+        take = partial(take_snapshot, self._channel, self._flusher, info, tick)
+        return await self._run(take, "the snapshot", timeout, changes=False)
 
-    @_naming_failure
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
         """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes."""
         self._check_open()
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
-        pchannels = list(self._services.appends)
-        if collections is not None:
-            pchannels = sorted({pchannel_of(self._info(name).vchannels[0]) for name in collections})
-        return await read_within(timeout, lambda: self._services.consistent_tick(pchannels), "the tick")
+        for name in collections or ():
+            self._info(name)  # raises for one that is not there; all that are share the one log
+        return await self._run(self._channel.consistent_tick, "the tick", timeout, changes=False)
 
-    @_naming_failure
     async def delete_reader(self, collection: str, name: str) -> bool:
         """Forget a named reader and let go of what it holds; return whether there was one. Raises `ReaderBusy` while open.
 
         A named reader that nobody opens again holds the log for ever, unless its collection is dropped.
         """
-        return await self._services.named_readers.delete_reader(self._info(collection).id, name)
+        info = self._info(collection)
+        return await self._run(lambda: self._readers.delete_reader(info.id, name), "forgetting the reader")
 
     # --- collections ----------------------------------------------------------------------------------------------------
 
-    @_naming_failure
     async def create_collection(
         self,
         name: str,
@@ -315,41 +349,36 @@ class Node(NodeFacts):
         """Make a collection and return it, when that is durable.
 
         Raises `AlreadyExists` for a name in use, unless `if_not_exists` and schema, primary key and shards are the same;
-        `InvalidName`; `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
+        `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
         """
         self._check_open()
-        check = partial(ddl.check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
+        check = partial(check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
         definition = await to_thread.run_sync(check, name, schema)  # looking a time zone up reads files
-        return collection_of(
-            await self._changes.create_collection(definition, if_not_exists=if_not_exists, timeout=timeout)
-        )
+        create = partial(self._changes.create_collection, definition, if_not_exists=if_not_exists, timeout=timeout)
+        return collection_of(await self._run(create, "the collection"))
 
-    @_naming_failure
     async def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
         """Drop a collection with all its rows; ends open transactions on it. Raises `CollectionNotFound`."""
-        self._check_open()
-        await self._changes.drop_collection(name, if_exists=if_exists, timeout=timeout)
+        await self._run(partial(self._changes.drop_collection, name, if_exists=if_exists, timeout=timeout), "the drop")
 
-    @_naming_failure
     async def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
-        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidName`."""
-        info = self._info(collection)
-        await self._changes.create_partition(info, partition, if_not_exists=if_not_exists, timeout=timeout)
+        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidArgument`."""
+        create = partial(self._changes.create_partition, self._info(collection), partition)
+        await self._run(partial(create, if_not_exists=if_not_exists, timeout=timeout), "the partition")
 
-    @_naming_failure
     async def drop_partition(
         self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot be dropped."""
-        info = self._info(collection)
-        await self._changes.drop_partition(info, partition, if_exists=if_exists, timeout=timeout)
+        drop = partial(self._changes.drop_partition, self._info(collection), partition)
+        await self._run(partial(drop, if_exists=if_exists, timeout=timeout), "the drop")
 
     def collections(self) -> tuple[Collection, ...]:
         """Return the collections that exist now, oldest first."""
         self._check_open()
-        return tuple(collection_of(info) for info in self._services.catalog.collections())
+        return tuple(collection_of(info) for info in self._channel.catalog.collections())
 
     def collection(self, name: str) -> Collection:
         """Return one collection. Raises `CollectionNotFound`."""
@@ -357,7 +386,6 @@ class Node(NodeFacts):
 
     # --- cuts and the end -----------------------------------------------------------------------------------------------
 
-    @_naming_failure
     async def flush(self, *, timeout: float | None = None) -> FlushResult:
         """Make a cut and return it once its files are durable: everything acknowledged before the call is in files.
 
@@ -365,12 +393,10 @@ class Node(NodeFacts):
         for its files, `Overloaded` when no file descriptor is left, and `StorageFailed` when one try after the other fails,
         `LogReopening` when a failed log is not back in time; the cut is then made as soon as it can be.
         """
-        self._check_open()
-        return await within(timeout, self._services.flush, "the flush")
+        return await self._run(partial(flush, self._channel, self._flusher), "the flush", timeout)
 
     # --- what is on the disk ----------------------------------------------------------------------------------------------
 
-    @_naming_failure
     async def backup(self, path: str | os.PathLike[str]) -> BackupResult:
         """Copy the node into a new directory while it runs, verify the copy, and return what is in it.
 
@@ -379,16 +405,14 @@ class Node(NodeFacts):
         `InvalidArgument` for a node in memory; nothing is left at `path` then, nor when it is cancelled.
         """
         self._check_open()
-        return await self._services.upkeep.back_up(check_path("directory", path))
+        return await self._run(partial(self._upkeep.back_up, check_path("directory", path)), "the backup")
 
-    @_naming_failure
     async def verify(self) -> Report:
         """Read everything the node has on its disk and return what is not as it was written; changes nothing.
 
         Raises `LogReopening` while the log comes back after a failed write.
         """
-        self._check_open()
-        return await self._services.upkeep.verify()
+        return await self._run(self._upkeep.verify, "the verification")
 
     def begin_closing(self) -> "asyncio.Task[None]":
         """Refuse calls from now on, and close in a task of its own, which is returned; the same one each time."""
@@ -415,26 +439,31 @@ class Node(NodeFacts):
         After `GRACE_S` only those are waited for that the disk has; the others, which wait for a segment, get `OnShutdown`.
         """
         async with self._parts:
-            self._services.stop_waiting()
+            self._retry.close()
+            self._channel.stop_waiting()
             with anyio.move_on_after(GRACE_S) as grace:
                 await self._coalescer.drain()
             if grace.cancelled_caught:
-                await self._services.stop_appends()
+                await self._channel.stop_appends()
                 await self._coalescer.drain()
 
-    async def _append(self, pchannel: str, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
+    async def _run(
+        self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None, *, changes: bool = True
+    ) -> T:
+        """Return what a call on the open node returns in time. If the node fails meanwhile, the refusal says what failed."""
         self._check_open()
-        append = self._services.appends[pchannel]
+        try:
+            return await (within if changes else read_within)(timeout, call, what)
+        except OnShutdown as refusal:
+            self._supervisor.explain(refusal)
+            raise
 
-        def call() -> Awaitable[AppendResult]:
-            return append(group)
-
-        return await within(timeout, call, what, begun=lambda: group.begun)
-
-    async def _insert_alone(
-        self, target: WriteTarget, partition_id: int, batches: Sequence[pa.RecordBatch]
-    ) -> WriteResult:
-        return await insert_batches(target, partition_id, batches, bytes_max=self._group_bytes_max)
+    async def _append(self, pchannel: str | None, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
+        """Append a group of a transaction by its id to its log, the only one for None."""
+        self._check_open()
+        if pchannel not in (None, self._channel.log.name):
+            raise InvalidArgument(f"there is no log {pchannel!r} — one of {self._channel.log.name}")
+        return await within(timeout, partial(self._retry.append, group), what, begun=lambda: group.begun)
 
     def _target(self, collection: str) -> WriteTarget:
         return self._targets.target(self._info(collection))
@@ -443,14 +472,7 @@ class Node(NodeFacts):
         self._check_open()
         if not isinstance(collection, str):
             raise not_text("collection", collection)
-        return self._services.catalog.collection_by_name(collection)
-
-    def _pchannel(self, pchannel: str | None) -> str:
-        """Return the log a transaction by id lives on, the first one for None."""
-        appends = self._services.appends
-        if pchannel is not None and pchannel not in list(appends):
-            raise InvalidArgument(f"there is no log {pchannel!r} — one of {', '.join(appends)}")
-        return pchannel or next(iter(appends))
+        return self._channel.catalog.collection_by_name(collection)
 
     def _keepalive_ms(self, keepalive_s: float | None) -> int:
         return check_keepalive_ms(keepalive_s, age_s_max=self._config.txn.age_s_max)
@@ -460,10 +482,14 @@ class Node(NodeFacts):
             raise self._supervisor.refusal()
         self._check_loop()
 
-
-def _append_naming_failure(supervisor: Supervisor, append: Append) -> Append:
-    async def append_naming_failure(group: AppendGroup) -> AppendResult:
-        with supervisor.naming_failure:
-            return await append(group)
-
-    return append_naming_failure
+    def _check_loop(self) -> None:
+        """Raise unless this is the node's event loop: a look from a thread could meet an append half way."""
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if not here:
+            raise InvalidArgument(
+                "the node is used on another event loop than its own — call it on the loop that opened it; "
+                "from a thread use sn.sync"
+            )

@@ -11,9 +11,10 @@ import os
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -21,19 +22,18 @@ from anyio import to_thread
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.names import check_path
 from streamingnode.node import Node
-from streamingnode.services import NodeServices
-from streamingnode.statistics_file import StatisticsFile
+from streamingnode.statistics import StatisticsFile
 from streamingnode.supervisor import Supervisor
-from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown
 from wal.event_log import event_log
+from wal.log import AppendObserver
 from wal.outlast import outlast
 from wal.rocks.failures import disk_errors_typed
 
 _log = event_log(__name__)
 
-Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[NodeServices]]
-"""Open the parts of a node; leaving the stack closes them in reverse order. Work that lasts goes to the supervisor.
+Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[Node]]
+"""Open a node; leaving the stack closes them in reverse order. Work that lasts goes to the supervisor.
 
 No asynchronous generator stands open meanwhile: the end of the event loop would close those of a node that nobody closed,
 all at once.
@@ -133,10 +133,10 @@ class OpenNode:
             # Absolute, because a program may change its directory while the node is open.
             path = None if self._path is None else await to_thread.run_sync(self._path.absolute)
             self._parts.push_async_callback(self._supervisor.stop)
-            services = await self._compose(path, config, self._supervisor, self._parts)
+            node = await self._compose(path, config, self._supervisor, self._parts)
             if self._supervisor.failure is not None:  # it failed while the rest was opening
                 raise self._supervisor.failure
-            node = self._node = Node(services, config, self._supervisor, self._parts)
+            self._node = node
             if path is not None:
                 file = StatisticsFile(path, node.statistics, interval_s=config.statistics.file_interval_s)
                 self._supervisor.spawn(file.run())
@@ -145,3 +145,11 @@ class OpenNode:
         if self._node is not None:
             _log.error("node_failed", path=self._node.path, error=f"{type(failure).__name__}: {failure}")
             self._node.begin_closing()
+
+
+T = TypeVar("T")
+
+
+def run_async(program: Callable[[], Awaitable[T]]) -> T:
+    """Run `program` on an event loop of its own and return its result; an interrupt cancels it and is raised here."""
+    return anyio.run(program, backend="asyncio", backend_options={"use_uvloop": find_spec("uvloop") is not None})

@@ -1,7 +1,7 @@
 """Who owns the root packages: a guard against another distribution that ships a `wal` or a `scanner` of its own.
 
 Installers overwrite silently when two distributions carry the same root package, and the import then finds whichever
-came last. In: the metadata of what is installed here. Out: nothing, or `PackageCollision`. The composition root asks
+came last. In: the metadata of what is installed here. Out: nothing, or `PackageMissing`. The composition root asks
 before it opens anything, `doctor` shows the whole table. Nothing happens at import time. Why there are six roots at
 all: `docs/adr/0001-six-root-packages.md`.
 """
@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-from wal.errors import PackageCollision
+from spark_sink.errors import PackageMissing
 
 DISTRIBUTION = "streamingnode"
 ROOT_PACKAGES = ("streamingnode", "spark_sink", "flusher", "interceptors", "scanner", "wal")
@@ -30,7 +30,7 @@ def assert_sole_owner() -> None:
     place.
 
     Raises:
-        PackageCollision: another distribution ships one of the roots too, or a root is imported from elsewhere.
+        PackageMissing: another distribution ships one of the roots too, or a root is imported from elsewhere.
     """
     check_owners(root_owners(distributions()))
     check_places(root_places())
@@ -49,10 +49,10 @@ def root_owners(installed: Iterable[Distribution]) -> dict[str, frozenset[str]]:
 
 
 def check_owners(owners: Mapping[str, frozenset[str]]) -> None:
-    """Raise `PackageCollision` for the first root that somebody else ships."""
+    """Raise `PackageMissing` for the first root that somebody else ships."""
     for root, names in owners.items():
         if strangers := names - {DISTRIBUTION}:
-            raise PackageCollision(root, ", ".join(sorted(strangers)))
+            raise PackageMissing(root, other=", ".join(sorted(strangers)))
 
 
 def root_places() -> dict[str, Path | None]:
@@ -61,11 +61,11 @@ def root_places() -> dict[str, Path | None]:
 
 
 def check_places(places: Mapping[str, Path | None]) -> None:
-    """Raise `PackageCollision` for the first root that is not imported from where `streamingnode` itself is."""
+    """Raise `PackageMissing` for the first root that is not imported from where `streamingnode` itself is."""
     home = places[DISTRIBUTION]
     for root, place in places.items():
         if place is None or place != home:
-            raise PackageCollision(root, str(place or "nowhere"))
+            raise PackageMissing(root, other=str(place or "nowhere"))
 
 
 def _roots_of(distribution: Distribution) -> set[str]:

@@ -16,31 +16,23 @@ import anyio.to_thread
 import pyarrow as pa
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.collection_entry import arrow_schema
-from flusher.cuts.cut_log import CutLog, cut_numbers
+from flusher.cut_log import CutLog, cut_numbers
 from flusher.flusher import Flusher
-from flusher.removal.retention import TableLease, read_leases
+from flusher.manifest import arrow_schema
+from flusher.retention import TableLease, read_leases
 from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
+from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
+from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
-from wal.errors import (
-    CollectionNotFound,
-    Corrupt,
-    InvalidArgument,
-    PackageMissing,
-    StorageFailed,
-    StreamingNodeError,
-    TableAhead,
-    Truncated,
-)
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
 from wal.message import AnyMessage
-from wal.message_id import message_id_kind
+from wal.position import message_id_kind
 from wal.rocks.failures import disk_errors_typed
 
 if TYPE_CHECKING:
-    from spark_sink.table.open_table import OpenTable
-    from spark_sink.table.table_model import TableVersion
+    from spark_sink.table import OpenTable, TableVersion
 
 
 async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None) -> pa.Table:
@@ -68,7 +60,7 @@ async def _snapshot_after(
     source = SnapshotSource(cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
     rows: pa.Table | StreamingNodeError
     try:
-        rows = await anyio.to_thread.run_sync(_read, source, checkpoint)
+        rows = await anyio.to_thread.run_sync(read_rows, source, checkpoint)
     except StreamingNodeError as error:
         rows = error
     if all(live.id != info.id for live in channel.shards.catalog.collections()):  # its files may have gone meanwhile
@@ -92,7 +84,8 @@ async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpo
     return messages
 
 
-def _read(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
+def read_rows(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
+    """Return a collection's rows behind the cut of a checkpoint. Blocks. Raises as `Node.snapshot` does."""
     while True:
         earliest = min(cut_numbers(source.cuts.directory), default=0)
         try:
@@ -109,7 +102,7 @@ def _read_once(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
     """
     leases: list[TableLease] = []
     if source.last_cut:
-        node_id = source.cuts.read(source.last_cut).manifest.node_id
+        node_id = source.cuts.node_id
         leases = [
             lease
             for lease in read_leases(source.cuts.directory, node_id=node_id)
@@ -134,7 +127,7 @@ def _read_with_table(source: SnapshotSource, lease: TableLease, checkpoint: Chec
     Raises `Truncated` naming the nearest ticks when neither the table nor the node's files have the state.
     """
     table = _open_leased(lease)
-    from spark_sink.table.table_model import nearest_states, state_at
+    from spark_sink.table import nearest_states, state_at
 
     history: list[TableVersion] = []
     for found in table.history():
@@ -163,7 +156,7 @@ def _open_leased(lease: TableLease) -> "OpenTable":
         raise PackageMissing("deltalake", "tables")
     from deltalake.exceptions import DeltaError
 
-    from spark_sink.table.open_table import OpenTable
+    from spark_sink.table import OpenTable
 
     path = Path(lease.table)
     try:
@@ -181,7 +174,7 @@ def _base(
     source: SnapshotSource, table: "OpenTable", lease: TableLease, state: "TableVersion", checkpoint: Checkpoint
 ) -> SnapshotBase:
     """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
-    from spark_sink.table.open_table import OpenTable
+    from spark_sink.table import OpenTable
 
     note, cuts = state.note, source.cuts
     cuts.look()

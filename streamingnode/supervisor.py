@@ -1,7 +1,7 @@
 """Owner of a node's background tasks: none outlives the node, and none dies unnoticed.
 
 In: coroutines that work until they are cancelled. Out: nothing while all is well. The first one that fails ends the node:
-the failure is kept, whoever owns the node is told and closes it, and `naming_failure` names it to the calls that this ends.
+the failure is kept, whoever owns the node is told and closes it, and `explain` names it to the calls that this ends.
 Plain tasks, because a task group costs ten times as much per task, wraps errors in groups, and has to be left by the task
 that entered it; but cancelled by a scope each, because `Task.cancel` would leave a thread behind that a task waits for, and
 its work would go on while the node closes around it.
@@ -9,11 +9,10 @@ its work would go on while the node closes around it.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 
 import anyio
 
-from wal.errors import OnShutdown
+from wal.errors import OnShutdown, StreamingNodeError
 
 
 class Supervisor:
@@ -23,8 +22,6 @@ class Supervisor:
         self._on_failure = on_failure
         self._tasks: dict[asyncio.Task[None], anyio.CancelScope] = {}
         self._failure: BaseException | None = None
-        self.naming_failure = NamingFailure(self)
-        """Around a call of the node; may be entered by any number of tasks at once."""
 
     @property
     def failure(self) -> BaseException | None:
@@ -52,6 +49,14 @@ class Supervisor:
         refusal.__cause__ = self._failure
         return refusal
 
+    def explain(self, error: StreamingNodeError) -> None:
+        """Raise the refusal that names what failed, if `error` is one that does not and the node has failed.
+
+        A write whose outcome is open keeps its own error: what is true of it counts more than why.
+        """
+        if isinstance(error, OnShutdown) and self._failure not in (None, error.__cause__):
+            raise self.refusal() from self._failure
+
     async def stop(self) -> None:
         """Cancel every task and return when all have ended; their errors no longer count. Idempotent."""
         while self._tasks:
@@ -67,27 +72,6 @@ class Supervisor:
         if failure is not None and self._failure is None:
             self._failure = failure
             self._on_failure(failure)
-
-
-class NamingFailure:
-    """A context around a call: if the node failed under it, a refusal becomes one that names the failure.
-
-    A write whose outcome is open keeps its own error: what is true of it counts more than why.
-    """
-
-    __slots__ = ("_supervisor",)
-
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, OnShutdown) and (failure := self._supervisor.failure) not in (None, error.__cause__):
-            raise self._supervisor.refusal() from failure
 
 
 async def _within(scope: anyio.CancelScope, work: Coroutine[None, None, None]) -> None:

@@ -1,6 +1,6 @@
-"""What a running node does for its own data: verify it, scrub it slowly, back it up. Put together by `composition`.
+"""What a running node does for its own data: verify it, back it up. Put together by `composition`.
 
-A node in memory has nothing on a disk: its calls are refused, and its scrubber does not run.
+A node in memory has nothing on a disk: its calls are refused.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,10 +12,10 @@ import anyio
 
 from streamingnode.backup.making import BackupResult
 from streamingnode.backup.running_node import RunningNode, backup_running
+from streamingnode.errors import LogReopening
 from streamingnode.verification.finding import Report
 from streamingnode.verification.running import RunningParts, walk_running
-from streamingnode.verification.scrubber import NEVER, Scrubber, ScrubOptions, ScrubStatus
-from wal.errors import Indeterminate, InvalidArgument, LogReopening
+from wal.errors import Indeterminate, InvalidArgument
 from wal.rocks.failures import disk_errors_typed
 
 
@@ -28,25 +28,7 @@ class Upkeep:
     flush: Callable[[], Awaitable[object]]
     hold_cuts: Callable[[], AbstractAsyncContextManager[None]]
     now_ms: Callable[[], int]
-    options: ScrubOptions
-    scrubber: Scrubber | None = None
     _one_at_a_time: anyio.Lock = field(default_factory=anyio.Lock)
-
-    def __post_init__(self) -> None:
-        if (parts := self.parts) is not None:
-            self.scrubber = Scrubber(
-                lambda report: walk_running(parts, report), parts.directory, self.options, now_ms=self.now_ms
-            )
-
-    @property
-    def scrub_status(self) -> ScrubStatus:
-        """The result of the last round of the scrubber."""
-        return NEVER if self.scrubber is None else self.scrubber.status
-
-    async def run(self) -> None:
-        """Scrub in the background until cancelled."""
-        if self.scrubber is not None:
-            await self.scrubber.run()
 
     async def verify(self) -> Report:
         """Check everything the node has, as fast as the disk goes; see `Node.verify`."""

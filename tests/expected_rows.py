@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from streamingnode.reading.read_message import ReadMessage
-from wal.message_type import MessageType
+from wal.headers import MessageType
 
 DEFAULT = "_default"
 

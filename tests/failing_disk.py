@@ -6,7 +6,7 @@ from enum import Enum
 import pytest
 from rocksdict import WriteBatch
 
-from wal.rocks.engine import Engine
+from wal.rocks.database import Engine
 
 GATE_S_MAX = 10
 

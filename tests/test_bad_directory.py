@@ -26,8 +26,7 @@ from wal.errors import (
     StreamingNodeError,
     UnsupportedFormat,
 )
-from wal.rocks.keys import FORMAT_KEY, encode_number
-from wal.rocks.options import RocksOptions, database_options, families
+from wal.rocks.layout import FORMAT_KEY, RocksOptions, database_options, encode_number, families
 
 pytestmark = pytest.mark.anyio
 

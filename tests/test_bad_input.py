@@ -13,24 +13,20 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from streamingnode.node import Node
-from tests.streamingnode.append_double import schema_of
-from wal.errors import (
+from interceptors.errors import (
     AlreadyExists,
     CollectionNotFound,
-    DeadlineExceeded,
-    InvalidArgument,
-    InvalidName,
     InvalidTransactionState,
-    OnShutdown,
     PartitionNotFound,
-    ReaderBusy,
     SchemaMismatch,
-    StreamingNodeError,
-    TooLarge,
     TransactionExpired,
 )
-from wal.message_id import MemoryMessageId, RocksMessageId
+from scanner.errors import ReaderBusy
+from streamingnode.errors import DeadlineExceeded
+from streamingnode.node import Node
+from tests.streamingnode.append_double import schema_of
+from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, TooLarge
+from wal.position import MemoryMessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -188,20 +184,24 @@ NAMES: Table = {
     "collection unknown to a snapshot": (CollectionNotFound, "'nope'", lambda n: n.snapshot("nope")),
     "collection unknown to a drop": (CollectionNotFound, "'nope'", lambda n: n.drop_collection("nope")),
     "collection unknown to a transaction": (CollectionNotFound, "nope", lambda n: n.transaction().delete("nope", [1])),
-    "collection that is no text": (InvalidName, "text, not list", lambda n: n.insert(wrong(["orders"]), [GOOD])),
+    "collection that is no text": (InvalidArgument, "text, not list", lambda n: n.insert(wrong(["orders"]), [GOOD])),
     "partition unknown": (PartitionNotFound, "'us'.*eu", lambda n: n.insert("orders", [GOOD], partition="us")),
     "partition unknown to a drop": (PartitionNotFound, "'us'", lambda n: n.drop_partition("orders", "us")),
-    "partition that is no text": (InvalidName, "not dict", lambda n: n.insert("orders", [GOOD], partition=wrong({}))),
-    "partition that is reserved": (InvalidName, "reserved", lambda n: n.create_partition("orders", "_mine")),
+    "partition that is no text": (
+        InvalidArgument,
+        "not dict",
+        lambda n: n.insert("orders", [GOOD], partition=wrong({})),
+    ),
+    "partition that is reserved": (InvalidArgument, "reserved", lambda n: n.create_partition("orders", "_mine")),
     "partition that exists": (AlreadyExists, "'eu'", lambda n: n.create_partition("orders", "eu")),
     "default partition dropped": (InvalidArgument, "_default", lambda n: n.drop_partition("orders", "_default")),
     **{
-        f"collection name {name!r}": (InvalidName, "not allowed — use 1 to 128 of a-z", create(name))
+        f"collection name {name!r}": (InvalidArgument, "not allowed — use 1 to 128 of a-z", create(name))
         for name in ("Orders", "a b", "a/b", "a..b", "", "x" * 129, "\u00e4", "a\n", ".hidden")
     },
-    "collection name reserved": (InvalidName, "reserved", create("_orders")),
-    "collection name that is no text": (InvalidName, "text, not int", create(3)),
-    "collection exists": (AlreadyExists, "if_not_exists=True", create("orders")),
+    "collection name reserved": (InvalidArgument, "reserved", create("_orders")),
+    "collection name that is no text": (InvalidArgument, "text, not int", create(3)),
+    "collection exists": (AlreadyExists, "use it as it is", create("orders")),
     "exists with another schema": (AlreadyExists, "schema", create("orders", SCHEMA.remove(2), if_not_exists=True)),
     "exists with other shards": (AlreadyExists, "2 shards", create("orders", shards=3, if_not_exists=True)),
     "schema that is a dict": (InvalidArgument, "pa.schema", create(schema={"id": "int64"})),
@@ -297,8 +297,8 @@ CALLS: Table = {
     "policy in text": (InvalidArgument, "DeliverPolicy", reading("all")),
     "policy not called": (InvalidArgument, "DeliverPolicy", reading(POLICY.all)),
     "id of another log": (InvalidArgument, "memory/1 .* rocksmq", reading(POLICY.start_from(MemoryMessageId(1)))),
-    "id yet to come": (InvalidArgument, "latest", reading(POLICY.start_from(RocksMessageId(1 << 40)))),
-    "id 0": (InvalidArgument, "all", lambda _: POLICY.start_from(RocksMessageId(0))),
+    "id yet to come": (InvalidArgument, "start at the end", reading(POLICY.start_from(RocksMessageId(1 << 40)))),
+    "id 0": (InvalidArgument, "start at the first message", lambda _: POLICY.start_from(RocksMessageId(0))),
     "id in text": (InvalidArgument, "no message id", lambda _: POLICY.start_from(wrong("rocksmq/1"))),
     "tick below 0": (InvalidArgument, "time tick", lambda _: POLICY.start_after(-1)),
     "until a time": (InvalidArgument, "until=", reading(until=NOON)),
@@ -306,13 +306,17 @@ CALLS: Table = {
     "as of a tick to come": (InvalidArgument, "to come", lambda n: n.snapshot("orders", as_of=(1 << 63) - 1)),
     "types in text": (InvalidArgument, "types=", reading(types="INSERT")),
     "types that are ticks": (InvalidArgument, "include_ticks", reading(types=[sn.MessageType.TIME_TICK])),
-    "reader name": (InvalidName, "reader name", reading(name="A")),
+    "reader name": (InvalidArgument, "reader name", reading(name="A")),
     "reader name in use": (ReaderBusy, "'twice'", open_one_name_twice),
     "ack of no message": (InvalidArgument, "no message", acknowledge_what_is_no_message),
     "read after the block": (OnShutdown, "is closed", read_after_the_block),
     "read without a block": (InvalidArgument, "async with", lambda n: anext(n.read("orders"))),
     "until a tick to come": (InvalidArgument, "to come, it is [0-9]+ now", reading(until=(1 << 63) - 1)),
-    "start after a tick to come": (InvalidArgument, r"to come.*latest\(\)", reading(POLICY.start_after((1 << 63) - 1))),
+    "start after a tick to come": (
+        InvalidArgument,
+        "to come.* — start at the end",
+        reading(POLICY.start_after((1 << 63) - 1)),
+    ),
     "collections in one text": (InvalidArgument, "list", lambda n: n.consistent_tick("orders")),
     "log unknown": (InvalidArgument, "'p9'.*p0", lambda n: n.commit_transaction(1, pchannel="p9")),
     "keepalive of 0": (InvalidArgument, "keepalive_s=0", lambda n: n.transaction(keepalive_s=0)),

@@ -9,12 +9,11 @@ import anyio.lowlevel
 import pyarrow as pa
 import pytest
 
-from flusher.removal.retention import Retention
+from interceptors.errors import TransactionExpired
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from wal.errors import TransactionExpired
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -33,7 +32,7 @@ def opened_at(path: Path, now_ms: int | Callable[[], int], **settings: float) ->
 
 
 def first_position(node: Node) -> int:
-    parts = node._services.upkeep.parts
+    parts = node._upkeep.parts
     assert parts is not None
     return parts.log().first_position
 
@@ -99,8 +98,5 @@ async def test_a_clock_that_leaps_ahead_while_the_node_is_open_makes_no_log_old(
             leap_ms = TEN_YEARS_MS
         await node.insert("c", [{"key": 3, "value": 3}])
         await node.flush()
-        upkeep = node._services.upkeep
-        retention: Retention = upkeep.hold_cuts.__self__  # type: ignore[attr-defined]
-        assert upkeep.parts is not None
-        await retention.enforce(upkeep.parts.checkpoint(), frozenset())
+        await node._flusher.retention.enforce(node._flusher.checkpoint, frozenset())
         assert first_position(node) == 1

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from interceptors.shard.allocator import SegmentAllocator
+from interceptors.shard.interceptor import SegmentAllocator
+from streamingnode.flush import flush
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk
 from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
-from wal.rocks.possession import OpenedDatabase, open_again
+from wal.rocks.opening import OpenedDatabase, open_again
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -40,8 +41,8 @@ async def error_of(call: Awaitable[object]) -> StreamingNodeError | None:
 
 async def test_tick_and_cut_asked_for_inside_a_call_that_the_closing_overtakes_are_refused_as_closed() -> None:
     async with opened(None) as node:
-        services = node._services
-    for call in (services.consistent_tick(["p0"]), services.flush()):
+        channel, flusher = node._channel, node._flusher
+    for call in (channel.consistent_tick(), flush(channel, flusher)):
         with pytest.raises(OnShutdown) as refused:
             await call
         assert refused.value.__cause__ is not refused.value
@@ -49,7 +50,7 @@ async def test_tick_and_cut_asked_for_inside_a_call_that_the_closing_overtakes_a
 
 async def test_who_waits_for_a_tick_when_the_term_ends_hears_that_it_does_not_come() -> None:
     async with opened(None) as node:
-        acks = node._services.catalog._channel.term.acks  # type: ignore[attr-defined]
+        acks = node._channel.term.acks
         waiting = acks.confirmed(acks.confirmed_tick + (1 << 40))
         await anyio.lowlevel.checkpoint()
         assert not waiting.done()
@@ -118,7 +119,7 @@ async def test_term_that_opens_while_appends_are_stopped_takes_none(
             disk.fail_at(1)
             refused = asyncio.ensure_future(error_of(node.insert("a", [{"key": 1}])))
             await anyio.to_thread.run_sync(reopens.wait)
-            await node._services.stop_appends()
+            await node._channel.stop_appends()
             stopped.set()
             assert type(await refused) in (OnShutdown, Indeterminate)
             while node.statistics().log.reopened == 0:

@@ -12,7 +12,6 @@ import pytest
 import streamingnode as sn
 from streamingnode.cli import program
 from streamingnode.cli.program import build_parser
-from wal.remedy import Remedy
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -74,8 +73,3 @@ def test_command_of_a_page_parses_as_written(page: str, command: str) -> None:
 def test_every_command_is_on_the_first_page() -> None:
     named = {command.split()[1] for page, command in COMMANDS if page == "README.md"}
     assert named == {command.name for command in program.COMMANDS}
-
-
-def test_remedies_of_a_program_name_what_there_is() -> None:
-    spoken = {name for remedy in Remedy for name in re.findall(r"(?<![\w.])([a-z_]+)\(\)", remedy.value)}
-    assert spoken <= set(dir(sn.Node))

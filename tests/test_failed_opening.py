@@ -20,7 +20,7 @@ import pytest
 import streamingnode as sn
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS
 from wal.errors import StreamingNodeError
-from wal.rocks.engine import Engine
+from wal.rocks.database import Engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

@@ -13,14 +13,18 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from flusher import flush_run
-from flusher.cuts import cut_writer
+from flusher import cuts as cut_writer
+from flusher import run as flush_run
+from flusher.run import FlushOptions
+from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
+from streamingnode.errors import LogReopening
+from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk, Fault
-from wal.errors import ChannelFenced, Corrupt, Indeterminate, LogReopening, StreamingNodeError, TransactionExpired
-from wal.rocks.claim import Claim
-from wal.rocks.possession import OpenedDatabase, open_again
+from wal.errors import ChannelFenced, Corrupt, Indeterminate, StreamingNodeError
+from wal.rocks.opening import OpenedDatabase, open_again
+from wal.rocks.ownership import FencingToken
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -28,10 +32,9 @@ SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value
 HANGS_S = 30
 FOR_EVER = 1 << 30
 QUICK: dict[str, object] = {
+    "reopen": ReopenOptions(first_pause_s=0.001, longest_pause_s=0.01),
+    "flush": FlushOptions(retry_first_s=0.001),
     "cut_interval_s": None,
-    "reopen.first_pause_s": 0.001,
-    "reopen.longest_pause_s": 0.01,
-    "flush.retry_first_s": 0.001,
     "ticks.interval_s": 0.01,
 }
 ROUNDS = 4
@@ -270,11 +273,11 @@ async def test_node_ends_when_verification_finds_that_something_acknowledged_is_
 
 
 async def test_node_whose_directory_was_taken_over_ends_and_says_by_whom(tmp_path: Path) -> None:
-    other: Claim | None = None
+    other: FencingToken | None = None
     with anyio.fail_after(HANGS_S), pytest.raises(ChannelFenced, match="of term 77"):
         async with opened(tmp_path) as node:
             await node.insert("a", [row(1)])
-            other = Claim(tmp_path)
+            other = FencingToken(tmp_path)
             other.take(77)
             assert isinstance(await error_of(node.insert("a", [row(2)])), ChannelFenced)
             await read_for_ever(node)
@@ -405,12 +408,13 @@ async def test_ids_given_out_before_the_failure_are_given_to_nobody_else_after_i
 ) -> None:
     disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
     async with opened(tmp_path) as node:
-        allocate_id = node._services.allocate_id
-        given = [allocate_id("p0") for _ in range(5)]  # by appends that wait, and come in the next term
+        given = [
+            node._channel.shards.allocate_id() for _ in range(5)
+        ]  # by appends that wait, and come in the next term
         disk.fail_at(1)
         await node.insert("a", [row(1)])
         assert disk.reached
-        assert allocate_id("p0") > max(given)
+        assert node._channel.shards.allocate_id() > max(given)
 
 
 async def until(reached: Callable[[], bool]) -> None:

@@ -18,8 +18,7 @@ HANGS_S = 30
 
 def remembered(node: Node) -> set[str]:
     """Return the names of the collections that the live catalog knows, dropped ones too."""
-    catalog = node._services.catalog._channel.shards.catalog  # type: ignore[attr-defined]
-    return {info.name for info in catalog.collections(dropped=True)}
+    return {info.name for info in node._channel.catalog.collections(dropped=True)}
 
 
 async def test_dropped_collections_and_partitions_do_not_pile_up_while_the_node_is_open() -> None:
@@ -40,6 +39,6 @@ async def test_dropped_collections_and_partitions_do_not_pile_up_while_the_node_
                 await anyio.lowlevel.checkpoint()
         assert remembered(node) == {"kept"}
         assert [each.name for each in node.collections()] == ["kept"]
-        info = node._services.catalog.collection_by_name("kept")
+        info = node._channel.catalog.collection_by_name("kept")
         assert [each.name for each in info.partitions] == ["_default"]
         assert (await node.snapshot("kept")).num_rows == 1

@@ -16,10 +16,10 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 import streamingnode as sn
-from flusher.flush_run import FlushRun
-from interceptors.shard.allocator import SegmentAllocator
+from flusher.run import FlushRun
+from interceptors.shard.interceptor import SegmentAllocator
 from streamingnode.node import Node
-from streamingnode.reading.collection_reader import CollectionReader
+from streamingnode.reading.reader import CollectionReader
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from wal.errors import Corrupt, OnShutdown, StorageFull

@@ -28,13 +28,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from interceptors.errors import InvalidTransactionState, PartitionNotFound, TransactionExpired
 from scanner.deliver_policy import DeliverAll, DeliverPolicy
 from streamingnode.node import Node
 from streamingnode.reading.read_message import ReadMessage
 from tests.expected_rows import DEFAULT, Change, Expected, Normal, Row, as_dicts, message_changes, without_order
 from tests.model_node import ModelNode
-from wal.errors import InvalidTransactionState, PartitionNotFound, TransactionExpired, Truncated
-from wal.message_type import MessageType
+from wal.errors import Truncated
+from wal.headers import MessageType
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64())])
 COLLECTIONS = {"wide": 3, "narrow": 1}

@@ -13,13 +13,14 @@ from pathlib import Path
 import anyio, pyarrow as pa
 import streamingnode as sn
 from streamingnode.cli.statistics_lines import statistics_fields
-from streamingnode.statistics_file import read_statistics
+from streamingnode.config import StatisticsOptions
+from streamingnode.statistics import read_statistics
 
 path, open_files, collections, shards = Path(sys.argv[1]), *map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 SCHEMA = pa.schema([("id", pa.int64()), ("item", pa.string())])
 SETTINGS = {"cut_interval_s": None, "flush.row_group_bytes": 4096, "flush.buffered_bytes_max": 1 << 16,
-            "statistics.file_interval_s": 0.02}
+            "statistics": StatisticsOptions(file_interval_s=0.02)}
 NAMES = [f"c{number}" for number in range(collections)]
 
 def rows(start, count):

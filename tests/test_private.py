@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from spark_sink.ingestion.lease import Lease, check_writable, lease_path, write_lease
-from spark_sink.runtime.spark_session import _cache
+from spark_sink.commit import Lease, check_writable, lease_path, write_lease
+from spark_sink.runtime import _cache
 from streamingnode.cli import main
 from wal.errors import StorageFailed
 
@@ -110,9 +110,9 @@ def test_the_group_reads_segments_deletes_and_cuts_and_nothing_else_when_told_so
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from flusher.cuts.cut_log import cut_numbers, file_paths, read_cut
-from flusher.files.node_directory import NodeDirectory
-from spark_sink.ingestion.lease import check_writable
+from flusher.cut_log import cut_numbers, file_paths, read_cut
+from flusher.directory import NodeDirectory
+from spark_sink.commit import check_writable
 from wal.errors import StorageFailed
 
 os.chdir(sys.argv[1])  # what is above belongs to the test

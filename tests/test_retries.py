@@ -15,13 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import streamingnode as sn
+from interceptors.errors import ProducerFenced
 from streamingnode.config import load_config
+from streamingnode.errors import DeadlineExceeded
+from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
+from streamingnode.retry import RetryLimits
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.results import WriteResult
+from streamingnode.writing.result import WriteResult
 from tests.failing_disk import FailingDisk, Fault
 from tests.model_node import ModelNode
-from wal.errors import DeadlineExceeded, Indeterminate, ProducerFenced
+from wal.errors import Indeterminate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -31,10 +35,8 @@ HANGS_S = 30
 GROUP_BYTES = 64 << 10
 QUICK: dict[str, object] = {
     "cut_interval_s": None,
-    "reopen.first_pause_s": 0.001,
-    "reopen.longest_pause_s": 0.01,
-    "retry.first_s": 0.001,
-    "retry.max_s": 0.01,
+    "reopen": ReopenOptions(first_pause_s=0.001, longest_pause_s=0.01),
+    "retry": RetryLimits(first_s=0.001, max_s=0.01),
     "ticks.interval_s": 0.01,
     "wal.group_bytes_max": GROUP_BYTES,
 }

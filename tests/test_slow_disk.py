@@ -14,10 +14,11 @@ import pytest
 
 import streamingnode as sn
 from streamingnode import composition
+from streamingnode.errors import DeadlineExceeded
 from streamingnode.node import Node
 from tests.streamingnode.append_double import schema_of
-from wal.errors import DeadlineExceeded, Indeterminate, Overloaded
-from wal.rocks.engine import Engine
+from wal.errors import Indeterminate, Overloaded
+from wal.rocks.database import Engine
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]

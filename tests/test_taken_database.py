@@ -11,7 +11,7 @@ import pytest
 from tests.failing_disk import FailingDisk
 from tests.test_failed_write import HANGS_S, error_of, keys_of, opened, read_for_ever, row
 from wal.errors import AlreadyOwned
-from wal.rocks.possession import OpenedDatabase, open_again
+from wal.rocks.opening import OpenedDatabase, open_again
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

@@ -137,7 +137,7 @@ def test_no_refusal_of_names_and_arguments_begins_a_line(tmp_path: Path) -> None
                 assert str(refusal.value).isprintable(), str(refusal.value)
 
 
-@pytest.mark.parametrize("command", ["ls", "info", "verify", "flush", "doctor", "tail", "restore", "repair", "backup"])
+@pytest.mark.parametrize("command", ["ls", "info", "verify", "flush", "doctor", "tail", "restore", "backup", "export"])
 @pytest.mark.parametrize("debug", [[], ["--debug"]], ids=["", "debug"])
 def test_a_command_on_a_hostile_path_prints_nothing_but_text(
     command: str, debug: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -145,7 +145,12 @@ def test_a_command_on_a_hostile_path_prints_nothing_but_text(
     place = tmp_path / f"a{FORGED}"
     place.mkdir()
     (place / f"b{FORGED}").write_text("no node's")
-    more = {"tail": ["c"], "restore": [str(tmp_path / "to")], "backup": [str(tmp_path / "to")]}.get(command, [])
+    more = {
+        "tail": ["c"],
+        "restore": [str(tmp_path / "to")],
+        "backup": [str(tmp_path / "to")],
+        "export": [str(tmp_path / "to")],
+    }.get(command, [])
     main([command, str(place), *more, *debug])
     told = capsys.readouterr()
     for line in (told.out + told.err).splitlines():

@@ -21,7 +21,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 CONTRACTS = {contract["id"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
 WHEEL_PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
-LINES_MAX = 500  # past that a file is more than one chapter
 TEST_NAME_WORDS_MIN = 4  # fewer words make no sentence that can be false
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "core", "base", "misc"}
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
@@ -102,11 +101,6 @@ def test_no_module_is_named_after_nothing() -> None:
     assert not [_name(path) for path in PYTHON if VAGUE_NAMES & {path.stem, path.parent.name}]
 
 
-def test_no_python_file_outgrows_its_concept() -> None:
-    lengths = {_name(path): len(path.read_text("utf-8").splitlines()) for path in PYTHON}
-    assert not {name: length for name, length in lengths.items() if length > LINES_MAX}
-
-
 def test_every_test_name_is_a_sentence() -> None:
     names = [(at, n.name) for at, n in _nodes(TESTS) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     tests = [(at, name.removeprefix("test_")) for at, name in names if name.startswith("test_")]
@@ -114,7 +108,9 @@ def test_every_test_name_is_a_sentence() -> None:
 
 
 def test_no_test_sleeps_to_wait() -> None:
-    assert not [at for at, node in _nodes(TESTS) if isinstance(node, ast.Call) and _sleeps(node)]
+    tools = (ROOT / "tests" / "chaos", ROOT / "tests" / "doors.py")  # a pause is part of what they do to a node
+    waiting = [path for path in TESTS if not any(path.is_relative_to(tool) for tool in tools)]
+    assert not [at for at, node in _nodes(waiting) if isinstance(node, ast.Call) and _sleeps(node)]
 
 
 def _sleeps(call: ast.Call) -> bool:

@@ -6,16 +6,22 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from interceptors.errors import InvalidTransactionState, TransactionExpired
 from streamingnode.config import load_config
+from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk, Fault
-from wal.errors import Indeterminate, InvalidTransactionState, TransactionExpired
+from wal.errors import Indeterminate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
-QUICK: dict[str, object] = {"cut_interval_s": None, "reopen.first_pause_s": 0.001, "retry.give_up_s": 0}
+QUICK: dict[str, object] = {
+    "reopen": ReopenOptions(first_pause_s=0.001),
+    "cut_interval_s": None,
+    "retry.give_up_s": 0,
+}
 
 
 def opened(path: Path) -> OpenNode:

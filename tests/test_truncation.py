@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -11,16 +10,18 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from interceptors.errors import CollectionNotFound
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
 from streamingnode.channel import Channel
-from streamingnode.composition import _LiveCatalog
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from streamingnode.reading import reader_lease
-from streamingnode.writing.results import WriteResult
-from wal.errors import CollectionNotFound, Truncated
+from streamingnode.reading import reader
+from streamingnode.reading.reader import CollectionReader
+from streamingnode.snapshot import take_snapshot
+from streamingnode.writing.result import WriteResult
+from wal.errors import Truncated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -45,9 +46,7 @@ async def insert(node: Node, name: str, *values: int) -> WriteResult:
 
 def remembered(node: Node) -> set[int]:
     """Return the ids of the collections that the live catalog knows, dropped ones too."""
-    catalog = node._services.catalog
-    assert isinstance(catalog, _LiveCatalog)
-    return {info.id for info in catalog._channel.shards.catalog.collections(dropped=True)}
+    return {info.id for info in node._channel.catalog.collections(dropped=True)}
 
 
 async def is_kept(node: Node, written: WriteResult) -> bool:
@@ -131,7 +130,7 @@ async def test_named_reader_holds_what_it_has_not_acknowledged_also_while_it_is_
 async def test_idle_named_reader_that_has_acknowledged_everything_lets_the_log_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_lease, "LEASE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(reader, "LEASE_INTERVAL_S", 0.0)
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "quiet")
         await insert(node, "quiet", 1)
@@ -157,7 +156,7 @@ async def test_idle_named_reader_that_has_acknowledged_everything_lets_the_log_g
 async def test_idle_named_reader_with_something_unacknowledged_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_lease, "LEASE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(reader, "LEASE_INTERVAL_S", 0.0)
     types = [sn.MessageType.INSERT]
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "quiet")
@@ -194,7 +193,7 @@ async def test_dropped_collection_is_forgotten_once_a_cut_has_told_of_it_and_no_
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "gone")
         await insert(node, "gone", 1)
-        known_before = node._services.catalog.collection_by_name("gone")
+        known_before = node._channel.catalog.collection_by_name("gone")
         async with node.read("c", name="billing"):
             pass  # holds the log from here on
         await node.drop_collection("gone")
@@ -210,7 +209,7 @@ async def test_dropped_collection_is_forgotten_once_a_cut_has_told_of_it_and_no_
             while known_before.id in remembered(node):
                 await anyio.lowlevel.checkpoint()
         with pytest.raises(CollectionNotFound, match="gone"):
-            await node._services.snapshot(known_before, None)
+            await take_snapshot(node._channel, node._flusher, known_before, None)
 
 
 async def test_deleted_reader_holds_nothing(tmp_path: Path) -> None:
@@ -249,14 +248,14 @@ async def test_transaction_open_over_cuts_and_restarts_is_held_and_committed_who
 
 @pytest.mark.parametrize("policy_of", [lambda _: DeliverPolicy.all(), DeliverPolicy.start_from], ids=["all", "from"])
 async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_not_stay_broken(
-    tmp_path: Path, policy_of: Callable[[sn.MessageId], DeliverPolicy]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_of: Callable[[sn.MessageId], DeliverPolicy]
 ) -> None:
     async with open_thrifty(tmp_path) as node:
         await create(node, "c")
-        services, first = node._services, await insert(node, "c", 1)
+        find_position_as_it_is, first = CollectionReader._find_position, await insert(node, "c", 1)
 
-        async def find_position(pchannel: str, policy: DeliverPolicy) -> ReaderPosition:
-            found = await services.find_position(pchannel, policy)
+        async def find_position(reader: CollectionReader, policy: DeliverPolicy) -> ReaderPosition:
+            found = await find_position_as_it_is(reader, policy)
             if await is_kept(node, first):
                 await insert(node, "c", 2)
                 await node.flush()
@@ -264,7 +263,7 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
                 await until_given_up(node, first)
             return found
 
-        node._services = replace(services, find_position=find_position)
+        monkeypatch.setattr(CollectionReader, "_find_position", find_position)
         policy = policy_of(first.message_ids[0])
         types = [sn.MessageType.INSERT]
         if isinstance(policy, type(DeliverPolicy.all())):

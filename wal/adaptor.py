@@ -17,21 +17,16 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import anyio
 
-from wal.append import Append, AppendGroup, AppendObserver, AppendResult
 from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import ChannelFenced, Indeterminate, InvalidArgument, StreamingNodeError, TooLarge
 from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.headers import TimeTickHeader
+from wal.headers import DML, MessageType, TimeTickHeader
 from wal.lifecycle import WalEvent, WalLifecycle, WalState, refusal
-from wal.log import Log, LogStore
+from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore
 from wal.message import LogEntry, MutableMessage, into_entry
-from wal.message_id import message_id_kind
-from wal.message_type import DML, MessageType
+from wal.position import message_id_kind
 from wal.timetick import TickAllocator
-
-GRACE_S = 3.0
-"""How long closing lets interceptors end by themselves what waits in them."""
 
 _log = event_log(__name__)
 
@@ -55,11 +50,8 @@ class AppendChain(Protocol):
     async def ready(self) -> None:
         """Return once appends may pass."""
 
-    async def graceful_close(self) -> None:
-        """Let waiting appends go; new ones are already refused."""
-
     async def close(self) -> None:
-        """Let go of everything; no append is in flight."""
+        """Send waiting appends away; new ones are already refused, and those on their way end by themselves. Idempotent."""
 
 
 RecoveredT = TypeVar("RecoveredT")
@@ -212,19 +204,15 @@ class Wal(Generic[PolicyT, ReaderT]):
     async def close(self) -> None:
         """Refuse new appends, let those in flight end, and let go of the chain; the log and its store stay open.
 
-        Waiting appends get `GRACE_S` to end by themselves before the chain sends the rest away. Idempotent: a second call
-        waits for the first, or goes on where a cancelled one stopped. After it no append succeeds.
+        Appends that wait are sent away. Idempotent: a second call waits for the first, or goes on where a cancelled one
+        stopped. After it no append succeeds.
         """
         self._lifecycle.apply(WalEvent.CLOSE)
         async with self._closing:
-            chain = self._chain
-            if chain is not None and self.state is WalState.CLOSING:
-                with anyio.move_on_after(GRACE_S):
-                    await chain.graceful_close()
+            if self._chain is not None:
+                await self._chain.close()
             await self._drain()
-            if chain is not None:
-                await chain.close()
-                self._chain = None
+            self._chain = None  # not before: a detached append may still enter it
             if self.state is WalState.CLOSING:
                 self._lifecycle.apply(WalEvent.DRAINED)
 

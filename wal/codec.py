@@ -12,10 +12,9 @@ import numpy as np
 from google_crc32c import extend
 
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.headers import HEADERS, Header
+from wal.headers import HEADERS, Header, MessageType
 from wal.message import NO_PROPERTIES, LogEntry, Message, MutableMessage
-from wal.message_type import MessageType
-from wal.producer_stamp import ProducerStamp
+from wal.position import ProducerStamp
 
 ENTRY_MAGIC = 0x4E53
 """`SN` on disk."""

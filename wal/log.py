@@ -4,11 +4,172 @@ A store holds several logs (one for each pchannel) and a small durable map besid
 contract as tests; every store passes it.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from wal.append import AppendGroup, AppendTicket
-from wal.message import LogEntry
+import msgspec
+
+from wal.errors import InvalidArgument
+from wal.headers import EXCLUSIVE, MAKES_ROOM
+from wal.message import LogEntry, MutableMessage
+from wal.position import MessageId, Place, ProducerStamp
+
+# --- append ---
+#
+# The unit of work of the append path and the one signature that the WAL adaptor, the chain and the log end share.
+
+
+class AppendTicket(msgspec.Struct, frozen=True):
+    """A group that has its place in the log.
+
+    `written` is done when the store's durability mode says the append is acknowledged: it is the appender's own, who may
+    wait for it and be cancelled. `durable` is done when the append is synced, never later than an acknowledgement that
+    promises it; nobody cancels it, so it decides the outcome whoever listens. Both fail with `Indeterminate` when the write
+    failed.
+    """
+
+    first_position: int
+    crc32c: int
+    size_bytes: int
+    written: asyncio.Future[None]
+    durable: asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class AppendGroup:
+    """The messages of one append, on one pchannel: written as one entry, at one tick, or not at all.
+
+    The chain stamps it: `row_offsets` maps each vchannel to the first offset and the count of the rows inserted there,
+    `ticket` is set once the group has its place in the log. `producer` says which write this is, for those that may be
+    retried; `draw` gives it the producer's next sequence where it has none yet, and `place` keeps that of a write with a
+    sequence. `twin` is another try at the same write, which this one waits for or was repeated by.
+    """
+
+    messages: list[MutableMessage]
+    time_tick: int = 0
+    row_offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    ticket: AppendTicket | None = None
+    producer: ProducerStamp | None = None
+    place: Place | None = None
+    draw: Callable[[], None] | None = None
+    twin: "AppendGroup | None" = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the write has, or may have, its place in the log: by this group or by the one that stands for it."""
+        return self.ticket is not None or (self.twin is not None and self.twin.begun)
+
+    @property
+    def vchannels(self) -> tuple[str, ...]:
+        """The distinct vchannels of the messages, in the order in which locks are taken."""
+        return tuple(sorted({message.vchannel for message in self.messages}))
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the group takes its vchannels for itself."""
+        messages = self.messages
+        if len(messages) == 1:  # most appends
+            return messages[0].type in EXCLUSIVE
+        return any(message.type in EXCLUSIVE for message in messages)
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether log can be given up because of the group, so that a disk short of space still takes it."""
+        return self.messages[0].type in MAKES_ROOM
+
+    @property
+    def size_bytes(self) -> int:
+        """The messages' sizes added up."""
+        messages = self.messages
+        return messages[0].size_bytes if len(messages) == 1 else sum(message.size_bytes for message in messages)
+
+    def stamp_time_tick(self, time_tick: int, last_confirmed: int | None) -> None:
+        """Give every message the group's tick and last-confirmed position (None: its own)."""
+        self.time_tick = time_tick
+        for message in self.messages:
+            message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
+
+    def require_tick_above(self, last_tick: int) -> None:
+        """Raise `InvalidArgument` unless the group's tick is above that of the entry before it; every log asks first.
+
+        A log whose order is not that of its ticks cannot be read any more: readers release by tick and resume by position.
+        """
+        tick = self.messages[0].time_tick
+        if tick <= last_tick:
+            raise InvalidArgument(
+                f"tick {tick} is not above {last_tick}, the last one in the log; nothing was written — report it as a bug"
+            )
+
+    def stamp_wal_term(self, term: int) -> None:
+        """Give every message the term of the WAL that writes it."""
+        for message in self.messages:
+            message.with_wal_term(term)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What became of an append group that is in the log.
+
+    `first_message_id` is the position of its first message, `count` how many it has; `txn_id` is 0 outside a
+    transaction; `row_offsets` as in `AppendGroup`. `durable` says whether it was synced when it was acknowledged.
+    """
+
+    first_message_id: MessageId
+    count: int
+    time_tick: int
+    last_confirmed: MessageId
+    txn_id: int = 0
+    row_offsets: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    durable: bool = True
+
+    @property
+    def message_id(self) -> MessageId:
+        """The position of the group's last message."""
+        first = self.first_message_id
+        return type(first)(first.position + self.count - 1)
+
+    @property
+    def message_ids(self) -> tuple[MessageId, ...]:
+        """The positions of the group's messages, in order."""
+        first = self.first_message_id
+        return tuple(type(first)(first.position + i) for i in range(self.count))
+
+
+Append = Callable[[AppendGroup], Awaitable[AppendResult]]
+"""Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
+
+
+class Interceptor(Protocol):
+    """One concern of the append path, wrapped around the rest of it.
+
+    Only redo and lock may suspend before they call `append`; from the tick on, everything up to the log's queue runs in
+    one step, so that position order is tick order. An interceptor that would have to wait raises `Redo` instead.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name measurements and log lines use."""
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        """Do this concern's part before and after `append`."""
+
+    async def ready(self) -> None:
+        """Return once appends may pass."""
+
+    async def close(self) -> None:
+        """Send away who waits; new appends are already refused, and what waits for nothing ends by itself. Idempotent."""
+
+
+class AppendObserver(Protocol):
+    """Where measurements of the append path go; must be cheap and must not raise."""
+
+    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+        """An interceptor took `before_s` seconds until it called the next, and `after_s` after that returned."""
+
+    def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
+        """An append of `group` ended as `ok`, `cancel` or `error` after `seconds`."""
 
 
 class Log(Protocol):

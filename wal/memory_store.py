@@ -10,12 +10,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from wal.append import AppendGroup, AppendTicket
 from wal.codec import decode_entry, encode_entry, entry_crc32c
 from wal.errors import OnShutdown, StorageFull, Truncated
+from wal.log import AppendGroup, AppendTicket
 from wal.message import LogEntry
-from wal.message_id import FIRST_POSITION, MemoryMessageId
-from wal.synced_position import SyncedPosition
+from wal.position import FIRST_POSITION, MemoryMessageId
+from wal.queue import SyncedPosition
 
 WAL_NAME = MemoryMessageId.wal_name
 SHORT_SHARE = 0.75

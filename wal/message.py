@@ -7,14 +7,12 @@ back. The frozen ones hold no cycles and are left out of garbage collection: a r
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
-from wal.headers import BodyAssignment, CommitTxnHeader, Header
-from wal.message_id import MessageId, message_id_kind
-from wal.message_type import MESSAGE_VERSION, MessageType
-from wal.producer_stamp import ProducerStamp
+from wal.headers import MESSAGE_VERSION, BodyAssignment, CommitTxnHeader, Header, MessageType
+from wal.position import MessageId, ProducerStamp, message_id_kind
 
 NO_PROPERTIES: Mapping[str, str] = {}
 ALL_VCHANNELS = ""
@@ -240,3 +238,25 @@ def into_entry(
         ),
         producer=producer,
     )
+
+
+# --- change ---
+#
+# What one message changes, without its payload: the shape in which decisions, sessions and the shard state pass it on.
+#
+# Pure. The live append path makes changes from messages it is about to write, recovery and the flusher from messages they
+# read; both feed the same state, which is why the two agree.
+
+
+class Change(NamedTuple):
+    """One message's effect; `payload_bytes` is what its rows or keys count for in segments and transactions."""
+
+    type: MessageType
+    vchannel: str
+    header: Header
+    payload_bytes: int
+
+    @classmethod
+    def of(cls, message: MutableMessage | Message) -> Self:
+        """Return the change of a message, before or after the log."""
+        return cls(message.type, message.vchannel, message.header, len(message.payload))

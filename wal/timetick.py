@@ -98,7 +98,7 @@ class TickAllocator:
     an earlier term. Not safe across threads: it lives on the event loop.
     """
 
-    __slots__ = ("_elapsed_ms", "_last", "_leaping", "_now_ms", "_on_leap", "_origin_ms", "clock_leaps")
+    __slots__ = ("_elapsed_ms", "_last", "_leaping", "_now_ms", "_on_leap", "_origin_ms")
 
     def __init__(
         self,
@@ -114,7 +114,6 @@ class TickAllocator:
         self._last = above
         self._origin_ms = 0 if elapsed_ms is None else now_ms() - elapsed_ms()
         self._leaping = False
-        self.clock_leaps = 0
 
     @property
     def last(self) -> int:
@@ -150,6 +149,5 @@ class TickAllocator:
             return now
         if not self._leaping:
             self._leaping = True
-            self.clock_leaps += 1
             self._on_leap(ahead)
         return expected

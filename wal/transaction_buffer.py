@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from wal.errors import Corrupt
+from wal.headers import MessageType
 from wal.message import AnyMessage, LogEntry, Message, TransactionMessage, assemble_transaction
-from wal.message_type import MessageType
 
 
 class OpenTransaction(NamedTuple):

@@ -11,15 +11,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from wal.errors import (
-    AlreadyExists,
-    CollectionNotFound,
-    InvalidArgument,
-    InvalidName,
-    PartitionNotFound,
-    SchemaVersionMismatch,
-    StreamingNodeError,
-)
+from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
+from wal.errors import InvalidArgument, StreamingNodeError
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -28,7 +21,6 @@ from wal.headers import (
     DropPartitionHeader,
     InsertHeader,
 )
-from wal.remedy import Remedy
 
 DEFAULT_PARTITION = "_default"
 """Every collection is created with it, and it cannot be dropped."""
@@ -66,7 +58,9 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
         for partition in self.partitions:
             if partition.name == name and not partition.dropped_tick:
                 return partition
-        raise PartitionNotFound(f"collection {self.name!r} has no partition {name!r}", Remedy.LOOK_AT_PARTITIONS)
+        raise PartitionNotFound(
+            f"collection {self.name!r} has no partition {name!r} — create it first, or choose one that is there"
+        )
 
     def partition(self, partition_id: int) -> PartitionInfo:
         """Return the live partition of this id. Raises `PartitionNotFound`."""
@@ -91,9 +85,9 @@ def created_collection(header: CreateCollectionHeader, tick: int) -> CollectionI
 
 
 def check_name(name: str) -> None:
-    """Raise `InvalidName` unless `name` may name a collection or partition: a file name and a table name everywhere."""
+    """Raise `InvalidArgument` unless `name` may name a collection or partition: a file name and a table name everywhere."""
     if not _NAME.fullmatch(name) or ".." in name:
-        raise InvalidName(
+        raise InvalidArgument(
             f"{name!r} is no valid name — use 1 to 128 of a-z, 0-9, '.', '_', '-', a letter or digit first, no '..'"
         )
 
@@ -129,19 +123,17 @@ class Catalog:
         """Return the live collection of this name. Raises `CollectionNotFound`."""
         collection_id = self._ids.get(name)
         if collection_id is None:
-            raise CollectionNotFound(f"no collection is named {name!r}", Remedy.LOOK_AT_COLLECTIONS)
+            raise CollectionNotFound(f"no collection is named {name!r} — create it first, or choose one that is there")
         return self._collections[collection_id]
 
     def schema(self, collection_id: int, version: int) -> bytes:
         """Return the Arrow IPC schema message of one schema version, also of a dropped collection.
 
-        Raises `CollectionNotFound` or `SchemaVersionMismatch`.
+        Raises `CollectionNotFound` or `SchemaMismatch`.
         """
         info = self.collection(collection_id)
         if info.schema_version != version:
-            raise SchemaVersionMismatch(
-                f"collection {info.name!r} has no schema version {version} — read its schema again"
-            )
+            raise SchemaMismatch(f"collection {info.name!r} has no schema version {version} — read its schema again")
         return info.schema
 
     def knows(self, collection_id: int) -> bool:
@@ -159,7 +151,7 @@ class Catalog:
     # --- checks: may this be appended? ----------------------------------------------------------------------------------
 
     def check_insert(self, vchannel: str, header: InsertHeader) -> None:
-        """Raise `CollectionNotFound`, `PartitionNotFound`, `SchemaVersionMismatch` or `InvalidArgument` for a misfit."""
+        """Raise `CollectionNotFound`, `PartitionNotFound`, `SchemaMismatch` or `InvalidArgument` for a misfit."""
         found = self._writable.get((vchannel, header.partition_id))
         if found != (header.collection_id, header.schema_version) or header.rows <= 0:
             raise self._why_not(vchannel, header)
@@ -172,17 +164,19 @@ class Catalog:
             raise InvalidArgument(f"a delete of {header.rows} keys deletes nothing — leave it out")
 
     def check_create_collection(self, header: CreateCollectionHeader) -> None:
-        """Raise `InvalidName`, `AlreadyExists` or `InvalidArgument` unless the collection may be created."""
+        """Raise `AlreadyExists` or `InvalidArgument` unless the collection may be created."""
         check_name(header.name)
         if header.name in self._ids:
-            raise AlreadyExists(f"collection {header.name!r} exists", Remedy.USE_COLLECTION)
+            raise AlreadyExists(f"collection {header.name!r} exists — use it as it is, or choose another name")
         if header.collection_id in self._collections or any(vchannel in self._owners for vchannel in header.vchannels):
             raise AlreadyExists(f"collection id {header.collection_id} is taken — allocate a new one")
         if not header.vchannels or len(set(header.vchannels)) < len(header.vchannels):
-            raise InvalidArgument("a collection has at least one vchannel, each named once")
+            raise InvalidArgument("a collection has no vchannel, or one twice — name at least one, each once")
         names = [name for _, name in header.partitions]
         if names.count(DEFAULT_PARTITION) != 1 or len(set(names)) < len(names):
-            raise InvalidArgument(f"a collection has the partition {DEFAULT_PARTITION!r} and no partition name twice")
+            raise InvalidArgument(
+                f"a collection misses the partition {DEFAULT_PARTITION!r}, or has one twice — name it, and each once"
+            )
         for name in set(names) - {DEFAULT_PARTITION}:
             check_name(name)
 
@@ -191,10 +185,12 @@ class Catalog:
         self._live(header.collection_id)
 
     def check_create_partition(self, header: CreatePartitionHeader) -> None:
-        """Raise `CollectionNotFound`, `InvalidName` or `AlreadyExists` unless the partition may be created."""
+        """Raise `CollectionNotFound`, `InvalidArgument` or `AlreadyExists` unless the partition may be created."""
         info = self._live(header.collection_id)
         if any(header.name == each.name and not each.dropped_tick for each in info.partitions):
-            raise AlreadyExists(f"partition {header.name!r} of {info.name!r} exists", Remedy.USE_PARTITION)
+            raise AlreadyExists(
+                f"partition {header.name!r} of {info.name!r} exists — use it as it is, or choose another name"
+            )
         check_name(header.name)
         if any(header.partition_id == each.id for each in info.partitions):
             raise AlreadyExists(f"partition id {header.partition_id} is taken — allocate a new one")
@@ -306,7 +302,7 @@ class Catalog:
         except PartitionNotFound as error:
             return error
         if header.schema_version != info.schema_version:
-            return SchemaVersionMismatch(
+            return SchemaMismatch(
                 f"rows of schema version {header.schema_version} do not fit collection {info.name!r}, "
                 f"which is at version {info.schema_version} — read its schema again"
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from interceptors.shard.segment import GrowingSegment
+from interceptors.shard.state import GrowingSegment
 from wal.errors import InvalidArgument
 from wal.timetick import physical_ms
 

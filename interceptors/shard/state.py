@@ -9,13 +9,14 @@ must not stop every later start.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self
+from typing import NamedTuple, Self
 
-from interceptors.change import Change
-from interceptors.shard.catalog import Catalog
-from interceptors.shard.segment import GrowingSegment, segment_of
-from interceptors.shard.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot
+import msgspec
+
+from interceptors.shard.catalog import Catalog, CollectionInfo
+from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import (
+    BodyAssignment,
     CreateCollectionHeader,
     CreatePartitionHeader,
     CreateSegmentHeader,
@@ -26,9 +27,130 @@ from wal.headers import (
     FlushHeader,
     Header,
     InsertHeader,
+    MessageType,
 )
-from wal.message import AnyMessage, TransactionMessage
-from wal.message_type import MessageType
+from wal.message import AnyMessage, Change, TransactionMessage
+
+# --- stats ---
+#
+# How full a growing segment is, against its own limits. Pure.
+#
+# The limits are soft: the insert that crosses one is taken, and the segment takes no more after it. So no insert is ever
+# too large for a segment, and hitting a limit exactly keeps the segment open.
+
+
+class SegmentStats(msgspec.Struct, array_like=True):
+    """Rows and payload bytes of one segment; a `rows_max` of 0 is no limit, `changed_tick` is 0 before the first rows."""
+
+    bytes_max: int
+    rows_max: int = 0
+    rows: int = 0
+    bytes: int = 0
+    changed_tick: int = 0
+
+    @property
+    def reached(self) -> bool:
+        """Whether a limit is crossed and the segment takes no more."""
+        return self.bytes > self.bytes_max or 0 < self.rows_max < self.rows
+
+    def add(self, rows: int, size_bytes: int, tick: int) -> Self:
+        """Count rows that are in the segment since `tick`."""
+        self.rows += rows
+        self.bytes += size_bytes
+        self.changed_tick = tick
+        return self
+
+
+# --- segment ---
+#
+# A growing segment: the place where the rows of one partition of one vchannel collect until it is sealed. Pure.
+
+
+class SegmentKey(NamedTuple):
+    """Whose rows a segment takes."""
+
+    vchannel: str
+    collection_id: int
+    partition_id: int
+
+
+class GrowingSegment(msgspec.Struct, array_like=True):
+    """One growing segment; rows enter it at ticks above `created_tick` only."""
+
+    segment_id: int
+    vchannel: str
+    collection_id: int
+    partition_id: int
+    schema_version: int
+    created_tick: int
+    stats: SegmentStats
+
+    @property
+    def key(self) -> SegmentKey:
+        """Whose rows the segment takes."""
+        return SegmentKey(self.vchannel, self.collection_id, self.partition_id)
+
+
+def segment_of(header: CreateSegmentHeader, vchannel: str, tick: int) -> GrowingSegment:
+    """Return the empty segment that a CREATE_SEGMENT at `tick` opens."""
+    return GrowingSegment(
+        segment_id=header.segment_id,
+        vchannel=vchannel,
+        collection_id=header.collection_id,
+        partition_id=header.partition_id,
+        schema_version=header.schema_version,
+        created_tick=tick,
+        stats=SegmentStats(header.bytes_max, header.rows_max),
+    )
+
+
+# --- snapshot ---
+#
+# Bytes of a shard state in a checkpoint: MessagePack with a format number. Pure.
+#
+# Fields are named, so a release may add one with a default; a change that older releases would read wrongly raises the
+# number.
+
+
+SNAPSHOT_FORMAT = 1
+
+
+class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a shard state remembers, in an order that does not depend on its history."""
+
+    format: int = SNAPSHOT_FORMAT
+    position: int
+    tick: int
+    collections: tuple[CollectionInfo, ...]
+    segments: tuple[GrowingSegment, ...]
+    next_offsets: dict[str, int]
+    next_id: int
+    cut_number: int
+    cut_tick: int
+    changes_since_cut: int
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def encode_snapshot(snapshot: ShardSnapshot) -> bytes:
+    """Return the snapshot's bytes; equal states have equal bytes."""
+    return msgspec.msgpack.encode(snapshot)
+
+
+def decode_snapshot(data: bytes) -> ShardSnapshot:
+    """Return the snapshot in `data`. Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else."""
+    try:
+        version = msgspec.msgpack.decode(data, type=_Format).format
+        if version != SNAPSHOT_FORMAT:
+            raise UnsupportedFormat(
+                f"the checkpoint's shard state has format {version}, this release reads {SNAPSHOT_FORMAT} — "
+                "open the node with the release that wrote it"
+            )
+        return msgspec.msgpack.decode(data, type=ShardSnapshot)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the checkpoint's shard state does not decode: {error}") from error
 
 
 class ShardState:
@@ -234,3 +356,70 @@ class ShardState:
 
     def _saw_id(self, number: int) -> None:
         self.next_id = max(self.next_id, number + 1)
+
+
+# --- assignment ---
+#
+# Which segment and which row offsets rows get, in their order inside one group or transaction. Pure.
+#
+# Inserts advance their vchannel's next offset; a delete gets the next offset of that moment, so it removes what came before
+# it and nothing after. Rows of one partition of one vchannel go to one segment together: they are one allocation.
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """What rows get: one assignment for each change, offsets by vchannel as (first, count), segments yet to be made."""
+
+    bodies: list[BodyAssignment] = []
+    row_offsets: dict[str, tuple[int, int]] = {}
+    missing: dict[SegmentKey, None] = {}
+
+
+def assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Assignment:
+    """Return what inserts and deletes get at `tick`; the state is not changed."""
+    assignment = Assignment()
+    next_offsets: dict[str, int] = {}
+    for change in changes:
+        vchannel, header = change.vchannel, change.header
+        offset = next_offsets.get(vchannel)
+        if offset is None:
+            offset = next_offsets[vchannel] = state.next_offsets[vchannel]
+        if isinstance(header, InsertHeader):
+            next_offsets[vchannel] = offset + header.rows
+            _assign_rows(state, assignment, vchannel, header, offset=offset, tick=tick)
+        else:
+            assignment.bodies.append(BodyAssignment(0, offset))
+    return assignment
+
+
+def stamp(change: Change, assigned: BodyAssignment) -> Change:
+    """Return the change with what it was assigned in its header."""
+    kind, vchannel, header, payload_bytes = change
+    if isinstance(header, InsertHeader):
+        return Change(kind, vchannel, _stamp_insert(header, assigned), payload_bytes)
+    assert isinstance(header, DeleteHeader), "only inserts and deletes are assigned anything"
+    return Change(kind, vchannel, msgspec.structs.replace(header, next_offset=assigned.offset), payload_bytes)
+
+
+def _stamp_insert(header: InsertHeader, assigned: BodyAssignment) -> InsertHeader:
+    return InsertHeader(
+        header.collection_id,
+        header.partition_id,
+        header.schema_version,
+        header.rows,
+        assigned.segment_id,
+        assigned.offset,
+        header.part,
+    )
+
+
+def _assign_rows(
+    state: ShardState, assignment: Assignment, vchannel: str, header: InsertHeader, *, offset: int, tick: int
+) -> None:
+    segment = state.open_segment(vchannel, header.partition_id)
+    if segment is None:
+        assignment.missing[SegmentKey(vchannel, header.collection_id, header.partition_id)] = None
+        return
+    assert segment.created_tick < tick, "a segment is older than the rows in it"
+    first, count = assignment.row_offsets.get(vchannel, (offset, 0))
+    assignment.row_offsets[vchannel] = (first, count + header.rows)
+    assignment.bodies.append(BodyAssignment(segment.segment_id, offset))

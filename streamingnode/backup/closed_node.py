@@ -8,11 +8,10 @@ from streamingnode.backup.restoring import RestoreResult, make_restore, read_rec
 from streamingnode.backup.target import Target
 from streamingnode.inspection.node_files import check_node
 from wal.errors import Corrupt, InvalidArgument
-from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import read_floor
+from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.ownership import DirectoryLock
-from wal.rocks.replacement import finish_replacement
 
 
 def _told_nobody(_part: str, _done: int) -> None:
@@ -31,7 +30,6 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep = _told_n
         raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
     lock = DirectoryLock(directory)
     try:
-        finish_replacement(directory)
         floor = read_floor(directory)
         if floor is None:
             raise Corrupt(f"{directory} has a database and no floor file — run: streamingnode verify {directory}")

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers, living, manifest_path, read_cut
-from flusher.files.node_directory import NodeDirectory
-from flusher.removal.retention import LEASE_BYTES_MAX, LEASES
+from flusher.cut_log import CUTS, cut_numbers, living, manifest_path, read_cut
+from flusher.directory import NodeDirectory
+from flusher.retention import LEASE_BYTES_MAX, LEASES
 from streamingnode.backup.copied_bytes import copy_file
 from streamingnode.backup.target import Target
 from streamingnode.inspection.backup_record import RECORD_FORMAT, BackupRecord, CopiedFile, encode_record
@@ -29,11 +29,10 @@ from streamingnode.verification.walk import walk_directory
 from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
 from wal.files import place_beneath, read_regular, write_file
-from wal.remedy import Remedy
-from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME
 
 _NOT_COPIED = ("LOCK", "LOG")
 """RocksDB's lock and its own notes: no part of the data."""
@@ -116,8 +115,7 @@ def check_copy(building: Path, on_step: OnStep) -> None:
         first, more = damage[0], len(damage) - 1
         others = f" (and {more} more)" if more else ""
         raise Corrupt(
-            f"the copy is not sound, so it was given up: {first.place}: {first.detail}{others}",
-            Remedy.VERIFY_ORIGINAL,
+            f"the copy is not sound, so it was given up: {first.place}: {first.detail}{others} — verify the original"
         )
 
 

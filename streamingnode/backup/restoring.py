@@ -17,9 +17,9 @@ from streamingnode.backup.target import Target
 from streamingnode.inspection.backup_record import BackupRecord, CopiedFile, decode_record
 from wal.errors import Corrupt, InvalidArgument
 from wal.files import read_regular
-from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import read_floor, write_floor
+from wal.rocks.opening import BACKUP_RECORD_NAME
 
 RESTORE_TERM_STEP = 1 << 16
 """Terms are counted up once for each owner; a restored node starts at the next multiple of this, which no owner before it

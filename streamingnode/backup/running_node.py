@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from anyio import from_thread, to_thread
 
-from flusher.removal.retention import LEASE_BYTES_MAX, LEASES
+from flusher.retention import LEASE_BYTES_MAX, LEASES
 from streamingnode.backup.making import BackupResult, BackupSource, make_backup
 from streamingnode.backup.target import Target
 from wal.errors import Corrupt, InvalidArgument
@@ -22,7 +22,7 @@ from wal.files import make_directory, read_regular, write_file
 from wal.outlast import outlast
 from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import Floor, read_floor
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
 
 LINKS = "backup.tmp"
 """In the node directory while a backup is made: hard links need the same disk."""

@@ -7,8 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
+from interceptors.errors import AlreadyExists
 from streamingnode.backup.copied_bytes import sync_directories
-from wal.errors import AlreadyExists, InvalidArgument, StorageFailed
+from wal.errors import InvalidArgument, StorageFailed
 from wal.files import DIRECTORY_MODE
 
 UNFINISHED = ".unfinished"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from wal.errors import PackageMissing
+from spark_sink.errors import PackageMissing
 
 SPARK: Mapping[str, str] = {"pyspark": "spark", "deltalake": "spark"}
 DEMO: Mapping[str, str] = {**SPARK, "psutil": "demo", "matplotlib": "demo"}

@@ -11,7 +11,7 @@ from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count
 from wal.errors import AlreadyOwned
 
 if TYPE_CHECKING:
-    from streamingnode.services import FlushResult
+    from streamingnode.flush import FlushResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
-    from flusher.cuts.cut_log import CutLog
-    from streamingnode.event_loop import run_async
+    from flusher.cut_log import CutLog
     from streamingnode.inspection.node_files import check_node
+    from streamingnode.opening import run_async
 
     before = CutLog(check_node(arguments.directory)).newest
     try:
@@ -60,7 +60,7 @@ def _newest_cut(directory: Path, pid: int | None) -> dict[str, int] | None:
 
     A pid alone is no proof: where a node is process 1 of its container, every owner before it was, too.
     """
-    from streamingnode.statistics_file import read_statistics
+    from streamingnode.statistics import read_statistics
     from wal.rocks.floor import read_floor
 
     floor, said = read_floor(directory), read_statistics(directory, pid=pid)

@@ -3,12 +3,12 @@
 import argparse
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import Command, take
-from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count, format_fields, format_tick
+from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_fields, format_tick
 from streamingnode.cli.statistics_lines import statistics_fields
 from wal.errors import StorageFailed, StreamingNodeError
 from wal.timetick import AHEAD_MS_MAX, physical_ms
@@ -31,7 +31,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     from streamingnode.inspection.node_files import read_node_files
     from streamingnode.inspection.node_records import read_node_records
-    from streamingnode.statistics_file import read_statistics
+    from streamingnode.statistics import read_statistics
 
     files = read_node_files(arguments.directory)
     try:
@@ -59,7 +59,6 @@ def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, obj
     import msgspec
 
     from streamingnode.inspection.collection_summary import held_files
-    from streamingnode.verification.scrubber import read_status
 
     newest = files.cuts.read(files.cuts.newest) if files.cuts.numbers else None
     names = {number: name for name, number in records.survey.log_ids.items()} if records else {}
@@ -92,7 +91,6 @@ def describe(files: "NodeFiles", records: "NodeRecords | None") -> dict[str, obj
             for lease in files.leases
         ],
         "files": [msgspec.to_builtins(held) for held in held_files(files.cuts)],
-        "scrubbed": read_status(files.directory),
         "disk_bytes": files.disk_bytes,
     }
 
@@ -112,7 +110,6 @@ def _print(
         **_clock(files.tick),
         "last positions": ", ".join(f"{name} {position}" for name, position in positions.items()) or "none",
         "cuts": _cuts(files),
-        "scrubbed": _scrubbed(files.directory),
         "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in files.disk_bytes.items() if size),
     }
     for line in format_fields(fields):
@@ -143,17 +140,6 @@ def _cuts(files: "NodeFiles") -> str:
         return "none"
     tick = files.cuts.read(files.cuts.newest).tick
     return f"{files.cuts.first} to {files.cuts.newest}, the newest at {tick} ({format_tick(tick)})"
-
-
-def _scrubbed(directory: Path) -> str:
-    from streamingnode.verification.scrubber import read_status
-
-    status = read_status(directory)
-    if not status.finished_ms:
-        return status.verdict
-    at = datetime.fromtimestamp(status.finished_ms / 1000, UTC).isoformat(timespec="seconds")
-    findings = f", {format_count(len(status.findings), 'finding')}: {status.findings[0]}" if status.findings else ""
-    return f"{status.verdict}, {at.replace('+00:00', 'Z')}{findings}"
 
 
 def _print_marks(files: "NodeFiles", records: "NodeRecords", output: Output) -> None:

@@ -33,7 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     require(SPARK)
-    from spark_sink.ingestion.place import check_place
+    from spark_sink.ingestion import check_place
     from streamingnode.inspection.node_files import check_node
 
     check_place(check_node(arguments.directory), arguments.tables)

@@ -11,19 +11,20 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interceptors.errors import AlreadyExists, CollectionNotFound
 from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
-from wal.errors import AlreadyExists, CollectionNotFound, InvalidArgument
+from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from streamingnode.cli.row_batch import RowBatch
     from streamingnode.cli.row_source import RowSource
-    from streamingnode.collection import Collection
+    from streamingnode.collections import Collection
     from streamingnode.node import Node
     from streamingnode.writing.producer import Producer
-    from streamingnode.writing.results import WriteResult
+    from streamingnode.writing.result import WriteResult
 
 STDIN = "-"
 DEFAULT_PARTITION = "_default"
@@ -77,7 +78,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     _check(arguments)
     from streamingnode.cli.row_source import open_rows
-    from streamingnode.event_loop import run_async
+    from streamingnode.opening import run_async
 
     with open_rows(arguments.file, sys.stdin.buffer) as rows:
         totals = run_async(partial(_insert, arguments, rows, output))
@@ -175,20 +176,17 @@ class _NewCollection:
 
 def _new_collection(arguments: _Arguments, rows: "RowSource") -> _NewCollection:
     """Return what --create makes of the input; raises what creating it and inserting the first batch would raise."""
+    from interceptors.errors import SchemaMismatch
+    from streamingnode.collections import check_definition
     from streamingnode.config import load_config
-    from streamingnode.ddl import check_definition
-    from streamingnode.rows.row_shape import row_shape, to_batches
-    from streamingnode.writing.append_groups import check_rows_fit
-    from wal.errors import SchemaMismatch
+    from streamingnode.rows.rows import row_shape, to_batches
+    from streamingnode.writing.write import check_rows_fit
 
     assert arguments.primary_key is not None, "checked with the other arguments"
     schema = rows.infer_schema()
+    shards, partitions = _shape(arguments)
     definition = check_definition(
-        arguments.collection,
-        schema,
-        primary_key=arguments.primary_key,
-        shards=_shards(arguments),
-        partitions=_partitions(arguments),
+        arguments.collection, schema, primary_key=arguments.primary_key, shards=shards, partitions=partitions
     )
     batches = rows.batches(schema)
     first = list(islice(batches, 1))
@@ -222,22 +220,17 @@ async def _batches(
     if new is None:
         new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
     assert arguments.primary_key is not None, "checked with the other arguments"
+    shards, partitions = _shape(arguments)
     await node.create_collection(
-        arguments.collection,
-        new.schema,
-        primary_key=arguments.primary_key,
-        shards=_shards(arguments),
-        partitions=_partitions(arguments),
+        arguments.collection, new.schema, primary_key=arguments.primary_key, shards=shards, partitions=partitions
     )
     return new.batches
 
 
-def _shards(arguments: _Arguments) -> int:
-    return 1 if arguments.shards is None else arguments.shards
-
-
-def _partitions(arguments: _Arguments) -> tuple[str, ...]:
-    return () if arguments.partition in {None, DEFAULT_PARTITION} else (str(arguments.partition),)
+def _shape(arguments: _Arguments) -> tuple[int, tuple[str, ...]]:
+    """Return shards and partitions of a collection that is made."""
+    partitions = () if arguments.partition in {None, DEFAULT_PARTITION} else (str(arguments.partition),)
+    return 1 if arguments.shards is None else arguments.shards, partitions
 
 
 def _existing(collection: "Collection", arguments: _Arguments) -> "pa.Schema":
@@ -256,7 +249,8 @@ async def _insert_batches(
 ) -> _Totals:
     import anyio.to_thread
 
-    from wal.errors import SchemaMismatch, StreamingNodeError
+    from interceptors.errors import SchemaMismatch
+    from wal.errors import StreamingNodeError
 
     collection = node.collection(arguments.collection)
     write = node.upsert if arguments.upsert else node.insert
@@ -305,10 +299,10 @@ COMMAND = Command(
     summary="insert rows from JSON lines or Parquet",
     details=(
         "Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable\n"
-        "within a second. A line that does not fit is named by its number, and nothing of its batch is inserted. In JSON,\n"
-        "times are ISO 8601 text, bytes are base64, and a field left out is null where its column may be. A Parquet file\n"
-        "has every column of the collection, in a type that goes in unchanged. With --create the columns are taken from\n"
-        "the first batch; when that is refused, nothing is created.\n\n"
+        "within a second. Where a line does not fit, the lines of its batch are named, and none of them is inserted. In\n"
+        "JSON, times are ISO 8601 text, bytes are base64, and a field left out is null where its column may be. A Parquet\n"
+        "file has every column of the collection, in a type that goes in unchanged. With --create the columns are those of\n"
+        "the first batch, or of the Parquet file; when that is refused, nothing is created.\n\n"
         "With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on\n"
         "behind the last line or row that an earlier run inserted under this name. When what comes before is not the same\n"
         "any more, it is refused: another input needs another name. A Parquet file may not change at all."

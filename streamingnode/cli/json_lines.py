@@ -1,4 +1,4 @@
-"""JSON lines as record batches: parsed by Arrow a batch at a time; only a batch that fails is looked at line by line.
+"""JSON lines as record batches: parsed by Arrow a batch at a time, and refused so, with the lines and what Arrow says.
 
 JSON has text, numbers, lists and objects. Times and dates are read from ISO text, bytes from base64 as `tail` writes them,
 and every kind of list from a list; a value is kept or refused by the rule for every row. A field that a line leaves out is
@@ -7,7 +7,6 @@ null. Empty lines are skipped and counted. What comes through a pipe is handed o
 
 import hashlib
 import io
-import json
 import os
 import re
 import select
@@ -16,19 +15,20 @@ import time
 from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import accumulate
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.types as pt
 
-from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, RowBatch, kept_schema
+from interceptors.errors import SchemaMismatch
+from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, RowBatch
 from streamingnode.rows.arrow_columns import exact_cast, holds_infinity
-from streamingnode.rows.arrow_types import AnyArray, child_fields, has_leaf
-from streamingnode.rows.schema import is_bytes, is_list
-from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
+from streamingnode.rows.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, with_leaves
+from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 DEPTH_MAX = 100
 """Lists and objects inside each other: parsers recurse, and a collection's columns end long before."""
@@ -38,20 +38,21 @@ BATCH_S = 0.2
 
 _BLOCK_BYTES = 1 << 18
 """More than a buffered reader holds, so that nothing stays in it that `poll` does not see."""
-_COLUMN = re.compile(r"Column\(/(.+?)\) ")
-"""How Arrow begins what it says about a value of another kind than its column."""
+_COLUMN, _ROW = re.compile(r"^Column\(/(.+?)\)"), re.compile(r"(?<= in )row (\d+)$")
+"""How Arrow begins and ends what it says about a value of another kind than its column."""
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 """How a line begins: a file may with a byte order mark."""
 _HUGE = re.compile(rb"(?<![\d.])\d{309}")
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_ZONED = r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$"
 _READ_ERRORS = (pa.ArrowException, UnicodeDecodeError)
 
 _Chunk = tuple[list[bytes], list[int]]
+_Others = Literal["error", "ignore", "infer"]
+"""What becomes of fields that no column is asked for."""
 
 
 class JsonLines:
-    """The rows of a stream of JSON objects, one on each line; `head` was read from it already. See `RowSource`."""
+    """The rows of a stream of JSON objects, one on each line; `head` was read from it already."""
 
     unit = "line"
 
@@ -63,14 +64,13 @@ class JsonLines:
 
     def infer_schema(self) -> pa.Schema:
         """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row, or a line is none."""
-        self._ahead = chunk = self._read_chunk()
-        lines, numbers = chunk
+        self._ahead = lines, numbers = self._read_chunk()
         if not lines:
             raise InvalidArgument("there are no rows to take columns from — give at least one line")
         try:
             return _inferred(lines)
         except _READ_ERRORS as error:
-            raise _blame(lines, numbers, None, error) from None
+            raise _refused(numbers, error) from None
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind line `last`, and return the digest up to there; None when there are fewer lines."""
@@ -82,13 +82,13 @@ class JsonLines:
         return self._digest.digest()
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
-        """Yield all rows. Raises `InvalidArgument` or `SchemaMismatch` naming the line; nothing of its batch came out."""
+        """Yield all rows. Raises `SchemaMismatch` naming the lines of a batch, nothing of which came out then."""
         while (chunk := self._take_chunk())[0]:
             lines, numbers = chunk
             try:
                 rows = _parse(lines, schema)
             except _READ_ERRORS as error:
-                raise _blame(lines, numbers, schema, error) from None
+                raise _refused(numbers, error) from None
             self._digest.update(b"".join(lines))
             yield RowBatch(rows, unit=self.unit, numbers=numbers, digest=self._digest.digest())
 
@@ -186,21 +186,26 @@ def _depth(line: bytes) -> int:
 # --- values -------------------------------------------------------------------------------------------------------------
 
 
-def _parse(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+def _parse(lines: Sequence[bytes], schema: pa.Schema, *, others: _Others = "error") -> pa.RecordBatch:
     """Return one row for each line. Raises `pa.ArrowException`."""
     # Every column may be null: the node says which nulls it refuses.
-    table = _read(lines, pa.schema([pa.field(field.name, _json_type(field.type)) for field in schema]))
-    columns = [_from_json(table[field.name].combine_chunks(), field.type) for field in schema]
+    table = _read(lines, pa.schema([pa.field(field.name, _json_type(field.type)) for field in schema]), others=others)
+    columns = []
+    for field in schema:
+        try:
+            columns.append(_from_json(table[field.name].combine_chunks(), field.type))
+        except _READ_ERRORS as error:
+            raise pa.ArrowInvalid(f"column {field.name!r}: {error}") from None
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def _read(lines: Sequence[bytes], schema: pa.Schema | None) -> pa.Table:
-    if not all(
-        map(_OBJECT.match, lines)
-    ):  # Arrow takes null for a row, and a batch that begins with one kills the process
-        raise pa.ArrowInvalid("a line is no object")
+def _read(lines: Sequence[bytes], schema: pa.Schema | None, *, others: _Others = "infer") -> pa.Table:
+    # Arrow takes null for a row, and a batch that begins with one kills the process.
+    for row, line in enumerate(lines):
+        if _OBJECT.match(line) is None:
+            raise pa.ArrowInvalid(f"no JSON object in row {row}")
     text = b"".join(lines)
-    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error")
+    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
     reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
     table = pj.read_json(io.BytesIO(text), read_options=reading, parse_options=options)
     if table.num_rows != len(lines):
@@ -216,32 +221,23 @@ def _has_huge(line: bytes) -> bool:
 
 def _inferred(lines: Sequence[bytes]) -> pa.Schema:
     """Return types for the lines. Raises `pa.ArrowException`."""
-    guessed = _read(lines, None).schema
-    if any(has_leaf(field.type, pt.is_timestamp) for field in guessed):  # guessed without a look at time zones
-        texts = _read(lines, pa.schema([pa.field(field.name, _json_type(field.type)) for field in guessed]))
-        guessed = pa.schema(
-            [(field.name, _with_zones(field.type, texts[field.name].combine_chunks())) for field in guessed]
-        )
-    return kept_schema(guessed)
+    return pa.schema([_with_times(lines, field) for field in _read(lines, None).schema])
 
 
-def _with_zones(kind: pa.DataType, texts: AnyArray) -> pa.DataType:
-    """Return the type with times aware where all texts are, naive where none is, and text where they differ."""
-    if is_list(kind):
-        return pa.list_(_with_zones(kind.field(0).type, pc.list_flatten(texts)))
-    if pt.is_struct(kind):
-        present = texts.filter(texts.is_valid())
-        fields = child_fields(kind)
-        return pa.struct(
-            [(field.name, _with_zones(field.type, pc.struct_field(present, field.name))) for field in fields]
-        )
-    if not pt.is_timestamp(kind):
-        return kind
-    zoned = pc.match_substring_regex(texts, _ZONED)
-    for time_type, fits in ((pa.timestamp("us", "UTC"), pc.all(zoned)), (pa.timestamp("us"), pc.invert(pc.any(zoned)))):
-        if fits.as_py():
-            return time_type
-    return pa.string()
+def _with_times(lines: Sequence[bytes], field: AnyField) -> AnyField:
+    """Return a guessed field with times only where all of them are aware, or all naive: Arrow guesses without the zones."""
+    for times in (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.string()):
+        tried = field.with_type(with_leaves(field.type, partial(_kept, times)))
+        if not has_leaf(field.type, pt.is_timestamp):
+            return tried
+        with suppress(pa.ArrowException):
+            _parse(lines, pa.schema([tried]), others="ignore")
+            return tried
+    raise AssertionError("text holds every text")
+
+
+def _kept(times: pa.DataType, kind: pa.DataType) -> pa.DataType:
+    return times if pt.is_timestamp(kind) else pa.string() if pt.is_null(kind) else kind
 
 
 def _json_type(kind: pa.DataType) -> pa.DataType:
@@ -276,61 +272,10 @@ def _from_base64(texts: AnyArray, kind: pa.DataType) -> AnyArray:
         raise pa.ArrowInvalid(f"text is no base64: {error}") from error
 
 
-# --- lines to blame -----------------------------------------------------------------------------------------------------
+def _refused(numbers: Sequence[int], error: Exception) -> SchemaMismatch:
+    def line_of(row: re.Match[str]) -> str:
+        return f"line {numbers[int(row[1])]}" if int(row[1]) < len(numbers) else row[0]
 
-
-def _blame(
-    lines: Sequence[bytes], numbers: Sequence[int], schema: pa.Schema | None, error: Exception
-) -> InvalidArgument:
-    """Return the error of the first line that does not parse: found by halving, since parsing a prefix is cheap."""
-    low, high = 0, len(lines)  # `lines[:low]` parses, `lines[:high]` does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _fails(lines[:middle], schema) is None:
-            low = middle
-        else:
-            high = middle
-    line, number = lines[high - 1], numbers[high - 1]
-    return _describe(line, number, schema, _fails([line], schema) or error)
-
-
-def _fails(lines: Sequence[bytes], schema: pa.Schema | None) -> Exception | None:
-    try:
-        _read(lines, None) if schema is None else _parse(lines, schema)
-    except _READ_ERRORS as error:
-        return error
-    return None
-
-
-def _said(error: Exception) -> str:
-    return brief(str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0"))
-
-
-def _describe(line: bytes, number: int, schema: pa.Schema | None, error: Exception) -> InvalidArgument:
-    shown = brief(line.decode("utf-8", "replace").strip())
-    try:
-        value = json.loads(line)
-    except ValueError as problem:
-        return InvalidArgument(f"line {number} is no JSON: {problem} — correct it: {shown}")
-    if not isinstance(value, dict):
-        return InvalidArgument(f"line {number} is no JSON object — write one object on each line: {shown}")
-    extra = sorted(value.keys() - set(schema.names)) if schema is not None else []
-    if extra:
-        return SchemaMismatch(
-            f"line {number}: column {brief(extra[0])!r} is not in the collection — remove it: {shown}",
-            column=extra[0],
-            row=number,
-        )
-    text = _said(error)
-    if named := _COLUMN.match(text):
-        column, text = named[1].replace("/", "."), text[named.end() :]
-        return SchemaMismatch(
-            f"line {number}: column {column!r} {text} — correct it: {shown}", column=column, row=number
-        )
-    for name in value if schema is not None else ():
-        assert schema is not None
-        if wrong := _fails([json.dumps({name: value[name]}).encode() + b"\n"], pa.schema([schema.field(name)])):
-            return SchemaMismatch(
-                f"line {number}: column {name!r}: {_said(wrong)} — correct it: {shown}", column=name, row=number
-            )
-    return SchemaMismatch(f"line {number} does not fit the columns: {text} — correct it: {shown}", row=number)
+    said = _COLUMN.sub(r"column '\1'", _ROW.sub(line_of, str(error).removeprefix("JSON parse error: ")))
+    lines = f"line {numbers[0]}" if len(numbers) == 1 else f"lines {numbers[0]} to {numbers[-1]}"
+    return SchemaMismatch(f"{lines}: {brief(said)} — correct it; nothing of these lines is inserted")

@@ -40,8 +40,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
-    from streamingnode.event_loop import run_async
     from streamingnode.inspection.node_files import check_node
+    from streamingnode.opening import run_async
 
     check_node(arguments.directory)
     try:
@@ -63,7 +63,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 
 
 def _list_at_cut(directory: Path) -> _Listing:
-    from flusher.cuts.cut_log import CutLog
+    from flusher.cut_log import CutLog
     from streamingnode.inspection.collection_summary import summaries_at_newest
 
     cuts = CutLog(directory)
@@ -73,7 +73,7 @@ def _list_at_cut(directory: Path) -> _Listing:
 async def _list_now(arguments: _Arguments) -> _Listing:
     import anyio.to_thread
 
-    from flusher.cuts.cut_log import CutLog
+    from flusher.cut_log import CutLog
     from streamingnode.inspection.collection_summary import summaries_at_newest
     from streamingnode.opening import open_node
 

@@ -65,14 +65,14 @@ class Output:
         self.stderr.write(f"{escaped(text)}\n")
         self.stderr.flush()
 
-    def error(self, error: StreamingNodeError, text: str, *, debug: bool) -> None:
-        """Print `code: message — next step` on stderr, and the same as a document with `--json`; `text` is without code."""
+    def error(self, error: StreamingNodeError, *, debug: bool) -> None:
+        """Print `code: message — next step` on stderr, and the same as a document with `--json`."""
         self.flush()
         if debug:
             for each in "".join(traceback.format_exception(error)).splitlines():
                 self.note(each)
-        self.note(f"{error.code}: {text}")
-        self.document({"error": describe_error(error, text)})
+        self.note(f"{error.code}: {error}")
+        self.document({"error": describe_error(error)})
         self.flush()
 
     def flush(self) -> None:
@@ -101,9 +101,9 @@ def _typed() -> Iterator[None]:
         raise StorageFailed(f"the output cannot be written: {error.strerror} — print to somewhere else") from error
 
 
-def describe_error(error: StreamingNodeError, text: str) -> dict[str, object]:
+def describe_error(error: StreamingNodeError) -> dict[str, object]:
     """Return an error as machines read it; its typed fields come last and never hide the first three."""
-    return {**error.fields(), "code": error.code, "message": text, "retryable": error.retryable}
+    return {**error.fields(), "code": error.code, "message": str(error), "retryable": error.retryable}
 
 
 def to_json(value: object) -> str:

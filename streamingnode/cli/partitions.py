@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from interceptors.errors import CollectionNotFound
 from streamingnode.cli.command import Command, take
 from streamingnode.cli.output import EXIT_OK, Output
-from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument
+from wal.errors import AlreadyOwned, InvalidArgument
 
 Action = Literal["list", "create", "drop"]
 
@@ -31,9 +32,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     if (arguments.partition is None) != (arguments.action == "list"):
-        raise InvalidArgument(f"{arguments.action}: {_NAMES[arguments.action]}")
-    from streamingnode.event_loop import run_async
+        why = _NAMES[arguments.action]
+        raise InvalidArgument(f"{arguments.action}: {why}")
     from streamingnode.inspection.node_files import check_node
+    from streamingnode.opening import run_async
 
     check_node(arguments.directory)
     as_of_cut = 0
@@ -70,7 +72,7 @@ async def _apply(arguments: _Arguments) -> tuple[str, ...]:
 
 
 def _at_newest_cut(arguments: _Arguments) -> tuple[tuple[str, ...], int]:
-    from flusher.cuts.cut_log import CutLog
+    from flusher.cut_log import CutLog
     from streamingnode.inspection.collection_summary import summaries_at_newest
 
     cuts = CutLog(arguments.directory)

@@ -11,20 +11,19 @@ from streamingnode.cli import (
     config,
     demo,
     doctor,
+    export,
     flush,
     info,
     ingest,
     insert,
     ls,
     partitions,
-    repair,
     restore,
     tail,
     verify,
 )
 from streamingnode.cli.command import Command
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
-from streamingnode.cli.remedies import told
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 COMMANDS: tuple[Command, ...] = (
@@ -37,9 +36,9 @@ COMMANDS: tuple[Command, ...] = (
     flush.COMMAND,
     ingest.COMMAND,
     verify.COMMAND,
-    repair.COMMAND,
     backup.COMMAND,
     restore.COMMAND,
+    export.COMMAND,
     doctor.COMMAND,
     bench.COMMAND,
     config.COMMAND,
@@ -138,7 +137,7 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
 
 def _failed(error: StreamingNodeError, arguments: argparse.Namespace, output: Output) -> int:
     try:
-        output.error(error, told(error, arguments), debug=arguments.debug)
+        output.error(error, debug=arguments.debug)
     except StorageFailed as unwritable:  # stdout takes nothing, so stderr has to do
         output.note(f"{unwritable.code}: {unwritable}")
         output.hang_up()

@@ -1,13 +1,11 @@
-"""A batch of rows that knows where in its input each row was, and the types a collection made from such rows gets. Pure."""
+"""A batch of rows that knows where in its input each row was. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.types as pt
 
-from streamingnode.rows.arrow_types import with_leaves
-from wal.errors import SchemaMismatch
+from interceptors.errors import SchemaMismatch
 
 ROWS_MAX = 10_000
 """Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up little."""
@@ -20,18 +18,6 @@ ROW_BYTES_MAX = 4 << 20
 
 SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 """What a node and its tables add to a row, and what is not part of it when it is inserted again."""
-
-_WIDER: dict[pa.DataType, pa.DataType] = {
-    pa.null(): pa.string(),
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.int64(),
-    pa.float16(): pa.float32(),
-    pa.date64(): pa.date32(),
-    pa.string_view(): pa.string(),
-    pa.binary_view(): pa.binary(),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +44,3 @@ class RowBatch:
 def without_system_columns(schema: pa.Schema) -> pa.Schema:
     """Return the columns that are rows' own."""
     return pa.schema([field for field in schema if field.name not in SYSTEM_COLUMNS])
-
-
-def kept_schema(schema: pa.Schema) -> pa.Schema:
-    """Return columns a collection can have for data of `schema`; one that has no kept type stays, for the node to refuse."""
-    return pa.schema([field.with_type(with_leaves(field.type, _kept)) for field in schema])
-
-
-def _kept(given: pa.DataType) -> pa.DataType:
-    if isinstance(given, pa.TimestampType):
-        return pa.timestamp("us", given.tz)
-    if isinstance(given, pa.DictionaryType):
-        return with_leaves(given.value_type, _kept)
-    if pt.is_fixed_size_binary(given):
-        return pa.binary()
-    return _WIDER.get(given, given)

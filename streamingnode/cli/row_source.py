@@ -11,25 +11,24 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, Protocol
+from typing import IO, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.cli.json_lines import JsonLines
 from streamingnode.cli.row_batch import (
     BYTES_MAX,
     ROW_BYTES_MAX,
     ROWS_MAX,
     RowBatch,
-    kept_schema,
     without_system_columns,
 )
-from streamingnode.rows.arrow_types import AnyArray, child_fields
-from streamingnode.rows.schema import is_list
-from wal.errors import InvalidArgument, SchemaMismatch, StorageFailed, TooLarge, brief
+from streamingnode.rows.schema import AnyArray, child_fields, is_list
+from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -43,24 +42,8 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError)
 """What reading a damaged Parquet file raises."""
 
 
-class RowSource(Protocol):
-    """Where rows come from."""
-
-    unit: str
-    """What is counted: lines or rows."""
-
-    def infer_schema(self) -> pa.Schema:
-        """Return columns that can hold the rows, as far as the first of them tell."""
-
-    def pass_over(self, last: int) -> bytes | None:
-        """Go on behind line or row `last`, and return the digest up to there; None when there are fewer."""
-
-    def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
-        """Yield all rows, in order; once. Raises `SchemaMismatch`, `InvalidArgument`, or `StorageFailed`."""
-
-
 @contextmanager
-def open_rows(name: str, stdin: BinaryIO) -> Iterator[RowSource]:
+def open_rows(name: str, stdin: BinaryIO) -> "Iterator[RowSource]":
     """Yield the rows of the file `name`, `-` for `stdin`. Raises `InvalidArgument` when it cannot be read."""
     if name == "-":
         with _open_stream(stdin) as source:
@@ -78,7 +61,7 @@ def _open_file(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def _open_stream(stream: BinaryIO) -> Iterator[RowSource]:
+def _open_stream(stream: BinaryIO) -> "Iterator[RowSource]":
     head = _read_head(stream)
     if head != PARQUET_MAGIC:
         yield JsonLines(stream, head)
@@ -105,7 +88,7 @@ def _read_head(stream: BinaryIO) -> bytes:
 
 
 class ParquetRows:
-    """The rows of one Parquet file; the system columns of a node's own files are left out. See `RowSource`."""
+    """The rows of one Parquet file; the system columns of a node's own files are left out. Used as `JsonLines`."""
 
     unit = "row"
 
@@ -114,18 +97,18 @@ class ParquetRows:
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
-        """See `RowSource`."""
+        """Return the file's own columns."""
         with _damage():
-            return kept_schema(without_system_columns(self._open().schema_arrow))
+            return without_system_columns(self._open().schema_arrow)
 
     def pass_over(self, last: int) -> bytes | None:
-        """See `RowSource`."""
+        """Go on behind row `last`, and return the digest; None when there are fewer rows."""
         self._passed_over = last
         with _damage():
             return self._digest() if self._open().metadata.num_rows >= last else None
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
-        """See `RowSource`."""
+        """Yield all rows, in order; once. Raises `SchemaMismatch`, `TooLarge`, or `StorageFailed`."""
         with _damage():
             file = self._open()
             given = without_system_columns(file.schema_arrow)
@@ -155,6 +138,9 @@ class ParquetRows:
         return pq.ParquetFile(
             self._stream, metadata=metadata, read_dictionary=texts, buffer_size=1 << 20, pre_buffer=False
         )
+
+
+RowSource = JsonLines | ParquetRows
 
 
 @contextmanager

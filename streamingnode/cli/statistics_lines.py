@@ -7,7 +7,7 @@ from streamingnode.cli.output import format_bytes, format_count
 if TYPE_CHECKING:
     from scanner.scanner import ScanStatistics
     from streamingnode.statistics import NodeStatistics
-    from wal.distribution import Distribution
+    from wal.measure import Distribution
 
 
 def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:

@@ -55,8 +55,8 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     types = read_types(arguments.types)
     if arguments.limit is not None and arguments.limit < 1:
         raise InvalidArgument(f"--limit is {arguments.limit} — give 1 or more")
-    from streamingnode.event_loop import run_async
     from streamingnode.inspection.node_files import check_node
+    from streamingnode.opening import run_async
 
     check_node(arguments.directory)
     run_async(partial(_tail, arguments, read_start(arguments.start), types, output))
@@ -66,7 +66,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 def read_start(text: str) -> "DeliverPolicy":
     """Return where to start, as `--from` says it. Raises `InvalidArgument`."""
     from scanner.deliver_policy import DeliverPolicy
-    from wal.message_id import parse_message_id
+    from wal.position import parse_message_id
 
     match text:
         case "start":
@@ -154,7 +154,7 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
     import pyarrow as pa
     import pyarrow.types as pt
 
-    from streamingnode.rows.arrow_types import with_leaves
+    from streamingnode.rows.schema import with_leaves
 
     def as_integer(kind: pa.DataType) -> pa.DataType:
         return pa.int64() if pt.is_timestamp(kind) else pa.int32() if pt.is_date32(kind) else kind

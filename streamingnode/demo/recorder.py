@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from streamingnode.demo.processes import LIVE_SCHEMA, SAMPLES_SCHEMA, sample_processes
 from streamingnode.node import Node
-from streamingnode.rows.arrow_types import AnyArray
+from streamingnode.rows.schema import AnyArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,13 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_sink
-from flusher.cuts.cut_log import CutLog
-from spark_sink.table.open_table import OpenTable
+from flusher.cut_log import CutLog
+from spark_sink.table import OpenTable
 from streamingnode.demo.check import Check, check_count, check_rows
 from streamingnode.demo.place import Place, claim
 from streamingnode.demo.recorder import Recording, create_demo_collections, record
 from streamingnode.demo.report import PROCESSES_MAX, ReportData, draw_report
-from streamingnode.event_loop import run_async
-from streamingnode.opening import open_node
+from streamingnode.opening import open_node, run_async
 from streamingnode.progress import Progress
 
 CUT_INTERVAL_S = 5.0

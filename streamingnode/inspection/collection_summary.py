@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from flusher.cuts.cut_log import Cut, CutLog, lives
+from flusher.cut_log import Cut, CutLog, lives
 from flusher.manifest import CollectionEntry
-from flusher.removal.retention import UNREADABLE, TableLease, read_leases
-from spark_sink.table.columns import decode_schema
+from flusher.retention import UNREADABLE, TableLease, read_leases
+from spark_sink.columns import decode_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import google_crc32c
 
+from spark_sink.errors import JavaNotFound, install
 from streamingnode.inspection.node_files import holder, is_node, read_node_files
 from streamingnode.ownership import assert_sole_owner
-from wal.errors import JavaNotFound, StreamingNodeError, install
-from wal.rocks.directory import BACKUP_RECORD_NAME
-from wal.rocks.options import DATABASE_NAME, RocksOptions
+from wal.errors import StreamingNodeError
+from wal.rocks.layout import DATABASE_NAME, RocksOptions
+from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 PYTHON_MIN, PYTHON_MAX = (3, 11), (3, 14)
@@ -128,7 +129,7 @@ def _roots() -> Finding:
 def _java() -> Finding:
     if find_spec("pyspark") is None:
         return Finding(Status.OK, "java", "not looked for: Spark is not installed")
-    from spark_sink.runtime.spark_session import find_java
+    from spark_sink.runtime import find_java
 
     try:
         java = find_java()

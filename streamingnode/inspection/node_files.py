@@ -6,20 +6,21 @@ goes on meanwhile, so two answers may be of two moments. Everything here blocks.
 
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from flusher.cuts.cut_log import CutLog
-from flusher.removal.retention import LEASE_BYTES_MAX
-from spark_sink.ingestion.lease import Lease
+from flusher.cut_log import CutLog
+from flusher.retention import LEASE_BYTES_MAX
+from spark_sink.commit import Lease
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
 from wal.files import open_regular, read_regular
 from wal.rocks.floor import FLOOR_NAME, read_floor
+from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.ownership import LOCK_NAME
-from wal.rocks.replacement import database_path
 
 PARTS = ("log", "segments", "deletes", "cuts", "leases")
 
@@ -64,7 +65,7 @@ def _what_it_is(path: Path) -> str:
 
 def is_node(directory: Path) -> bool:
     """Whether the directory holds a node."""
-    return (directory / FLOOR_NAME).is_file() or (database_path(directory) / "CURRENT").is_file()
+    return (directory / FLOOR_NAME).is_file() or (directory / DATABASE_NAME / "CURRENT").is_file()
 
 
 def read_node_files(directory: Path) -> NodeFiles:
@@ -77,10 +78,7 @@ def read_node_files(directory: Path) -> NodeFiles:
     try:
         floor = read_floor(directory)
         if floor is None:
-            raise Corrupt(
-                f"{directory} has a database and no floor file — "
-                f"restore a backup, or run: streamingnode repair {directory} --dry-run"
-            )
+            raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
         return NodeFiles(
             directory=directory,
             holder=holder(directory),
@@ -116,6 +114,24 @@ def check_free(directory: Path) -> None:
     """Return if nobody owns the node. Raises `AlreadyOwned`."""
     if (owner := holder(directory)) is not None:
         raise AlreadyOwned(str(directory), owner.pid)
+
+
+@contextmanager
+def kept_closed(directory: Path) -> Iterator[None]:
+    """Keep a node from being opened while the block reads it; changes nothing, not even the pid in its lock file.
+
+    Raises `AlreadyOwned`.
+    """
+    check_free(directory)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an owner has the directory locked as well
+        except BlockingIOError:
+            raise AlreadyOwned(str(directory), None) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_leases(directory: Path) -> tuple[Lease, ...]:

@@ -13,33 +13,35 @@ import msgspec
 from rocksdict import DBRecoveryMode, Rdict
 
 from flusher.checkpoint import Checkpoint, decode_checkpoint
+from flusher.cuts import CUTS_RECORD, decode_first_kept
 from scanner.named_reader import ReaderPosition
 from streamingnode.inspection.read_only import open_read_only
 from wal.errors import Corrupt, StreamingNodeError
 from wal.rocks.failures import classify_failure
-from wal.rocks.keys import meta_key
+from wal.rocks.layout import DATABASE_NAME, meta_key
 from wal.rocks.recovery import Survey, scan_prefix, survey
-from wal.rocks.replacement import database_path
 
 _CHECKPOINT, _READER = "checkpoint/", "reader/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecords:
-    """Checkpoints by pchannel, named readers by `<collection id>/<name>`, and how far each log reaches."""
+    """Checkpoints and the earliest cuts kept by pchannel, named readers by `<collection id>/<name>`, the end of each log."""
 
     survey: Survey
     checkpoints: Mapping[str, Checkpoint]
     readers: Mapping[str, ReaderPosition]
+    first_kept: Mapping[str, int]
 
 
 def read_node_records(directory: Path) -> NodeRecords:
     """Return the records of a node. Raises `Corrupt`, `StorageFailed` or `UnsupportedFormat`."""
-    with _open(database_path(directory)) as database:
+    with _open(directory / DATABASE_NAME) as database:
         return NodeRecords(
             survey=survey(database),
             checkpoints={name: decode_checkpoint(value) for name, value in _records(database, _CHECKPOINT).items()},
             readers={name: _decode_reader(name, value) for name, value in _records(database, _READER).items()},
+            first_kept={name: decode_first_kept(value) for name, value in _records(database, CUTS_RECORD).items()},
         )
 
 

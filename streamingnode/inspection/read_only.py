@@ -11,8 +11,8 @@ from rocksdict import AccessType, DBRecoveryMode, Rdict
 
 from wal.errors import Corrupt
 from wal.rocks.failures import classify_failure
-from wal.rocks.framing import check_framing
-from wal.rocks.options import RocksOptions, database_options, families
+from wal.rocks.layout import RocksOptions, database_options, families
+from wal.rocks.recovery import check_framing
 
 SETTINGS_NAME = "rocksdict-config.json"
 

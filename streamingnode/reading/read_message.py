@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from wal.headers import DeleteHeader, InsertHeader
+from wal.headers import DDL, DML, DeleteHeader, InsertHeader, MessageType
 from wal.message import AnyMessage, Message, TransactionMessage
-from wal.message_id import MessageId
-from wal.message_type import DDL, DML, MessageType
+from wal.position import MessageId
 
 DELIVERED_TYPES = DML | DDL
 """What a reader gets unless it asks for certain types; the rest is the node's own bookkeeping."""

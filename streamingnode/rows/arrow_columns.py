@@ -12,10 +12,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from streamingnode.rows.arrow_types import AnyArray, AnyField, child_fields, has_leaf, with_leaves
+from interceptors.errors import SchemaMismatch
 from streamingnode.rows.python_values import null_mismatch
-from streamingnode.rows.schema import is_bytes, is_list, is_text
-from wal.errors import SchemaMismatch, brief, shown
+from streamingnode.rows.schema import (
+    AnyArray,
+    AnyField,
+    child_fields,
+    has_leaf,
+    is_bytes,
+    is_list,
+    is_text,
+    with_leaves,
+)
+from wal.errors import brief, shown
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:

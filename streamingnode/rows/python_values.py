@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from streamingnode.rows.arrow_types import AnyField, child_fields, has_leaf, with_leaves
-from streamingnode.rows.schema import is_bytes, is_list, is_text
+from interceptors.errors import SchemaMismatch
+from streamingnode.rows.schema import AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
 from wal import errors
-from wal.errors import SchemaMismatch
 
 Values = Sequence[object]
 _NUMBERS = "biuf"
@@ -166,7 +165,7 @@ class ColumnValues:
             assert isinstance(value, dict)
             if value.keys() != names.keys():
                 raise SchemaMismatch(
-                    f"the fields are {shown(list(value))}, the schema's are {', '.join(names)}",
+                    f"the fields are {shown(list(value))}, the schema's are {', '.join(names)} — give each of these",
                     column=self.column,
                 )
         for name, inner in names.items():

@@ -8,7 +8,7 @@ from streamingnode.verification.file_check import measure_file
 from streamingnode.verification.finding import Kind, Report
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import read_regular
-from wal.rocks.directory import BACKUP_RECORD_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME
 
 _OTHER = "use another backup"
 

@@ -1,21 +1,20 @@
-"""Whether a directory is of a node whose creation was cut off, as `wal.rocks.directory` leaves it. Reads; blocks."""
+"""Whether a directory is of a node whose creation was cut off, as `wal.rocks.opening` leaves it. Reads; blocks."""
 
 from pathlib import Path
 
-from flusher.cuts.cut_log import cut_numbers
+from flusher.cut_log import cut_numbers
 from streamingnode.verification.finding import Kind, Report
 from wal.errors import StreamingNodeError
-from wal.rocks.directory import BACKUP_RECORD_NAME, TEMPORARY_SUFFIX
 from wal.rocks.floor import read_floor
-from wal.rocks.options import DATABASE_NAME
-from wal.rocks.replacement import database_path
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME, TEMPORARY_SUFFIX
 
 UNFINISHED_NAME = DATABASE_NAME + TEMPORARY_SUFFIX
 
 
 def is_unfinished_creation(directory: Path) -> bool:
     """Whether the next opening makes the node here anew: nothing was ever acknowledged by it."""
-    if not directory.is_dir() or database_path(directory).exists() or (directory / BACKUP_RECORD_NAME).exists():
+    if not directory.is_dir() or (directory / DATABASE_NAME).exists() or (directory / BACKUP_RECORD_NAME).exists():
         return False
     if cut_numbers(directory):  # of a node that was more than begun
         return False

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers, file_paths, living, manifest_path, read_cut
-from flusher.files.node_directory import NodeDirectory
+from flusher.cut_log import CUTS, cut_numbers, file_paths, living, manifest_path, read_cut
+from flusher.directory import NodeDirectory
 from flusher.manifest import CutManifest, DataFile, decode_manifest, manifest_crc32c
 from streamingnode.verification.file_check import walk_data_file
-from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
+from streamingnode.verification.finding import RESTORE, Kind, Report
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 
 
@@ -59,7 +59,7 @@ def check_oldest(numbers: Sequence[int], first_kept: int | None, report: Report)
     """Report cuts that are missing before the earliest one that is there, None: nobody knows."""
     if first_kept is not None and numbers and numbers[0] > first_kept:
         detail = f"the cuts from {first_kept} on, before {numbers[0]}, are missing, and retention did not take them"
-        report.damage(Kind.MISSING, CUTS, detail, REPAIR)
+        report.damage(Kind.MISSING, CUTS, detail, RESTORE)
 
 
 def named_paths(directory: Path) -> set[str] | None:
@@ -84,7 +84,7 @@ def _walk_cut(walk: _Walk, number: int) -> Iterator[int]:
         walk.before = None  # retention took it since it was listed, and those before it
         return
     except Corrupt as error:
-        walk.report.damage(Kind.UNREADABLE, place, error.happened, REPAIR)
+        walk.report.damage(Kind.UNREADABLE, place, error.happened, RESTORE)
         walk.before = None
         return
     manifest = _decode(walk, number, place, content)
@@ -95,7 +95,7 @@ def _walk_cut(walk: _Walk, number: int) -> Iterator[int]:
     walk.report.count("cuts")
     if walk.expected.node_id and manifest.node_id != walk.expected.node_id:
         detail = f"is of node {manifest.node_id}, not of {walk.expected.node_id}"
-        walk.report.damage(Kind.FOREIGN, place, detail, REPAIR)
+        walk.report.damage(Kind.FOREIGN, place, detail, RESTORE)
         walk.before = None
         return
     _check_place(walk, manifest, place)
@@ -109,17 +109,17 @@ def _decode(walk: _Walk, number: int, place: str, content: bytes) -> CutManifest
     before = walk.before
     if before is not None and number != before[0].number + 1:
         gone = f"cuts {before[0].number + 1} to {number - 1}"
-        walk.report.damage(Kind.MISSING, CUTS, f"{gone} are missing between others", REPAIR)
+        walk.report.damage(Kind.MISSING, CUTS, f"{gone} are missing between others", RESTORE)
     try:
         manifest = decode_manifest(content, name=place)
     except UnsupportedFormat as error:
         walk.report.damage(Kind.UNREADABLE, place, str(error), "use the release that wrote it, or a newer one")
         return None
     except StreamingNodeError as error:
-        walk.report.damage(Kind.CHECKSUM, place, error.happened, REPAIR)
+        walk.report.damage(Kind.CHECKSUM, place, error.happened, RESTORE)
         return None
     if manifest.number != number:
-        walk.report.damage(Kind.MIXED, place, f"holds cut {manifest.number}: it was copied over, or swapped", REPAIR)
+        walk.report.damage(Kind.MIXED, place, f"holds cut {manifest.number}: it was copied over, or swapped", RESTORE)
         return None
     return manifest
 
@@ -177,7 +177,7 @@ def _walk_file(walk: _Walk, manifest: CutManifest, file: DataFile, place: str) -
         return  # retention removes files of a dropped collection before their cut
     if missing and not (walk.expected.running and not (walk.directory / place).exists()):
         detail = f"cut {manifest.number} names it ({file.rows} rows) and it is not there"
-        walk.report.damage(Kind.MISSING, file.path, detail, REPAIR)
+        walk.report.damage(Kind.MISSING, file.path, detail, RESTORE)
 
 
 def _beyond(walk: _Walk, newest: int) -> bool:
@@ -193,7 +193,7 @@ def _check_newest(walk: _Walk, newest: int) -> None:
     known = checkpoint.cut_number
     if newest < known:
         detail = f"the newest cut is {newest}, the log's checkpoint is at {known}: newer cuts are missing"
-        walk.report.damage(Kind.MISSING, CUTS, detail, REPAIR)
+        walk.report.damage(Kind.MISSING, CUTS, detail, RESTORE)
     elif not walk.expected.running and (newest > known + 1 or _beyond(walk, newest)):
         detail = (
             f"the newest cut is {newest}, the log's checkpoint is at {known}: the log is older than the cuts beside it"
@@ -201,4 +201,4 @@ def _check_newest(walk: _Walk, newest: int) -> None:
         walk.report.damage(Kind.MIXED, CUTS, detail, "put log, floor and cuts of one backup together")
     elif newest == known and walk.before is not None and walk.before[1] != checkpoint.manifest_crc32c:
         detail = f"cut {newest} is not the one the log's checkpoint knows"
-        walk.report.damage(Kind.MIXED, manifest_path(newest), detail, REPAIR)
+        walk.report.damage(Kind.MIXED, manifest_path(newest), detail, RESTORE)

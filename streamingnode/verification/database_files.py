@@ -15,8 +15,8 @@ from rocksdict import Rdict
 
 from streamingnode.inspection.read_only import SETTINGS_NAME, read_settings
 from streamingnode.verification.finding import RESTORE, Kind, Report
-from wal.rocks.framing import first_sequence, is_cut_short
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.recovery import first_sequence, is_cut_short
 
 _OURS = re.compile(
     r"\d+\.(sst|log|dbtmp)|MANIFEST-\d+|CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|OPTIONS-\d+(\.dbtmp)?|rocksdict-config\.json"

@@ -13,22 +13,23 @@ import msgspec
 from rocksdict import DBRecoveryMode, Rdict
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, decode_checkpoint
-from flusher.removal.kept_cuts import CUTS_RECORD, decode_first_kept
-from interceptors.idempotency.producers import ProducerRecord
-from interceptors.idempotency.snapshot import decode_window
+from flusher.cuts import CUTS_RECORD, decode_first_kept
+from interceptors.idempotency import ProducerRecord
+from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition
 from streamingnode.inspection.read_only import open_read_only
 from streamingnode.verification.database_files import check_database_files
 from streamingnode.verification.entry_scan import Unreadable, last_readable_position, scan_entries
-from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
+from streamingnode.verification.finding import RESTORE, Kind, Report
 from streamingnode.verification.log_check import LogCheck, LogExpectation
 from streamingnode.verification.reader_check import READER, readers_behind, still_live, warn_of_readers
 from wal.errors import Corrupt, StreamingNodeError
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 from wal.rocks.floor import FLOOR_NAME, Floor
-from wal.rocks.framing import torn_bytes
-from wal.rocks.keys import (
+from wal.rocks.layout import (
+    DATABASE_NAME,
     DURABILITY_KEY,
+    ENTRY_FAMILY,
     FIRST_POSITION_PREFIX,
     LOG_ID_PREFIX,
     META_PREFIX,
@@ -40,11 +41,7 @@ from wal.rocks.keys import (
     first_position_key,
     meta_key,
 )
-from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY
-from wal.rocks.recovery import Survey, judge, scan_prefix
-from wal.rocks.replacement import database_path
-from wal.rocks.torn_manifest import has_torn_end
-from wal.rocks.torn_tail import chain_end
+from wal.rocks.recovery import Survey, chain_end, has_torn_end, judge, scan_prefix, torn_bytes
 
 STEP_BYTES = 1 << 20
 """Read between two steps of a walk: a few milliseconds, so that it can be paced and ended."""
@@ -71,15 +68,12 @@ class DatabaseFacts:
 
 def walk_database(directory: Path, floor: Floor | None, facts: DatabaseFacts, report: Report) -> Iterator[int]:
     """Check the database and yield the bytes read after each step. Nothing is changed."""
-    path, place = database_path(directory), DATABASE_NAME
-    if path.name != place:
-        detail = f"a repair was cut off: its new log is in {path.name} and not in its place yet"
-        report.warn(Kind.UNFINISHED, place, detail, "open the node, or run `streamingnode repair`: either finishes it")
+    path, place = directory / DATABASE_NAME, DATABASE_NAME
     if not (path / "CURRENT").is_file():
         report.damage(Kind.MISSING, place, "the directory holds no database", RESTORE)
         return
     try:
-        compared = _compare(path, floor, report)
+        compared = compare_with_floor(path, floor, report)
         database = open_read_only(path, compared.recovery)
         found = readable_survey(database)
     except StreamingNodeError as error:
@@ -126,14 +120,14 @@ def _fact(database: Rdict, key: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
+class Compared:
     """The floor, if it is this database's, and how far the log is to be read: behind damage, or as an owner would."""
 
     floor: Floor | None
     recovery: DBRecoveryMode
 
 
-def _compare(path: Path, floor: Floor | None, report: Report) -> _Compared:
+def compare_with_floor(path: Path, floor: Floor | None, report: Report) -> Compared:
     """Compare what an owner would open with what is behind damage, and with the floor."""
     as_owner, behind_damage = DBRecoveryMode.point_in_time(), DBRecoveryMode.skip_any_corrupted_record()
     reached = found = _survey(path, as_owner)
@@ -144,26 +138,26 @@ def _compare(path: Path, floor: Floor | None, report: Report) -> _Compared:
             raise
         behind_damage = as_owner  # RocksDB does not always get there, and a torn tail is no damage
     if floor is None:
-        return _Compared(None, behind_damage)
+        return Compared(None, behind_damage)
     if reached.node_id != floor.node_id:
         detail = f"belongs to node {reached.node_id}, the floor file beside it to node {floor.node_id}"
-        report.damage(Kind.FOREIGN, path.name, detail, REPAIR)
-        return _Compared(None, behind_damage)
+        report.damage(Kind.FOREIGN, path.name, detail, RESTORE)
+        return Compared(None, behind_damage)
     try:
         judge(reached, found, floor, place=path.name)
     except Corrupt as error:
-        report.damage(Kind.SHORT, path.name, error.happened, REPAIR)
-        return _Compared(floor, behind_damage)
+        report.damage(Kind.SHORT, path.name, error.happened, RESTORE)
+        return Compared(floor, behind_damage)
     if reached.term > floor.term:
         detail = f"is of term {floor.term}, the log beside it of {reached.term}: it is an older copy"
         step = "put log and floor of one backup together; opening the node trusts the log"
         report.warn(Kind.MIXED, FLOOR_NAME, detail, step)
     if reached.synced_each_batch:
-        return _Compared(floor, behind_damage)
+        return Compared(floor, behind_damage)
     if torn := torn_bytes(path):
         detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
         report.warn(Kind.TORN, path.name, detail, "nothing to do: the node drops it when it starts")
-    return _Compared(floor, as_owner)
+    return Compared(floor, as_owner)
 
 
 def _survey(path: Path, recovery: DBRecoveryMode) -> Survey:
@@ -182,11 +176,11 @@ def _walk_open(
     yield read_bytes
     entries = database.get_column_family(ENTRY_FAMILY)
     for name, log_id in found.log_ids.items():
-        first = _first_position(database, log_id)
+        first = first_position(database, log_id)
         if first is None:
             continue  # damage of the state map, which is named already: nobody knows where the log has to begin
         last = last_readable_position(entries, log_id)
-        kept = last if floor is None else _end_kept(database, found, log_id, floor, report)
+        kept = last if floor is None else end_kept(database, found, log_id, floor, report)
         expected = LogExpectation(
             name=name,
             first_position=first,
@@ -203,7 +197,7 @@ def _check_readers(entries: Rdict, log_id: int, expected: LogExpectation, facts:
     warn_of_readers(still_live(behind, entries, log_id, position=checkpoint.position, last=last), first, report)
 
 
-def _end_kept(database: Rdict, found: Survey, log_id: int, floor: Floor, report: Report) -> int:
+def end_kept(database: Rdict, found: Survey, log_id: int, floor: Floor, report: Report) -> int:
     """Return where an owner will let the log end, and warn when that is before its last entry."""
     last = found.last_positions[log_id]
     if found.synced_each_batch:
@@ -244,7 +238,7 @@ def _walk_log(
     return check.last_tick
 
 
-def _first_position(database: Rdict, log_id: int) -> int | None:
+def first_position(database: Rdict, log_id: int) -> int | None:
     """Return the first position kept of a log, None when the record of it cannot be read."""
     try:
         recorded = database.get(first_position_key(log_id))

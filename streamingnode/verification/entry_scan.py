@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rocksdict import Rdict, RdictIter
 
-from wal.rocks.keys import entry_key, split_entry_key
+from wal.rocks.layout import entry_key, split_entry_key
 
 PROBES_MAX = 1 << 20
 """Positions tried behind damage, about 20 us each; a damaged block holds a few entries."""

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.files.rows import OFFSET, TICK, VCHANNEL
 from flusher.manifest import CutManifest, DataFile, SegmentFile
-from streamingnode.verification.finding import REPAIR, RESTORE, Kind, Report
+from flusher.rows import OFFSET, TICK, VCHANNEL
+from streamingnode.verification.finding import RESTORE, Kind, Report
 from wal.codec import crc32c
 from wal.errors import Corrupt
 from wal.files import open_binary, place_beneath
@@ -36,21 +36,21 @@ def walk_data_file(
     except FileNotFoundError:
         return True
     except OSError as error:
-        report.damage(Kind.UNREADABLE, file.path, f"cannot be read: {error.strerror}", REPAIR)
+        report.damage(Kind.UNREADABLE, file.path, f"cannot be read: {error.strerror}", RESTORE)
         return False
     except Corrupt as error:
-        report.damage(Kind.UNREADABLE, file.path, error.happened, REPAIR)
+        report.damage(Kind.UNREADABLE, file.path, error.happened, RESTORE)
         return False
     report.count("segments" if isinstance(file, SegmentFile) else "delete files")
     if length != file.bytes:
         detail = f"has {length} bytes, its cut says {file.bytes}"
-        report.damage(Kind.LENGTH, file.path, detail + _identity(path, file, manifest), REPAIR)
+        report.damage(Kind.LENGTH, file.path, detail + _identity(path, file, manifest), RESTORE)
     elif checksum != file.crc32c:
         other = _identity(path, file, manifest)
         detail = (
             other.removeprefix("; ") or f"fails its checksum; unreadable: {_broken_rows(path) or 'nothing of its rows'}"
         )
-        report.damage(Kind.FOREIGN if "of node" in other else Kind.CHECKSUM, file.path, detail, REPAIR)
+        report.damage(Kind.FOREIGN if "of node" in other else Kind.CHECKSUM, file.path, detail, RESTORE)
     else:
         yield from _walk_rows(path, file, manifest, report)
     return False

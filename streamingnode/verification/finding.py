@@ -49,7 +49,7 @@ class Kind(Enum):
     TORN = "torn"
     """The end of a log that a power cut took before it was synced; the node drops it when it starts."""
     UNFINISHED = "unfinished"
-    """A repair, or the creation of the node, was cut off in a step that the next opening finishes."""
+    """The creation of the node was cut off in a step that the next opening finishes."""
     ORPHAN = "orphan"
     """A left-over that nothing names; the node removes it when it starts."""
 
@@ -105,6 +105,8 @@ class Report:
 EXIT_CODES = MappingProxyType({None: 0, Severity.WARNING: 1, Severity.DAMAGE: 3})
 """What `streamingnode verify` ends with."""
 
-REPAIR = "look at `streamingnode repair --dry-run`, or restore a backup"
-RESTORE = "restore the node from a backup"
-"""Next steps that many findings share."""
+RESTORE = (
+    "restore the node, or a file of a cut, from a backup, "
+    "or take out what can be read: streamingnode export DIR OUT --salvage"
+)
+"""The next step that many findings share."""

@@ -6,22 +6,22 @@ last fifth of a second had come. That is worth a warning, because a flipped bit 
 
 from pathlib import Path
 
-from streamingnode.verification.finding import REPAIR, Kind, Report
+from streamingnode.verification.finding import RESTORE, Kind, Report
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 from wal.files import read_regular
 from wal.rocks.floor import (
-    CLAIM_BYTES,
-    CLAIM_OFFSET,
     FLOOR_BYTES,
     FLOOR_NAME,
     FLOOR_READ_BYTES_MAX,
     PROMISE_OFFSET,
     SLOT_BYTES,
+    TOKEN_BYTES,
+    TOKEN_OFFSET,
     Floor,
-    decode_claim_term,
     decode_floor,
     decode_promise,
     decode_slot,
+    decode_token_term,
 )
 
 _NEXT_START = "nothing to do: the next start writes it again"
@@ -32,10 +32,10 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
     try:
         data = read_regular(directory / FLOOR_NAME, bytes_max=FLOOR_READ_BYTES_MAX)
     except FileNotFoundError:
-        report.damage(Kind.MISSING, FLOOR_NAME, "without it nobody knows how far the log had come", REPAIR)
+        report.damage(Kind.MISSING, FLOOR_NAME, "without it nobody knows how far the log had come", RESTORE)
         return None
     except Corrupt as error:
-        report.damage(Kind.UNREADABLE, FLOOR_NAME, error.happened, REPAIR)
+        report.damage(Kind.UNREADABLE, FLOOR_NAME, error.happened, RESTORE)
         return None
     report.count("floor files")
     report.bytes += len(data)
@@ -45,7 +45,7 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
         report.damage(Kind.UNREADABLE, FLOOR_NAME, str(error), "use the release that wrote it, or a newer one")
         return None
     except StreamingNodeError as error:
-        report.damage(Kind.CHECKSUM, FLOOR_NAME, error.happened, REPAIR)
+        report.damage(Kind.CHECKSUM, FLOOR_NAME, error.happened, RESTORE)
         return None
     _check_parts(data, report)
     return floor
@@ -59,8 +59,8 @@ def _check_parts(data: bytes, report: Report) -> None:
         if any(slot) and decode_slot(slot) is None:
             detail = f"slot {number} fails its checksum: torn by a power cut, or damaged; the other one counts"
             report.warn(Kind.CHECKSUM, FLOOR_NAME, detail, _NEXT_START)
-    promise, claim = data[PROMISE_OFFSET:CLAIM_OFFSET], data[CLAIM_OFFSET : CLAIM_OFFSET + CLAIM_BYTES]
+    promise, token = data[PROMISE_OFFSET:TOKEN_OFFSET], data[TOKEN_OFFSET : TOKEN_OFFSET + TOKEN_BYTES]
     if any(promise) and not decode_promise(promise):
         report.warn(Kind.CHECKSUM, FLOOR_NAME, "the promised tick fails its checksum", _NEXT_START)
-    if any(claim) and not decode_claim_term(claim):
-        report.warn(Kind.CHECKSUM, FLOOR_NAME, "the claim of its owner fails its checksum", _NEXT_START)
+    if any(token) and not decode_token_term(token):
+        report.warn(Kind.CHECKSUM, FLOOR_NAME, "its owner's fencing token fails its checksum", _NEXT_START)

@@ -7,11 +7,11 @@ entry before it, and ticks and terms ascend. What lies between two good entries 
 
 from dataclasses import dataclass
 
-from streamingnode.verification.finding import REPAIR, Kind, Report
+from streamingnode.verification.finding import RESTORE, Kind, Report
 from wal.codec import decode_entry
 from wal.errors import StreamingNodeError
 from wal.message import LogEntry
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class LogExpectation:
 
 
 class LogCheck:
-    """Takes the entries of one log in order; call `finish` at the end. `intact_to` is the end of the unbroken beginning."""
+    """Takes the entries of one log in order; call `finish` at the end."""
 
     def __init__(self, expected: LogExpectation, report: Report) -> None:
         self._expected = expected
@@ -32,8 +32,6 @@ class LogCheck:
         self._next = expected.first_position
         self._before: LogEntry | None = None
         self._reason = ""
-        self.intact_to = expected.first_position - 1
-        self._intact = True
 
     @property
     def last_tick(self) -> int:
@@ -68,8 +66,7 @@ class LogCheck:
         if self._next <= expected.floor_position:
             self._lost(self._next, expected.floor_position, Kind.SHORT, "was acknowledged and is not there")
         elif self._reason:
-            self._intact = False
-            self._report.damage(Kind.CHECKSUM, self._place_of(self._next, None), self._reason, REPAIR)
+            self._report.damage(Kind.CHECKSUM, self._place_of(self._next, None), self._reason, RESTORE)
 
     def _place(self, entry: LogEntry, data: bytes) -> None:
         before = self._before
@@ -82,8 +79,6 @@ class LogCheck:
         self._reason = ""
         self._before = entry
         self._next = max(self._next, entry.last_position + 1)
-        if self._intact:
-            self.intact_to = entry.last_position
         self._report.count("log entries")
         self._report.count("log positions", entry.last_position - entry.first_position + 1)
 
@@ -96,14 +91,12 @@ class LogCheck:
             self._broken(entry, Kind.CONTENT, f"is of term {entry.wal_term}, the one before it of {before.wal_term}")
 
     def _lost(self, first: int, last: int, kind: Kind, detail: str) -> None:
-        self._intact = False
         reason = f"{detail}: {self._reason}" if self._reason else detail
-        self._report.damage(kind, self._place_of(first, last), reason, REPAIR)
+        self._report.damage(kind, self._place_of(first, last), reason, RESTORE)
 
     def _broken(self, entry: LogEntry, kind: Kind, detail: str) -> None:
-        self._intact = False
         place = self._place_of(entry.first_position, entry.last_position)
-        self._report.damage(kind, place, f"the entry {detail}", REPAIR)
+        self._report.damage(kind, place, f"the entry {detail}", RESTORE)
 
     def _place_of(self, first: int, last: int | None) -> str:
         return f"log {self._expected.name!r}, positions {first} to {'?' if last is None else last}"

@@ -8,8 +8,8 @@ met by who reads it, and found by `verify`.
 from pathlib import Path
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import CUTS, cut_numbers, read_cut
-from flusher.files.node_directory import NodeDirectory
+from flusher.cut_log import CUTS, cut_numbers, read_cut
+from flusher.directory import NodeDirectory
 from flusher.manifest import CutManifest
 from wal.errors import Corrupt, StreamingNodeError
 

@@ -12,7 +12,7 @@ import msgspec
 from rocksdict import Rdict
 
 from flusher.checkpoint import Checkpoint
-from interceptors.shard.snapshot import ShardSnapshot, decode_snapshot
+from interceptors.shard.state import ShardSnapshot, decode_snapshot
 from scanner.named_reader import ReaderPosition
 from streamingnode.verification.entry_scan import Unreadable, scan_entries
 from streamingnode.verification.finding import Kind, Report
@@ -20,7 +20,7 @@ from wal.codec import decode_entry
 from wal.errors import StreamingNodeError
 from wal.headers import DropCollectionHeader
 from wal.message import LogEntry
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 
 READER = "reader/"
 """What the keys of named readers begin with; `<collection id>/<name>` follows."""

@@ -14,11 +14,11 @@ from pathlib import Path
 from anyio import to_thread
 
 from flusher.checkpoint import Checkpoint
-from flusher.cuts.cut_log import cut_numbers
-from flusher.removal.kept_cuts import decode_first_kept, kept_cuts_key
+from flusher.cut_log import cut_numbers
+from flusher.cuts import decode_first_kept, kept_cuts_key
 from streamingnode.verification.cut_walk import CutExpectation, check_oldest, walk_cuts
 from streamingnode.verification.database_walk import STEP_BYTES
-from streamingnode.verification.finding import REPAIR, Kind, Report
+from streamingnode.verification.finding import RESTORE, Kind, Report
 from streamingnode.verification.floor_check import check_floor
 from streamingnode.verification.reader_check import (
     READER,
@@ -118,7 +118,7 @@ async def _walk_log(log: Log, report: Report) -> AsyncIterator[int]:
             position = log.first_position
             continue
         except Corrupt as error:
-            report.damage(Kind.GAP, f"log {log.name!r}, from position {position}", str(error), REPAIR)
+            report.damage(Kind.GAP, f"log {log.name!r}, from position {position}", str(error), RESTORE)
             return
         position = entries[-1].last_position + 1
         report.count("log entries", len(entries))
@@ -131,7 +131,7 @@ async def _read_records(store: LogStore, report: Report) -> int:
     try:
         records = await store.scan_meta("")
     except Corrupt as error:
-        report.damage(Kind.CHECKSUM, "log, state map", str(error), REPAIR)
+        report.damage(Kind.CHECKSUM, "log, state map", str(error), RESTORE)
         return 0
     report.count("records", len(records))
     return sum(len(key) + len(value) for key, value in records.items())

@@ -9,30 +9,29 @@ from pathlib import Path
 
 import msgspec
 
-from flusher.cuts.cut_log import CUTS, cut_numbers
-from flusher.files.node_directory import NodeDirectory
-from flusher.removal.retention import LEASE_BYTES_MAX, SET_ASIDE_SUFFIX
-from spark_sink.ingestion.lease import Lease, lease_path
+from flusher.cut_log import CUTS, cut_numbers
+from flusher.directory import NodeDirectory
+from flusher.retention import LEASE_BYTES_MAX, SET_ASIDE_SUFFIX
+from spark_sink.commit import Lease, lease_path
 from streamingnode.verification.creation_check import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.verification.cut_walk import named_paths
 from streamingnode.verification.finding import Kind, Report, Severity
 from wal.errors import Corrupt
-from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.ownership import LOCK_NAME
-from wal.rocks.replacement import REPLACEMENT_NAME, database_path
 
-DATA, LEASES, QUARANTINE = ("segments", "deletes"), "leases", "quarantine"
+DATA, LEASES = ("segments", "deletes"), "leases"
 TEMPORARY = ".tmp"
-_KNOWN = frozenset({LOCK_NAME, FLOOR_NAME, DATABASE_NAME, CUTS, *DATA, LEASES, QUARANTINE, BACKUP_RECORD_NAME})
+_KNOWN = frozenset({LOCK_NAME, FLOOR_NAME, DATABASE_NAME, CUTS, *DATA, LEASES, BACKUP_RECORD_NAME})
 _SOCKET_OR_RESERVE = re.compile(r"node\.[a-z]+|reserve|scrub\.json")
-"""Files a running or an earlier owner keeps beside its data."""
+"""Files a running or an earlier owner keeps beside its data; `scrub.json` is from owners that verified by themselves."""
 _MANIFEST = re.compile(r"\d{16}\.json")
 
-_STARTS = "nothing to do: the node removes it when it starts, if it wrote it; `streamingnode repair` moves it away"
+_STARTS = "nothing to do: the node removes it when it starts, if it wrote it"
 _INGEST = "run `streamingnode ingest` for each table, which writes it again; then remove what is left over"
-_MOVE = "move it away, or let `streamingnode repair` do so"
+_MOVE = "move it away"
 
 
 def check_strays(directory: Path, report: Report, *, running: bool = False) -> None:
@@ -40,15 +39,14 @@ def check_strays(directory: Path, report: Report, *, running: bool = False) -> N
 
     While the cuts are damaged, as `report` has it, nobody knows what they named.
     """
-    in_place = database_path(directory).name
     for path in sorted(directory.iterdir()):
-        if path.name == in_place or path.name in _KNOWN or _SOCKET_OR_RESERVE.fullmatch(path.name):
+        if path.name in _KNOWN or _SOCKET_OR_RESERVE.fullmatch(path.name):
             continue
         if path.name.endswith(TEMPORARY) and running:
             continue
         if path.name == UNFINISHED_NAME and is_unfinished_creation(directory):
             continue  # which is a finding of its own
-        if path.name.endswith(TEMPORARY) or path.name == REPLACEMENT_NAME:
+        if path.name.endswith(TEMPORARY):
             report.warn(Kind.ORPHAN, path.name, "temporary, and never finished", _MOVE)
         else:
             report.warn(Kind.FOREIGN, path.name, "is none of a node's", _MOVE)

@@ -17,12 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.cuts.cut_log import CutLog
+from flusher.cut_log import CutLog
 from flusher.manifest import CollectionEntry
-from spark_sink.ingestion.lease import Lease, lease_path
-from spark_sink.table.columns import OFFSET, TICK, VCHANNEL
-from spark_sink.table.open_table import OpenTable
-from spark_sink.table.table_model import TableFile, TableIdentity, TableVersion, Watermark
+from spark_sink.columns import OFFSET, TICK, VCHANNEL
+from spark_sink.commit import Lease, lease_path
+from spark_sink.table import OpenTable, TableFile, TableIdentity, TableVersion, Watermark
 from streamingnode.inspection.node_files import read_leases
 from streamingnode.verification.finding import Kind, Report
 from wal.errors import StreamingNodeError
@@ -103,7 +102,7 @@ def _walk_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> Gener
                 _check_cuts(place, found, identity.collection_id, mark, cuts, report)
     except StreamingNodeError as error:  # a cut that cannot be read, and is named by the walk over the cuts
         report.warn(
-            Kind.UNREADABLE, place, f"cannot be compared with the cuts: {error.happened}", "repair the cuts first"
+            Kind.UNREADABLE, place, f"cannot be compared with the cuts: {error.happened}", "restore the cuts first"
         )
     return identity
 

@@ -1,7 +1,7 @@
 """The whole walk over a node directory that nobody owns: in which order, and what each part tells the next. Blocks.
 
 A walk is an iterator of bytes read: whoever drives it decides about pace, progress and end. `verify_directory` drives one as
-fast as the disk goes, the scrubber of a running node a slow one.
+fast as the disk goes, unless its `on_step` takes its time.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flusher.checkpoint import NO_CHECKPOINT
-from flusher.removal.kept_cuts import FIRST_CUT
+from flusher.cuts import FIRST_CUT
 from streamingnode.inspection.node_files import check_node
 from streamingnode.verification.backup_walk import walk_backup
 from streamingnode.verification.creation_check import is_unfinished_creation, warn_of_unfinished
@@ -19,8 +19,8 @@ from streamingnode.verification.finding import Report
 from streamingnode.verification.floor_check import check_floor
 from streamingnode.verification.stray_check import check_leases, check_strays
 from wal.errors import InvalidArgument
-from wal.rocks.directory import BACKUP_RECORD_NAME
 from wal.rocks.floor import FLOOR_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.ownership import DirectoryLock
 
 PCHANNEL = "p0"

@@ -15,16 +15,12 @@ from itertools import chain
 
 import pyarrow as pa
 
-from streamingnode.rows.routing import route
-from streamingnode.rows.row_shape import DictRows, dicts_to_batch
-from streamingnode.writing.append_groups import insert_messages
-from streamingnode.writing.deadline import within
-from streamingnode.writing.results import WriteResult, result_of
-from streamingnode.writing.row_shares import share_result
-from streamingnode.writing.write_target import WriteTarget
-from wal.admission import Budget
-from wal.append import AppendGroup
+from streamingnode.rows.rows import DictRows, dicts_to_batch, route
+from streamingnode.writing.result import WriteResult, result_of, share_result
+from streamingnode.writing.write import WriteTarget, insert_messages, within
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
+from wal.log import AppendGroup
+from wal.queue import Budget
 
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 """Start a task that somebody owns."""

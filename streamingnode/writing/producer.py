@@ -9,58 +9,41 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import pyarrow as pa
 
-from interceptors.idempotency.producers import OpenedProducer
-from streamingnode.rows.row_shape import Keys, Rows
-from streamingnode.writing.append_groups import (
+from interceptors.idempotency import OpenedProducer
+from streamingnode.channel import Channel
+from streamingnode.rows.rows import Keys, Rows
+from streamingnode.writing.result import WriteResult, nothing_at, result_of
+from streamingnode.writing.transaction import Transaction, TransactionState, check_keepalive_ms
+from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,
+    Progress,
     Write,
+    WriteTarget,
     as_transaction,
+    checked_keys,
+    checked_rows,
+    checked_upsert_rows,
     delete_of,
     fitting_messages,
     insert_of,
     plan_slices,
     upsert_of,
+    within,
 )
-from streamingnode.writing.deadline import within
-from streamingnode.writing.direct_write import Progress, checked_keys, checked_rows, checked_upsert_rows
-from streamingnode.writing.results import WriteResult, nothing_at, result_of
-from streamingnode.writing.transaction import Transaction, TransactionState
-from streamingnode.writing.txn_arguments import check_keepalive_ms
-from streamingnode.writing.write_target import WriteTarget
 from wal.adaptor import WalLimits
-from wal.admission import Budget
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.producer_stamp import Place, ProducerStamp, check_sequence
+from wal.position import Place, ProducerStamp, check_sequence
+from wal.queue import Budget
 
 NOTE_BYTES_MAX = 4_096
 
 FillTransaction = Callable[[Transaction, pa.Table], Awaitable[None]]
 """Put rows, or keys, that are too many for one append group into a transaction."""
-
-
-class ProducerDirectory(Protocol):
-    """The named producers of a log."""
-
-    async def open_producer(self, name: str) -> OpenedProducer:
-        """Open a producer and fence whoever opened it before. Raises `Overloaded` when there are too many."""
-
-    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
-        """Return the place of a write, which is held while anything refers to it."""
-
-    async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a producer of this epoch, durably. Raises `ProducerFenced`."""
-
-    async def delete_producer(self, name: str) -> bool:
-        """Forget a producer; return whether there was one."""
-
-    def last_sequence(self, producer_id: int) -> int:
-        """Return the highest sequence of a producer that is in the log, 0 when it has none."""
 
 
 class Outstanding:
@@ -127,7 +110,7 @@ class Producer:
         name: str,
         opened: OpenedProducer,
         *,
-        directory: ProducerDirectory,
+        directory: Channel,
         find_target: Callable[[str], WriteTarget],
         consistent_tick: Callable[[], Awaitable[int]],
         outstanding_max: int,

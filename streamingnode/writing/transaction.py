@@ -1,6 +1,6 @@
 """Transactions as callers write them: `async with node.transaction() as txn`.
 
-In: inserts, upserts and deletes on any collections of one pchannel. Out: all of them at one tick, or nothing. Bodies are
+In: inserts, upserts and deletes on any collections. Out: all of them at one tick, or nothing. Bodies are
 buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed under a
 session that the node keeps, and only the commit makes them appear. `TRANSITIONS` says what may follow what.
 """
@@ -9,32 +9,36 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
+from numbers import Real
 from types import TracebackType
 from typing import Self
 
 import anyio
 import pyarrow as pa
 
-from streamingnode.rows.row_shape import Keys, Rows
-from streamingnode.writing.append_groups import (
+from interceptors.errors import InvalidTransactionState
+from streamingnode.rows.rows import Keys, Rows
+from streamingnode.writing.result import WriteResult, nothing_at, result_of
+from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,
     Write,
+    WriteTarget,
     as_transaction,
+    checked_keys,
+    checked_rows,
+    checked_upsert_rows,
     delete_of,
     fitting_messages,
     insert_of,
     plan_slices,
     upsert_of,
 )
-from streamingnode.writing.direct_write import checked_keys, checked_rows, checked_upsert_rows
-from streamingnode.writing.results import WriteResult, nothing_at, result_of
-from streamingnode.writing.txn_messages import begin_group, commit_group, rollback_group
-from streamingnode.writing.write_target import WriteTarget
-from wal.admission import Budget
-from wal.append import Append, AppendGroup
 from wal.codec import MESSAGES_PER_ENTRY_MAX
-from wal.errors import InvalidTransactionState, Overloaded, StreamingNodeError, TransactionTooWide
+from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
+from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
+from wal.log import Append, AppendGroup
 from wal.message import MutableMessage
+from wal.queue import Budget
 
 TRANSACTION_MESSAGES = 2
 """Its begin and its commit, beside the bodies."""
@@ -146,7 +150,7 @@ class Transaction:
         self._keepalive_ms = keepalive_ms
         self._commit_through = commit_through
         self._state = TransactionState.BUFFERING
-        self._place: tuple[str, Append] | None = None
+        self._log_append: Append | None = None
         self._bodies: list[MutableMessage] = []
         self._bodies_bytes = 0
         self._txn_id = 0
@@ -164,11 +168,6 @@ class Transaction:
     def result(self) -> WriteResult | None:
         """What became of it: None until it is committed."""
         return self._result
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of bodies that are not in the log yet."""
-        return self._bodies_bytes
 
     async def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on without these rows.
@@ -249,13 +248,8 @@ class Transaction:
     def _target(self, collection: str) -> WriteTarget:
         self._check_open()
         target = self._find_target(collection)
-        if self._place is None:
-            self._place = target.pchannel, target.append
-        elif self._place[0] != target.pchannel:
-            raise TransactionTooWide(
-                f"collection {collection!r} lives on log {target.pchannel}, this transaction on {self._place[0]} — "
-                "use one transaction for each"
-            )
+        assert self._log_append in (None, target.append), "a node has one log"
+        self._log_append = target.append
         return target
 
     async def _add(self, target: WriteTarget, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
@@ -346,8 +340,8 @@ class Transaction:
 
     @property
     def _appender(self) -> Append:
-        assert self._place is not None, "only bodies lead to an append, and they have a place"
-        return self._place[1]
+        assert self._log_append is not None, "only bodies lead to an append, and they have a target"
+        return self._log_append
 
     def _check_open(self) -> None:
         self._check_in(OPEN)
@@ -362,3 +356,44 @@ class Transaction:
         after = TRANSITIONS.get((self._state, event))
         assert after is not None, f"{event} in {self._state}"
         self._state = after
+
+
+KEEPALIVE_S_MIN = 0.001
+"""Sessions count in milliseconds."""
+
+
+def check_txn_id(txn_id: int) -> int:
+    """Return the id of a transaction, 0 for none. Raises `InvalidArgument`."""
+    if isinstance(txn_id, bool) or not isinstance(txn_id, int):
+        raise InvalidArgument(f"txn_id={txn_id!r} is no transaction — pass what begin_transaction() returned")
+    return txn_id
+
+
+def check_keepalive_ms(keepalive_s: float | None, *, age_s_max: float) -> int:
+    """Return how long a transaction may be idle in milliseconds, 0 for the default. Raises `InvalidArgument`."""
+    if keepalive_s is None:
+        return 0
+    if (
+        isinstance(keepalive_s, bool)
+        or not isinstance(keepalive_s, Real)
+        or not KEEPALIVE_S_MIN <= keepalive_s <= age_s_max
+    ):
+        raise InvalidArgument(
+            f"keepalive_s={keepalive_s!r} — pass {KEEPALIVE_S_MIN:g} to {age_s_max:g} seconds, or None for the default"
+        )
+    return int(keepalive_s * 1000)
+
+
+def begin_group(keepalive_ms: int) -> AppendGroup:
+    """Return a begin; `keepalive_ms` 0 lets the node choose how long the transaction may be idle."""
+    return AppendGroup([MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms=keepalive_ms))])
+
+
+def commit_group(txn_id: int) -> AppendGroup:
+    """Return the commit of a transaction."""
+    return AppendGroup([MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader(), txn_id=txn_id)])
+
+
+def rollback_group(txn_id: int, *, reason: str) -> AppendGroup:
+    """Return the rollback of a transaction."""
+    return AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader(reason), txn_id=txn_id)])

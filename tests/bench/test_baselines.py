@@ -9,13 +9,13 @@ import anyio
 import pytest
 from rocksdict import Rdict
 
+from bench import baseline
+from bench.baseline import Load, measure_plain_scan, measure_warm, open_database
 from bench.bench_checks import without_checks
 from bench.redis_streams import connected, entry_command, lacking, serving
 from bench.registry import BENCHMARKS
 from bench.report import Settings
-from streamingnode.benchmark import baseline
-from streamingnode.benchmark.baseline import Load, measure_plain_scan, measure_warm, open_database
-from streamingnode.benchmark.rows import create, record_batch
+from bench.rows import create, record_batch
 from streamingnode.opening import open_node
 
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos.fault_table import DOCUMENT, FAULTS, Fault, rendered
-from bench.chaos.registry import GATES
-from bench.chaos.report import GateReport, read_reports
+from tests.chaos.fault_table import DOCUMENT, FAULTS, Fault, rendered
+from tests.chaos.registry import GATES
+from tests.chaos.report import GateReport, read_reports
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_document_has_the_table_of_the_kept_runs() -> None:
-    assert rendered(read_reports()) in DOCUMENT.read_text("utf-8"), "run: python -m bench.chaos.documents"
+    assert rendered(read_reports()) in DOCUMENT.read_text("utf-8"), "run: python -m tests.chaos.documents"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.number)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.chaos.forgetful.disk import PAGE_BYTES, ROOT_INODE, Directory, File, ForgetfulDisk
+from tests.chaos.forgetful.disk import PAGE_BYTES, ROOT_INODE, Directory, File, ForgetfulDisk
 
 
 def make_file(disk: ForgetfulDisk, name: bytes, data: bytes = b"", directory: int = ROOT_INODE) -> int:

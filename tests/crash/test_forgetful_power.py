@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos.forgetful.power import ForgetfulMount, lacking
+from tests.chaos.forgetful.power import ForgetfulMount, lacking
 
 pytestmark = pytest.mark.crash
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from bench.chaos.operations import Operation, Outcome, Row, RowWrite
-from bench.chaos.produced import joined_tries, row_number
+from tests.chaos.operations import Operation, Outcome, Row, RowWrite
+from tests.chaos.produced import joined_tries, row_number
 
 
 def tried(op: int, sequence: int, outcome: Outcome, *, tick: int = 0, at_ns: int = 0) -> Operation:

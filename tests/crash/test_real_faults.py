@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from bench.chaos.gate import SEEDS, Settings
-from bench.chaos.registry import GATES
-from bench.chaos.report import print_report
+from tests.chaos.gate import SEEDS, Settings
+from tests.chaos.registry import GATES
+from tests.chaos.report import print_report
 
 GATES_OF_A_COMMIT = (
     "kill",

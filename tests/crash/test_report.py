@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos.documents import PAGE, UNKNOWN, render, rendered_page
-from bench.chaos.registry import GATES
-from bench.chaos.report import ROOT, GateReport, also_totals, append_report, clean_commit, read_reports, totals
+from tests.chaos.documents import PAGE, UNKNOWN, render, rendered_page
+from tests.chaos.registry import GATES
+from tests.chaos.report import ROOT, GateReport, also_totals, append_report, clean_commit, read_reports, totals
 
 
 def report(tried: int, *, failed: int = 0, gate: str = "kill", target: int = 10_000) -> GateReport:
@@ -125,5 +125,5 @@ def test_every_kept_failure_was_looked_into() -> None:
 
 def test_the_page_is_what_the_kept_runs_say_and_names_every_gate() -> None:
     page = PAGE.read_text("utf-8")
-    assert page == rendered_page(read_reports()), "run: python -m bench.chaos.documents"
+    assert page == rendered_page(read_reports()), "run: python -m tests.chaos.documents"
     assert [name for name in GATES if f"\n| {name} |" not in page] == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.chaos.gates.soak import (
+from tests.chaos.gates.soak import (
     DESCRIPTORS_S_MIN,
     DRIFT_S_MIN,
     IN_USE_S_MIN,
@@ -12,8 +12,8 @@ from bench.chaos.gates.soak import (
     judge,
     slope_mib_per_h,
 )
-from bench.chaos.memory_use import in_use_bytes
-from bench.chaos.soak import Sample
+from tests.chaos.memory_use import in_use_bytes
+from tests.chaos.soak import Sample
 
 MIB = 1 << 20
 STEP_S = 60.0

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from wal.append import AppendGroup
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -24,10 +23,10 @@ from wal.headers import (
     FlushHeader,
     Header,
     InsertHeader,
+    MessageType,
 )
-from wal.log import Log
+from wal.log import AppendGroup, Log
 from wal.message import MutableMessage
-from wal.message_type import MessageType
 from wal.timetick import compose_tick
 
 START_MS = 1_700_000_000_000

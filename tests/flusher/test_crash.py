@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flusher.flush_options import FlushOptions
 from flusher.flusher import Flusher
+from flusher.run import FlushOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.faulty_disk import CheckedStore, FaultyDirectory, Fuse, PowerCut
 from tests.flusher.stamped_log import START_MS, StampedLog

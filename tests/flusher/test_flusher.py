@@ -10,10 +10,9 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.flush_options import FlushOptions
-from flusher.flusher import Flusher
-from flusher.flusher_state import FlusherState
-from flusher.removal.retention import RetentionOptions
+from flusher.flusher import Flusher, FlusherState
+from flusher.retention import RetentionOptions
+from flusher.run import FlushOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog
 from wal.errors import Corrupt, OnShutdown

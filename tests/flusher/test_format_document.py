@@ -10,17 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.buffers.delete_buffer import DeleteBuffer
-from flusher.buffers.file_in_progress import FileInProgress
-from flusher.buffers.segment_buffer import SegmentBuffer
 from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint, encode_checkpoint
-from flusher.cuts.cut_log import manifest_path
-from flusher.files.node_directory import NodeDirectory
-from flusher.files.parquet_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL
-from flusher.files.rows import OFFSET, TICK, VCHANNEL, Rows
+from flusher.cut_log import manifest_path
+from flusher.data_file import DeleteBuffer, FileInProgress, SegmentBuffer
+from flusher.directory import NodeDirectory
 from flusher.manifest import CutManifest, decode_manifest, encode_manifest, manifest_crc32c
+from flusher.parquet import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL
+from flusher.rows import OFFSET, TICK, VCHANNEL, Rows
 from interceptors.shard.catalog import CollectionInfo
-from interceptors.shard.snapshot import ShardSnapshot
+from interceptors.shard.state import ShardSnapshot
 
 TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
 FIRST_TICK = 469_762_048_000_000

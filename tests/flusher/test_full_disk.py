@@ -7,11 +7,10 @@ from typing import BinaryIO
 import anyio
 import pytest
 
-from flusher.files.node_directory import NodeDirectory
-from flusher.flush_options import FlushOptions
-from flusher.flusher import LASTING_FAULTS, Flusher
-from flusher.flusher_state import FlusherState, Shortage, shortage_of
-from flusher.removal.retention import RetentionOptions
+from flusher.directory import NodeDirectory
+from flusher.flusher import LASTING_FAULTS, Flusher, FlusherState, Shortage, shortage_of
+from flusher.retention import RetentionOptions
+from flusher.run import FlushOptions
 from tests.flusher.cut_reading import manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog
 from wal.errors import Overloaded, StorageFailed, StorageFull

@@ -7,10 +7,10 @@ import anyio
 import msgspec
 import pytest
 
-from flusher.cuts.cut_log import CutLog, manifest_path
-from flusher.flush_options import FlushOptions
+from flusher.cut_log import CutLog, manifest_path
 from flusher.flusher import Flusher
 from flusher.manifest import CutManifest, DeleteFile, SegmentFile, decode_manifest, delete_path, encode_manifest
+from flusher.run import FlushOptions
 from tests.flusher.stamped_log import START_MS, StampedLog
 from wal.errors import Corrupt
 from wal.memory_store import MemoryLogStore

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flusher.relief import LOOK_S, PAUSE_FIRST_S, PAUSE_MAX_S, SpaceRelief
+from flusher.triggers import LOOK_S, PAUSE_FIRST_S, PAUSE_MAX_S, SpaceRelief
 from wal.errors import OnShutdown, StorageFull
 
 pytestmark = pytest.mark.anyio

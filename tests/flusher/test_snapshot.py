@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flusher.cuts.cut_log import file_paths, manifest_path
-from flusher.files.node_directory import NodeDirectory
-from flusher.flush_options import FlushOptions
+from flusher.cut_log import file_paths, manifest_path
+from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import decode_manifest
+from flusher.run import FlushOptions
 from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
 from interceptors.shard.state import ShardState
 from scanner.deliver_policy import DeliverPolicy
@@ -22,7 +22,7 @@ from tests.flusher.stamped_log import START_MS, StampedLog, Table
 from wal.errors import Corrupt, Truncated
 from wal.memory_store import MemoryLogStore
 from wal.message import AnyMessage
-from wal.message_id import MemoryMessageId
+from wal.position import MemoryMessageId
 from wal.timetick import TICK_MAX
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.chaos.gate import Settings
-from bench.chaos.gates.fuzz import INPUT_S_MAX, MEMORY_BYTES_MAX, Decoder, collect_decoders, fuzz_once
-from bench.chaos.registry import GATES
+from tests.chaos.gate import Settings
+from tests.chaos.gates.fuzz import INPUT_S_MAX, MEMORY_BYTES_MAX, Decoder, collect_decoders, fuzz_once
+from tests.chaos.registry import GATES
 from wal.errors import StreamingNodeError
 
 NAMES = (
@@ -73,7 +73,7 @@ def fail_untyped(_data: bytes) -> object:
 def test_a_decoder_that_breaks_its_promise_is_found(
     decode: Callable[[bytes], object], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.chaos.gates.fuzz.time.perf_counter", lambda: clock.now_s)
+    monkeypatch.setattr("tests.chaos.gates.fuzz.time.perf_counter", lambda: clock.now_s)
     _, finding = fuzz_once({"broken": Decoder(decode, (b"corpus",))}, seed=1)
     assert said in finding
     assert len(bytearray(TOO_MANY_BYTES)) == TOO_MANY_BYTES, "the bound ends with the input"

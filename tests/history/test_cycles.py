@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.chaos.judge.cycles import Edge, Reason, find_cycles
+from tests.chaos.judge.cycles import Edge, Reason, find_cycles
 
 WW, WR, RW, TIME = Reason.WRITE_WRITE, Reason.WRITE_READ, Reason.READ_WRITE, Reason.TIME
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.chaos.journal import (
+from tests.chaos.journal import (
     Asked,
     Clear,
     Died,
@@ -17,8 +17,8 @@ from bench.chaos.journal import (
     State,
     Told,
 )
-from bench.chaos.judge.anomaly import Kind
-from bench.chaos.judge.verdict import check, judged
+from tests.chaos.judge.anomaly import Kind
+from tests.chaos.judge.verdict import check, judged
 
 
 def call(op: int, asked_ns: int, told_ns: int, *writes: Put | Drop | Clear, outcome: Outcome = "ok") -> list[Event]:

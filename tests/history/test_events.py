@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from bench.chaos.events import Allowed, below_of, calls_of, findings_in, reads_of
-from bench.chaos.journal import Died, Event
-from bench.chaos.judge.anomaly import Kind
-from bench.chaos.judge.verdict import Verdict, judged
-from bench.chaos.operations import Kind as OperationKind
-from bench.chaos.operations import Operation, Outcome, Row, RowWrite
-from bench.chaos.read_back import Audit, Offsets, ReadBack, Seen, SeenCollection
+from tests.chaos.events import Allowed, below_of, calls_of, findings_in, reads_of
+from tests.chaos.journal import Died, Event
+from tests.chaos.judge.anomaly import Kind
+from tests.chaos.judge.verdict import Verdict, judged
+from tests.chaos.operations import Kind as OperationKind
+from tests.chaos.operations import Operation, Outcome, Row, RowWrite
+from tests.chaos.read_back import Audit, Offsets, ReadBack, Seen, SeenCollection
 
 READ_NS = 1_000_000
 

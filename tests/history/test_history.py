@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.chaos.journal import Asked, Drop, Event, Put, Scanned, Seen, State, Told
-from bench.chaos.judge.anomaly import Kind
-from bench.chaos.judge.verdict import check
+from tests.chaos.journal import Asked, Drop, Event, Put, Scanned, Seen, State, Told
+from tests.chaos.judge.anomaly import Kind
+from tests.chaos.judge.verdict import check
 
 NAMES = ("a", "b")
 

@@ -11,23 +11,19 @@ import anyio.lowlevel
 import msgspec
 
 from interceptors.chain import build
-from interceptors.idempotency.interceptor import IdempotencyInterceptor
-from interceptors.idempotency.window import Places
+from interceptors.idempotency import IdempotencyInterceptor
 from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.redo import RedoInterceptor, RedoLimits
-from interceptors.shard.allocator import SegmentAllocator
 from interceptors.shard.catalog import CollectionInfo
-from interceptors.shard.interceptor import ShardInterceptor
+from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
 from interceptors.shard.manager import ShardManager
 from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.shard.seal_worker import SealWorker
-from interceptors.txn.interceptor import TxnInterceptor
-from interceptors.txn.manager import TxnManager
-from interceptors.txn.rollback_worker import RollbackWorker
-from interceptors.txn.session import TxnLimits
+from interceptors.txn import RollbackWorker, TxnInterceptor
+from interceptors.txn_manager import TxnManager
+from interceptors.txn_session import TxnLimits
+from interceptors.window import Places
 from wal.adaptor import log_end
-from wal.append import Append, AppendGroup, AppendResult, AppendTicket, Interceptor
 from wal.headers import (
     BeginTxnHeader,
     CommitTxnHeader,
@@ -39,13 +35,13 @@ from wal.headers import (
     DropPartitionHeader,
     Header,
     InsertHeader,
+    MessageType,
     RollbackTxnHeader,
 )
-from wal.log import Log
+from wal.log import Append, AppendGroup, AppendResult, AppendTicket, Interceptor, Log
 from wal.memory_store import MemoryLog, MemoryLogStore
 from wal.message import AnyMessage, LogEntry, MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 from wal.timetick import TickAllocator, physical_ms
 from wal.transaction_buffer import TransactionBuffer
 
@@ -100,7 +96,6 @@ class Stamp:
         return await append(group)
 
     async def ready(self) -> None: ...
-    async def graceful_close(self) -> None: ...
     async def close(self) -> None: ...
 
 

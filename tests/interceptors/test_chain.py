@@ -3,12 +3,11 @@ from collections.abc import Callable
 import pytest
 
 from interceptors.chain import Chain, build
-from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import OnShutdown
-from wal.headers import TimeTickHeader
+from wal.headers import MessageType, TimeTickHeader
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -34,9 +33,6 @@ class Scribe:
 
     async def ready(self) -> None:
         self._note("ready")
-
-    async def graceful_close(self) -> None:
-        self._note("graceful")
 
     async def close(self) -> None:
         self._note("close")
@@ -83,22 +79,20 @@ async def test_chain_without_interceptors_is_its_end() -> None:
     assert build([], end) is end
 
 
-async def test_ready_and_both_closes_go_outermost_first() -> None:
+async def test_ready_and_close_go_outermost_first() -> None:
     log: list[str] = []
     chain = Chain.of([Scribe("a", log), Scribe("b", log)], end_noting(log))
     await chain.ready()
-    await chain.graceful_close()
     await chain.close()
-    assert log == ["a ready", "b ready", "a graceful", "b graceful", "a close", "b close"]
+    assert log == ["a ready", "b ready", "a close", "b close"]
 
 
-@pytest.mark.parametrize("step", ["graceful", "close"])
-async def test_failing_interceptor_does_not_keep_the_others_open(step: str) -> None:
+async def test_failing_interceptor_does_not_keep_the_others_open() -> None:
     log: list[str] = []
-    chain = Chain.of([Scribe("a", log, fail_on=step), Scribe("b", log)], end_noting(log))
+    chain = Chain.of([Scribe("a", log, fail_on="close"), Scribe("b", log)], end_noting(log))
     with pytest.raises(OnShutdown):
-        await (chain.graceful_close() if step == "graceful" else chain.close())
-    assert log == [f"a {step}", f"b {step}"]
+        await chain.close()
+    assert log == ["a close", "b close"]
 
 
 async def test_observer_gets_time_before_and_after_the_next_one() -> None:

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import AlreadyExists
 from interceptors.lock import LockInterceptor
 from interceptors.redo import Redo
-from wal.append import AppendGroup, AppendResult
-from wal.errors import AlreadyExists
-from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, InsertHeader
+from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, InsertHeader, MessageType
+from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -207,7 +206,7 @@ async def test_dropped_vchannels_leave_no_locks_behind() -> None:
         await settle()
         bench.rest.let_out(group)
         await task
-    assert bench.lock.locks == 0
+    assert not bench.lock._locks
 
 
 async def test_uncontended_append_does_not_suspend() -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.chaos.judge.entries import judge_entries
 from interceptors.shard.seal_policy import SegmentLimits
+from tests.chaos.judge.entries import judge_entries
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
 from wal.errors import StreamingNodeError
+from wal.headers import MessageType
 from wal.memory_store import MemoryLogStore
 from wal.message import LogEntry
-from wal.message_type import MessageType
 
 LIMITS = Limits(segment=SegmentLimits(bytes_jitter=0, rows_max=4))
 ACTIONS = (

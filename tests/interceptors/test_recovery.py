@@ -13,12 +13,11 @@ from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.seal_policy import SegmentLimits
 from interceptors.shard.state import ShardState
-from interceptors.txn.session import TxnLimits
+from interceptors.txn_session import TxnLimits
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert
 from wal.errors import Corrupt, StorageFull, StreamingNodeError, Truncated
-from wal.headers import CutHeader, InsertHeader
+from wal.headers import EXCLUSIVE, CutHeader, InsertHeader, MessageType
 from wal.message import Message, TransactionMessage
-from wal.message_type import EXCLUSIVE, MessageType
 from wal.transaction_buffer import TransactionBuffer
 
 TIGHT = Limits(

@@ -4,12 +4,11 @@ import anyio
 import pytest
 
 from interceptors.redo import Redo, RedoInterceptor, RedoLimits
-from wal.append import Append, AppendGroup, AppendResult
-from wal.errors import OnShutdown, SegmentUnavailable
-from wal.headers import TimeTickHeader
+from wal.errors import OnShutdown, Overloaded
+from wal.headers import MessageType, TimeTickHeader
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -83,8 +82,8 @@ async def test_other_errors_are_not_redone() -> None:
 
 async def test_error_of_the_awaited_step_is_the_appends_error() -> None:
     until = new_future()
-    until.set_exception(SegmentUnavailable("allocation stopped"))
-    with pytest.raises(SegmentUnavailable, match="allocation stopped"):
+    until.set_exception(Overloaded("allocation stopped"))
+    with pytest.raises(Overloaded, match="allocation stopped"):
         await RedoInterceptor().do_append(group(), Inner(until))
 
 
@@ -97,7 +96,7 @@ async def test_cancelled_step_is_tried_again_and_cancels_nobody() -> None:
 async def test_endless_wait_ends_at_the_time_bound_and_names_what_was_awaited() -> None:
     until = new_future()
     inner, calls = endless(until)
-    with pytest.raises(SegmentUnavailable, match=f"waited 0.01 s for {SEGMENT}"):
+    with pytest.raises(Overloaded, match=f"waited 0.01 s for {SEGMENT}"):
         await RedoInterceptor(RedoLimits(wait_s_max=0.01)).do_append(group(), inner)
     assert len(calls) == 1
     assert not until.done(), "the future is shared: giving up must not cancel it"
@@ -107,7 +106,7 @@ async def test_waits_that_do_not_help_end_at_the_attempts_bound() -> None:
     until = new_future()
     until.set_result(None)
     inner, calls = endless(until)
-    with pytest.raises(SegmentUnavailable, match=f"{SEGMENT} and was redone 5 times"):
+    with pytest.raises(Overloaded, match=f"{SEGMENT} and was redone 5 times"):
         await RedoInterceptor(RedoLimits(attempts_max=5)).do_append(group(), inner)
     assert len(calls) == 5
 
@@ -121,17 +120,17 @@ async def test_time_bound_covers_all_waits_together() -> None:
         loop.call_later(0.004, until.set_result, None)
         raise Redo(until, waiting_for=SEGMENT)
 
-    with pytest.raises(SegmentUnavailable):
+    with pytest.raises(Overloaded):
         await RedoInterceptor(RedoLimits(wait_s_max=0.02)).do_append(group(), inner)
     assert loop.time() - started < 1.0
 
 
-async def test_graceful_close_sends_waiters_away_and_later_ones_too() -> None:
+async def test_close_sends_waiters_away_and_later_ones_too() -> None:
     redo, until = RedoInterceptor(), new_future()
     inner = Inner(until)
     append = asyncio.ensure_future(redo.do_append(group(), inner))
     await settle()
-    await redo.graceful_close()
+    await redo.close()
     await redo.close()
     with pytest.raises(OnShutdown, match=SEGMENT):
         await append

@@ -6,19 +6,17 @@ import anyio
 import pytest
 
 from interceptors.chain import Chain
-from interceptors.idempotency.interceptor import IdempotencyInterceptor
-from interceptors.idempotency.window import Places, Window
+from interceptors.idempotency import IdempotencyInterceptor
 from interceptors.redo import Redo, RedoInterceptor
 from interceptors.room import RoomInterceptor
+from interceptors.window import Places, Window
 from tests.interceptors.idempotency.test_window import result_at
-from wal.admission import Budget
-from wal.append import AppendGroup, AppendResult
 from wal.errors import OnShutdown, StorageFull, TooLarge
-from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader
+from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader, MessageType
+from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
-from wal.producer_stamp import ProducerStamp
+from wal.position import MemoryMessageId, ProducerStamp
+from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +99,7 @@ async def test_closing_sends_away_who_waits_for_room() -> None:
     assert path.memory.try_take(1)
     waiting = asyncio.ensure_future(path.chain.append(rows(10)))
     await anyio.wait_all_tasks_blocked()
-    await path.chain.graceful_close()
+    await path.chain.close()
     path.memory.give_back(1)
     with pytest.raises(OnShutdown):
         await waiting

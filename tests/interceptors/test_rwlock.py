@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.rwlock import Mode, RWLock
+from interceptors.lock import Mode, RWLock
 
 pytestmark = pytest.mark.anyio
 

@@ -9,21 +9,20 @@ from typing import NamedTuple
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch, ScanLimits, Scanner
-from wal.append import AppendGroup, AppendTicket
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
     CommitTxnHeader,
     DropCollectionHeader,
     InsertHeader,
+    MessageType,
     RollbackTxnHeader,
     TimeTickHeader,
 )
 from wal.live_tail import LiveTail
-from wal.log import Log, LogStore
+from wal.log import AppendGroup, AppendTicket, Log, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionMessage, into_entry
-from wal.message_type import MessageType
 
 V0, V1 = "p0_1v0", "p0_1v1"
 

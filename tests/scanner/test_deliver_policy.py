@@ -4,7 +4,7 @@ import pytest
 
 from scanner.deliver_policy import DeliverPolicy, StartAfter, StartAfterTick
 from wal.errors import InvalidArgument
-from wal.message_id import MemoryMessageId
+from wal.position import MemoryMessageId
 
 
 def test_start_after_takes_a_message_id_or_a_tick() -> None:

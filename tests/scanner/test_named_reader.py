@@ -5,13 +5,14 @@ from collections.abc import Mapping
 
 import pytest
 
+from scanner.errors import ReaderBusy
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
 from tests.scanner.journal import Journal, read_until, seen
-from wal.errors import Corrupt, Indeterminate, InvalidArgument, InvalidName, OnShutdown, ReaderBusy, StorageFailed
+from wal.errors import Corrupt, Indeterminate, InvalidArgument, OnShutdown, StorageFailed
 from wal.live_tail import LiveTail
 from wal.memory_store import MemoryLogStore
-from wal.message_id import MessageId, RocksMessageId
+from wal.position import MessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -240,7 +241,7 @@ async def test_a_dropped_collection_takes_its_readers_along() -> None:
 
 @pytest.mark.parametrize("name", ["", "Billing", "a/b", "a..b", "-a", "a" * 129, "a\n"])
 async def test_a_name_outside_the_pattern_is_refused(name: str) -> None:
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidArgument):
         await NamedReaders(MemoryLogStore()).open(1, name, start=START)
 
 

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from scanner.deliver_policy import DeliverPolicy
-from scanner.registry import ScannerRegistry
+from scanner.errors import ReaderBusy
+from scanner.scanner import ScannerRegistry
 from tests.scanner.journal import Journal, read_until, seen
-from wal.errors import AlreadyExists, OnShutdown, Overloaded
+from wal.errors import OnShutdown, Overloaded
 from wal.live_tail import LiveTail
 
 pytestmark = pytest.mark.anyio
@@ -17,7 +18,7 @@ async def test_a_name_is_free_again_once_its_scanner_is_closed() -> None:
     journal = await Journal.create(tail=LiveTail())
     registry = ScannerRegistry(journal.log, journal.tail)
     first = registry.open(DeliverPolicy.all(), name="billing")
-    with pytest.raises(AlreadyExists):
+    with pytest.raises(ReaderBusy):
         registry.open(DeliverPolicy.all(), name="billing")
     await first.close()
     registry.open(DeliverPolicy.all(), name="billing")

@@ -12,7 +12,7 @@ from scanner.scanner import ScanLimits, Scanner
 from tests.scanner.journal import Clock, Journal, read_until, seen
 from wal.live_tail import LiveTail
 from wal.message import AnyMessage
-from wal.message_id import RocksMessageId
+from wal.position import RocksMessageId
 from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio

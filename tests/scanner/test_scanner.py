@@ -6,7 +6,7 @@ import pytest
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanLimits, Scanner
-from scanner.switchable import Mode
+from scanner.source import Mode
 from tests.scanner.faulty_log import FaultyLog
 from tests.scanner.journal import (
     SMALL,
@@ -21,8 +21,8 @@ from tests.scanner.journal import (
     tailed_journal,
 )
 from wal.errors import InvalidArgument
+from wal.headers import MessageType
 from wal.message import TransactionMessage
-from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scanner.deliver_policy import DeliverPolicy
-from scanner.patient_read import Retry
 from scanner.scanner import ScanLimits, Scanner
-from scanner.surroundings import Surroundings
+from scanner.source import Retry, Surroundings
 from tests.scanner.faulty_log import Doors, FaultyLog, Pauses
 from tests.scanner.journal import (
     SMALL,

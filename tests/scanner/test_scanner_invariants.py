@@ -9,7 +9,7 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanLimits, Scanner
 from tests.scanner.journal import Journal, batches_until, read_until, scan, seen, tailed_journal
 from wal.message import TransactionMessage
-from wal.message_id import MemoryMessageId
+from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 

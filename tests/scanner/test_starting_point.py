@@ -11,7 +11,7 @@ from scanner.scanner import Scanner
 from tests.scanner.faulty_log import FaultyLog
 from tests.scanner.journal import Seen, read_until, scan, seen, tailed_journal
 from wal.errors import InvalidArgument, Truncated
-from wal.message_id import MemoryMessageId, RocksMessageId
+from wal.position import MemoryMessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 

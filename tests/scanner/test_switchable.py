@@ -1,6 +1,6 @@
 """The table of modes, by itself."""
 
-from scanner.switchable import TRANSITIONS, Event, Mode
+from scanner.source import TRANSITIONS, Event, Mode
 
 
 def test_every_mode_can_be_left_and_reached() -> None:

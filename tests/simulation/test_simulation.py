@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bench.chaos.gate import Settings
-from bench.chaos.gates.bugs import first_seed
-from bench.chaos.registry import GATES
-from bench.chaos.report import GateReport
-from bench.chaos.seeded.bug import SeededBug
-from bench.chaos.seeded.catalogue import BUGS
-from bench.chaos.simulation.disk import Disk
-from bench.chaos.simulation.scenario import run_seed
-from bench.chaos.simulation.store import SimulatedStore, StoreFaults
-from bench.chaos.simulation.virtual_loop import Stuck, VirtualLoop
+from tests.chaos.gate import Settings
+from tests.chaos.gates.bugs import first_seed
+from tests.chaos.registry import GATES
+from tests.chaos.report import GateReport
+from tests.chaos.seeded.bug import SeededBug
+from tests.chaos.seeded.catalogue import BUGS
+from tests.chaos.simulation.disk import Disk
+from tests.chaos.simulation.scenario import run_seed
+from tests.chaos.simulation.store import SimulatedStore, StoreFaults
+from tests.chaos.simulation.virtual_loop import Stuck, VirtualLoop
 from tests.wal.log_contract import LogContract
 
 FEW = 40
@@ -51,7 +51,7 @@ def passed(loop: VirtualLoop, seconds: float) -> "asyncio.Future[object]":
 @pytest.mark.parametrize("seed", [*range(FEW), *FAILED_ONCE])
 def test_no_seed_breaks_a_promise(seed: int) -> None:
     report = run_seed(seed)
-    assert not report.problems, f"again: python -m bench.chaos simulation --count 1 --seed {seed}"
+    assert not report.problems, f"again: python -m tests.chaos simulation --count 1 --seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -7,9 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_sink
-from spark_sink.ingestion.ingest_job import COMMIT_BYTES_MAX, IngestJob
-from spark_sink.ingestion.report import IngestReport
-from spark_sink.ingestion.step import Step
+from spark_sink.commit import Step
+from spark_sink.ingestion import COMMIT_BYTES_MAX, IngestJob, IngestReport
 from tests.spark_sink.node_builder import NodeBuilder
 
 Ingest = Callable[..., IngestReport]

@@ -14,18 +14,20 @@ from pyspark.sql import SparkSession
 
 import spark_sink
 import streamingnode as sn
+from interceptors.errors import AlreadyExists
+from spark_sink.errors import TableAhead
 from streamingnode.backup.closed_node import backup_directory, restore_directory
 from streamingnode.verification.finding import Kind, Report, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.spark_sink.table_reading import rows_of
 from tests.streamingnode.append_double import schema_of
 from tests.streamingnode.sample_node import swap
-from wal.errors import AlreadyExists, Corrupt, InvalidArgument, TableAhead, Truncated
+from wal.errors import Corrupt, InvalidArgument, Truncated
 
 pytestmark = pytest.mark.spark
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
-SETTINGS: dict[str, Any] = {"cut_interval_s": None, "free_bytes_min": 0, "scrub.bytes_per_s": 0}
+SETTINGS: dict[str, Any] = {"cut_interval_s": None, "free_bytes_min": 0}
 
 
 def write(path: Path, first: int, last: int, *, delete: tuple[int, ...] = ()) -> None:

@@ -8,12 +8,11 @@ import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
 from streamingnode.rows.schema import encode_schema
-from streamingnode.writing.write_target import WriteTarget, WriteTargets
-from wal.append import AppendGroup, AppendResult
-from wal.headers import InsertHeader
+from streamingnode.writing.write import WriteTarget, WriteTargets
+from wal.headers import InsertHeader, MessageType
+from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 PCHANNEL = "p0"
 COLLECTION_ID = 7
@@ -100,7 +99,7 @@ def decoded(message: MutableMessage, schema: pa.Schema) -> list[dict[str, object
 
 
 def collection_info(
-    schema: pa.Schema, *, primary_key: str = "id", shards: int = 1, name: str = "orders", pchannel: str = PCHANNEL
+    schema: pa.Schema, *, primary_key: str = "id", shards: int = 1, name: str = "orders"
 ) -> CollectionInfo:
     """Return a collection as the catalog would have it, with the partitions `_default` and `eu`."""
     return CollectionInfo(
@@ -109,7 +108,7 @@ def collection_info(
         schema=encode_schema(schema),
         schema_version=1,
         primary_key=primary_key,
-        vchannels=tuple(f"{pchannel}_{COLLECTION_ID}v{shard}" for shard in range(shards)),
+        vchannels=tuple(f"{PCHANNEL}_{COLLECTION_ID}v{shard}" for shard in range(shards)),
         partitions=(PartitionInfo(DEFAULT_PARTITION_ID, "_default", 1), PartitionInfo(EU_PARTITION_ID, "eu", 1)),
         created_tick=1,
     )

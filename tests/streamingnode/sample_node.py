@@ -14,7 +14,7 @@ import streamingnode as sn
 from tests.streamingnode.append_double import schema_of
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
-SETTINGS: dict[str, Any] = {"cut_interval_s": None, "free_bytes_min": 0, "scrub.bytes_per_s": 0}
+SETTINGS: dict[str, Any] = {"cut_interval_s": None, "free_bytes_min": 0}
 CUTS = 3
 PER_CUT = 400
 """Rows in each cut, and as many again in the log alone."""

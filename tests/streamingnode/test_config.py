@@ -1,12 +1,13 @@
 """Settings come from four places in one order, and a wrong one says what would be right."""
 
 import math
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from flusher.flush_options import FlushOptions
-from streamingnode.config import ALIASES, SECONDS_MAX, WHOLE_MAX, NodeConfig, load_config
+from flusher.run import FlushOptions
+from streamingnode.config import ALIASES, FIXED, SECONDS_MAX, WHOLE_MAX, NodeConfig, load_config
 from wal.errors import InvalidArgument
 
 
@@ -28,7 +29,7 @@ def test_argument_wins_over_environment_over_file_over_default(tmp_path: Path) -
     assert origin(config, "flush.threads") == (5, "argument threads")
     assert origin(config, "flush.row_group_bytes") == (2000, "environment STREAMINGNODE_FLUSH_ROW_GROUP_BYTES")
     assert origin(config, "flush.buffered_bytes_max") == (5000, f"file {file}")
-    assert origin(config, "flush.retry_max_s") == (FlushOptions().retry_max_s, "default")
+    assert origin(config, "flush.group_may_read") == (FlushOptions().group_may_read, "default")
     assert config.flush.threads == 5
 
 
@@ -61,6 +62,24 @@ def test_whole_section_can_be_given_as_its_options() -> None:
     assert load_config(arguments={"flush": FlushOptions(threads=7)}).flush.threads == 7
 
 
+def test_what_is_no_setting_comes_with_its_section_alone() -> None:
+    config = load_config(arguments={"flush": FlushOptions(gather_s=0.5), "flush.threads": 7})
+    assert (config.flush.gather_s, config.flush.threads) == (0.5, 7)
+    names = {setting.key for setting in config.origins()}
+    assert not names & FIXED
+    with pytest.raises(InvalidArgument, match="STREAMINGNODE_FLUSH_GATHER_S"):
+        load_config(environment={"STREAMINGNODE_FLUSH_GATHER_S": "1"})
+
+
+def test_there_are_forty_settings_at_most() -> None:
+    assert len(NodeConfig().origins()) <= 40
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_what_is_no_setting_is_an_option_of_some_part(name: str) -> None:
+    attrgetter(name)(NodeConfig())
+
+
 def test_nothing_can_be_said_in_text() -> None:
     config = load_config(environment={"STREAMINGNODE_CUT_INTERVAL_S": "null"})
     assert config.flush.schedule.interval_s is None
@@ -77,7 +96,7 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"threads": 1.5}, "does not fit"),
         ({"durability": "never"}, "does not fit"),
         ({"durability": "never"}, "'fsync' or 'os'"),
-        ({"segments": {"bytes_jitter": 2}}, "segment limits"),
+        ({"segments": {"growing_bytes_low": 1 << 40}}, "is not over growing_bytes_low"),
         ({"cut_interval_s": 0}, "more than 0"),
         ({"cut_interval_s": math.nan}, "more than 0"),
         ({"retention_s": -1}, "0 or more"),
@@ -90,7 +109,10 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"segments.bytes_max": WHOLE_MAX + 1}, f"segments.bytes_max = {WHOLE_MAX + 1} is out of range"),
         ({"segments.rows_max": 1 << 70}, f"0 or more, {WHOLE_MAX} at most"),
         ({"log.memtable_bytes": 1 << 62}, f"more than 0, {WHOLE_MAX} at most"),
-        ({"wal.group_messages_max": 65_537}, "65536 at most"),
+        ({"flush.retry_first_s": 1}, "no setting .* did you mean"),
+        ({"flush": {"gather_s": 1}}, "no setting"),
+        ({"gather_s": 1}, "no setting"),
+        ({"redo.attempts_max": 1}, "no setting"),
         ({"wal.group_bytes_max": 1 << 32}, f"{1 << 30} at most"),
         ({"flush.threads": 1 << 5000}, f"{WHOLE_MAX} at most"),
     ],
@@ -103,7 +125,7 @@ def test_wrong_setting_says_what_would_be_right(arguments: dict[str, object], te
 
 def test_largest_number_of_every_setting_is_taken() -> None:
     for key, value, _ in NodeConfig().origins():
-        if isinstance(value, float) and key != "segments.bytes_jitter":
+        if isinstance(value, float):
             assert origin(load_config(arguments={key: SECONDS_MAX}), key)[0] == SECONDS_MAX
     for key in ("log.memtable_bytes", "segments.bytes_max", "segments.rows_max", "flush.schedule.bytes_max"):
         assert origin(load_config(arguments={key: WHOLE_MAX}), key)[0] == WHOLE_MAX

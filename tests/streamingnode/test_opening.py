@@ -6,18 +6,19 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 
 import streamingnode as sn
 from streamingnode.config import NodeConfig
+from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from streamingnode.services import NodeServices
 from streamingnode.supervisor import Supervisor
-from wal.admission import PendingBytes
 from wal.errors import Corrupt, InvalidArgument, OnShutdown
+from wal.queue import PendingBytes
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +35,7 @@ class Parts:
 
     async def compose(
         self, path: Path | None, config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack
-    ) -> NodeServices:
+    ) -> Node:
         self.supervisor = supervisor
         self.events.append("open")
         if self.open_error is not None:
@@ -44,7 +45,10 @@ class Parts:
             self.work(self.fail_first)
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
-        return cast("NodeServices", _NoServices())
+        none: Any = _NoParts()
+        return Node(
+            path, config, supervisor, closing, channel=none, flusher=none, readers=none, upkeep=none, meter=none
+        )
 
     async def _close(self) -> None:
         await anyio.lowlevel.checkpoint()
@@ -62,13 +66,18 @@ class Parts:
         self.supervisor.spawn(fail())
 
 
-class _NoServices:
+class _NoParts:
+    log = SimpleNamespace(name="p0")
+    store = SimpleNamespace(term=1)
+
     def __init__(self) -> None:
-        self.appends: dict[str, object] = {}
-        self.path = None
-        self.stop_waiting = lambda: None
-        self.consistent_tick = lambda _pchannels: None
         self.pending = PendingBytes(1 << 20)
+
+    def append(self) -> None: ...
+
+    def consistent_tick(self) -> None: ...
+
+    def stop_waiting(self) -> None: ...
 
 
 async def test_exception_in_the_block_comes_out_unchanged_after_closing() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_sink.errors import PackageMissing
 from streamingnode.ownership import ROOT_PACKAGES, check_owners, check_places, root_owners, root_places
-from wal.errors import PackageCollision
 
 
 def _installed(site: Path, name: str, *files: str) -> Distribution:
@@ -31,7 +31,7 @@ def test_sole_owner_of_all_roots_is_accepted(ours: Distribution) -> None:
 @pytest.mark.parametrize("file", ["wal/__init__.py", "wal/sub/x.py", "wal.py", "wal.cpython-311-x86_64-linux-gnu.so"])
 def test_stranger_that_ships_a_root_is_named(ours: Distribution, tmp_path: Path, file: str) -> None:
     stranger = _installed(tmp_path, "write_ahead", file)
-    with pytest.raises(PackageCollision, match="write-ahead") as caught:
+    with pytest.raises(PackageMissing, match="write-ahead") as caught:
         check_owners(root_owners([ours, stranger]))
     assert caught.value.fields() == {"package": "wal", "other": "write-ahead"}
 
@@ -50,12 +50,12 @@ def test_same_distribution_seen_twice_is_accepted(ours: Distribution) -> None:
 def test_root_imported_from_elsewhere_is_refused(tmp_path: Path) -> None:
     places: dict[str, Path | None] = dict.fromkeys(ROOT_PACKAGES, tmp_path)
     check_places(places)
-    with pytest.raises(PackageCollision, match="stranger"):
+    with pytest.raises(PackageMissing, match="stranger"):
         check_places({**places, "scanner": tmp_path / "stranger"})
 
 
 def test_root_that_cannot_be_found_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackageCollision, match="nowhere"):
+    with pytest.raises(PackageMissing, match="nowhere"):
         check_places({**dict.fromkeys(ROOT_PACKAGES, tmp_path), "wal": None})
 
 

@@ -13,10 +13,9 @@ import streamingnode as sn
 from streamingnode.cli.statistics_lines import statistics_fields
 from streamingnode.config import load_config
 from streamingnode.node import Node
-from streamingnode.statistics import NodeStatistics
-from streamingnode.statistics_file import STATISTICS_NAME, StatisticsFile, read_statistics
+from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, StatisticsFile, read_statistics
 from tests.streamingnode.append_double import schema_of
-from wal.append import AppendGroup
+from wal.log import AppendGroup
 
 pytestmark = pytest.mark.anyio
 

@@ -1,6 +1,8 @@
 """The node without `async` does the same things under the same names."""
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -12,25 +14,31 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from streamingnode.blocking_writers import SyncProducer, SyncTransaction
+from interceptors.errors import CollectionNotFound, SchemaMismatch
+from streamingnode import sync
 from streamingnode.node import Node
-from streamingnode.reading.collection_reader import CollectionReader
-from streamingnode.sync import SyncNode, SyncReader
+from streamingnode.reading.reader import CollectionReader
+from streamingnode.sync import SyncNode, SyncProducer, SyncReader, SyncTransaction
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from tests.streamingnode.append_double import schema_of
-from wal.errors import AlreadyOwned, CollectionNotFound, InvalidArgument, OnShutdown, SchemaMismatch
+from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown
 from wal.timetick import physical_ms
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
-ONLY_ASYNC = {"begin_closing", "aclose", "state", "buffered_bytes", "next_messages", "close"}
+ONLY_ASYNC = {"begin_closing", "aclose", "state", "next_messages", "close"}
 
 
-@pytest.mark.parametrize(
-    "blocking, original",
-    [(SyncNode, Node), (SyncTransaction, Transaction), (SyncProducer, Producer), (SyncReader, CollectionReader)],
-    ids=lambda kind: kind.__name__,
-)
+SIDES = {
+    "Transaction": "SyncTransaction",
+    "Producer": "SyncProducer",
+    "CollectionReader": "SyncReader",
+    "AsyncIterator": "Iterator",
+}
+PAIRS = [(SyncNode, Node), (SyncTransaction, Transaction), (SyncProducer, Producer), (SyncReader, CollectionReader)]
+
+
+@pytest.mark.parametrize("blocking, original", PAIRS, ids=lambda kind: kind.__name__)
 def test_every_public_name_is_there_with_the_same_arguments(blocking: type, original: type) -> None:
     public = _public_names(original) - ONLY_ASYNC
     assert public == _public_names(blocking) - {"close"}
@@ -42,6 +50,41 @@ def test_every_public_name_is_there_with_the_same_arguments(blocking: type, orig
             for key, parameter in inspect.signature(theirs).parameters.items():
                 assert parameter.default == ours.parameters[key].default, (name, key)
                 assert parameter.kind == ours.parameters[key].kind, (name, key)
+
+
+@pytest.mark.parametrize("blocking, original", PAIRS, ids=lambda kind: kind.__name__)
+def test_stub_says_of_every_public_name_what_the_asynchronous_class_does(blocking: type, original: type) -> None:
+    stub = ast.parse(Path(str(sync.__file__)).with_suffix(".pyi").read_text("utf-8"))
+    [declared] = [node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == blocking.__name__]
+    [defined] = ast.parse(inspect.getsource(original)).body
+    assert isinstance(defined, ast.ClassDef)
+    ours, theirs = _signatures(declared), _signatures(defined)
+    assert {name: ours[name] for name in ours.keys() - {"close"}} == {
+        name: theirs[name] for name in theirs.keys() - ONLY_ASYNC
+    }
+
+
+def test_stub_opens_a_node_with_what_the_asynchronous_package_takes() -> None:
+    stub = ast.parse(Path(str(sync.__file__)).with_suffix(".pyi").read_text("utf-8"))
+    ours = _signatures(stub)["open_node"]
+    theirs = _signatures(ast.parse(inspect.getsource(sn.open_node)))["open_node"]
+    assert ours == theirs.replace("-> OpenNode", "-> SyncNode")
+    runtime = inspect.signature(sync.open_node).parameters
+    assert list(runtime) == list(inspect.signature(sn.open_node).parameters)
+
+
+def _signatures(scope: ast.ClassDef | ast.Module) -> dict[str, str]:
+    """Return how each public function of a scope is called, as text, with blocking names for asynchronous ones."""
+    found = {}
+    for function in scope.body:
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and not function.name.startswith("_"):
+            decorators = [ast.unparse(each) for each in function.decorator_list]
+            assert function.returns is not None
+            returns = ast.unparse(function.returns).strip("'\"")
+            arguments = ast.unparse(function.args).replace("=ALL", "=...")
+            returns = re.sub(r"\w+", lambda word: SIDES.get(word[0], word[0]), returns)
+            found[function.name] = f"{decorators} ({arguments}) -> {returns}"
+    return found
 
 
 def _public_names(kind: type) -> set[str]:
@@ -131,7 +174,7 @@ def test_errors_come_out_unchanged() -> None:
 
 def test_node_shows_where_it_is_and_how_it_stands(tmp_path: Path) -> None:
     node = sn.sync.open_node(tmp_path)
-    assert (repr(node), repr(node._node)) == (f"<SyncNode {tmp_path} open>", f"<Node {tmp_path} open>")
+    assert (repr(node), repr(node._original)) == (f"<SyncNode {tmp_path} open>", f"<Node {tmp_path} open>")
     node.close()
     assert repr(node) == f"<SyncNode {tmp_path} closed>"
     with sn.sync.open_node(None) as node:

@@ -7,12 +7,10 @@ from itertools import count
 import anyio
 import pytest
 
-from wal.append import AppendGroup
 from wal.errors import InvalidArgument, OnShutdown, Truncated
-from wal.headers import InsertHeader
-from wal.log import Log, LogStore
+from wal.headers import InsertHeader, MessageType
+from wal.log import AppendGroup, Log, LogStore
 from wal.message import LogEntry, MutableMessage, into_entry
-from wal.message_type import MessageType
 
 SMALL = 1
 WHOLE_LOG = 1 << 40

@@ -2,11 +2,10 @@
 
 import asyncio
 
-from wal.append import AppendGroup, AppendTicket
 from wal.errors import Indeterminate
-from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, TimeTickHeader
+from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, MessageType, TimeTickHeader
+from wal.log import AppendGroup, AppendTicket
 from wal.message import LogEntry, MutableMessage
-from wal.message_type import MessageType
 from wal.timetick import TickAllocator
 
 A, B = "p0_1v0", "p0_1v1"
@@ -106,10 +105,10 @@ def allocator(clock: StillClock | None = None) -> TickAllocator:
     return TickAllocator(clock or StillClock())
 
 
-def insert(*vchannels: str, txn_id: int = 0, barrier_tick: int = 0) -> AppendGroup:
+def insert(*vchannels: str, txn_id: int = 0) -> AppendGroup:
     header = InsertHeader(1, 1, 1, 1)
     messages = [MutableMessage(MessageType.INSERT, header, vchannel=v, txn_id=txn_id) for v in vchannels or (A,)]
-    return AppendGroup(messages, barrier_tick=barrier_tick)
+    return AppendGroup(messages)
 
 
 def begin() -> AppendGroup:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.admission import Admission, Budget
 from wal.errors import OnShutdown, StorageFull, TooLarge
+from wal.queue import Admission, Budget
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.append import AppendGroup
 from wal.codec import (
     COPIED_BYTES_MAX,
     ENTRY_HEADER_BYTES,
@@ -18,10 +17,19 @@ from wal.codec import (
     entry_crc32c,
 )
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.headers import BodyAssignment, CommitTxnHeader, CutHeader, DeleteHeader, Header, InsertHeader, TimeTickHeader
+from wal.headers import (
+    BodyAssignment,
+    CommitTxnHeader,
+    CutHeader,
+    DeleteHeader,
+    Header,
+    InsertHeader,
+    MessageType,
+    TimeTickHeader,
+)
+from wal.log import AppendGroup
 from wal.message import MutableMessage, into_entry
-from wal.message_type import MessageType
-from wal.producer_stamp import EPOCH_MAX, PRODUCER_ID_MAX, SEQUENCE_MAX, ProducerStamp
+from wal.position import EPOCH_MAX, PRODUCER_ID_MAX, SEQUENCE_MAX, ProducerStamp
 
 WAL_NAME = "rocksmq"
 ids = st.integers(0, 2**63 - 1)

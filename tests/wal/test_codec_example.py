@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 from wal.codec import ENTRY_HEADER_BYTES, MESSAGE_HEADER_BYTES, decode_entry, encode_entry
-from wal.headers import BeginTxnHeader
+from wal.headers import BeginTxnHeader, MessageType
 from wal.message import MutableMessage
-from wal.message_type import MessageType
-from wal.producer_stamp import ProducerStamp
+from wal.position import ProducerStamp
 
 FORMAT = Path(__file__).parents[2] / "docs" / "format.md"
 TICK = 469_762_048_000_000

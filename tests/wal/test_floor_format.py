@@ -4,16 +4,16 @@ import re
 from pathlib import Path
 
 from wal.rocks.floor import (
-    CLAIM_OFFSET,
     FLOOR_BYTES,
     PROMISE_OFFSET,
     SLOT_BYTES,
+    TOKEN_OFFSET,
     Floor,
     decode_floor,
     encode_promise,
     encode_slot,
 )
-from wal.rocks.keys import (
+from wal.rocks.layout import (
     encode_log_id,
     encode_number,
     entry_key,
@@ -53,7 +53,7 @@ def test_the_documented_sizes_of_the_floor_are_the_real_ones() -> None:
     assert f"`floor`, {FLOOR_BYTES:,} bytes" in TEXT
     assert f"Two slots of {SLOT_BYTES} bytes" in TEXT
     assert f"at byte {PROMISE_OFFSET}." in TEXT
-    assert f"at byte {CLAIM_OFFSET}." in TEXT
+    assert f"at byte {TOKEN_OFFSET}." in TEXT
 
 
 def test_the_documented_keys_are_byte_for_byte_what_is_written() -> None:

@@ -160,15 +160,11 @@ async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
 async def test_closing_the_tail_releases_everyone() -> None:
     tail = started()
     reading = asyncio.create_task(reader_at(tail, 1).next())
-    waiting = asyncio.create_task(tail.wait_confirmed(5))
     assert await asleep(reading)
     tail.close()
     tail.close()
-    for task in (reading, waiting):
-        with pytest.raises(OnShutdown):
-            await task
     with pytest.raises(OnShutdown):
-        await tail.wait_confirmed(5)
+        await reading
 
 
 async def test_what_was_published_before_the_close_can_still_be_read() -> None:
@@ -192,17 +188,6 @@ async def test_closing_a_reader_ends_its_wait_only() -> None:
     assert await asleep(others)
     tail.append(entry(1))
     assert positions(await others) == [1]
-
-
-async def test_waiting_for_a_tick_ends_with_the_entry_or_idle_tick_that_reaches_it() -> None:
-    tail = started()
-    early, late = (asyncio.create_task(tail.wait_confirmed(tick)) for tick in (100, 150))
-    await asyncio.sleep(0)
-    tail.append(entry(1))
-    await early
-    assert not late.done()
-    tail.advance(150)
-    await late
 
 
 async def test_a_restarted_tail_sends_its_readers_back_to_the_log() -> None:

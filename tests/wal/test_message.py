@@ -2,7 +2,6 @@
 
 import pytest
 
-from wal.append import AppendGroup
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -10,10 +9,11 @@ from wal.headers import (
     DeleteHeader,
     DropCollectionHeader,
     InsertHeader,
+    MessageType,
 )
+from wal.log import AppendGroup
 from wal.message import Message, MutableMessage, assemble_transaction, into_entry
-from wal.message_id import MemoryMessageId
-from wal.message_type import MessageType
+from wal.position import MemoryMessageId
 
 
 def insert(vchannel: str = "p0_1v0", payload: bytes = b"rows", txn_id: int = 0) -> MutableMessage:

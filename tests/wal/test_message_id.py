@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wal.errors import InvalidArgument
-from wal.message_id import (
+from wal.position import (
     POSITION_MAX,
     MemoryMessageId,
     RocksMessageId,

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.scanner.journal import Clock, frozen, insert
+from wal.live_tail import Evicted, PendingQueue
 from wal.message import LogEntry
-from wal.pending_queue import Evicted, PendingQueue
 
 
 def entry(tick: int, size_bytes: int, position: int) -> LogEntry:
@@ -30,18 +30,6 @@ def queue(clock: Clock) -> PendingQueue:
     return queue
 
 
-@pytest.mark.parametrize("tick,expected", [(99, 4), (100, 3), (102, 2), (104, 0), (105, 0)])
-def test_a_snapshot_after_a_tick_has_everything_above_it(queue: PendingQueue, tick: int, expected: int) -> None:
-    snapshot = queue.snapshot_after_tick(tick)
-    assert len(snapshot) == expected
-    assert all(each.time_tick > tick for each in snapshot)
-
-
-def test_a_tick_below_the_first_entry_is_evicted(queue: PendingQueue) -> None:
-    with pytest.raises(Evicted):
-        queue.snapshot_after_tick(98)
-
-
 @pytest.mark.parametrize("position,expected", [(1, 4), (3, 2), (4, 1), (5, 0), (9, 0)])
 def test_a_snapshot_from_a_position_has_it_and_all_after(queue: PendingQueue, position: int, expected: int) -> None:
     assert len(queue.snapshot_from(position)) == expected
@@ -55,13 +43,6 @@ def test_the_oldest_entries_go_when_the_capacity_is_passed(queue: PendingQueue) 
     with pytest.raises(Evicted):
         queue.snapshot_from(3)
     assert ticks(before) == [100, 101, 103, 104], "an old snapshot changes nothing"
-
-
-def test_a_tick_of_an_evicted_entry_still_finds_all_above_it(queue: PendingQueue) -> None:
-    queue.push(entry(105, 60, 5))
-    assert ticks(queue.snapshot_after_tick(103)) == [104, 105]
-    with pytest.raises(Evicted):
-        queue.snapshot_after_tick(102)
 
 
 def test_old_entries_go_but_the_last_one_stays(queue: PendingQueue, clock: Clock) -> None:
@@ -120,8 +101,6 @@ def test_before_its_first_entry_a_queue_covers_nothing() -> None:
     queue = PendingQueue(capacity_bytes=100, age_s=30, clock=Clock())
     with pytest.raises(Evicted):
         queue.snapshot_from(1)
-    with pytest.raises(Evicted):
-        queue.snapshot_after_tick(1)
 
 
 def test_a_restart_sends_everyone_below_the_new_position_away(queue: PendingQueue) -> None:

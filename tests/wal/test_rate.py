@@ -1,4 +1,4 @@
-from wal.rate import WINDOW_S, Rate
+from wal.measure import WINDOW_S, Rate
 
 
 class Clock:

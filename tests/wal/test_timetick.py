@@ -101,7 +101,7 @@ def test_a_clock_that_leaps_ahead_is_told_once_and_not_followed_until_it_comes_b
     assert clocks.tick_after(passed_ms=1_000) == NOW_MS + 1_000
     assert clocks.tick_after(passed_ms=1_000, set_by_ms=HOUR_MS + 1) == NOW_MS + 2_000
     assert clocks.tick_after(passed_ms=10 * HOUR_MS) == NOW_MS + 2_000 + 10 * HOUR_MS
-    assert (clocks.leaps, clocks.allocator.clock_leaps) == ([HOUR_MS + 1], 1)
+    assert clocks.leaps == [HOUR_MS + 1]
     back_ms = clocks.tick_after(passed_ms=1_000, set_by_ms=-2 * HOUR_MS)
     assert back_ms >= NOW_MS + 2_000 + 10 * HOUR_MS
     assert clocks.tick_after(passed_ms=3 * HOUR_MS) == clocks.now_ms

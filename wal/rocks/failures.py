@@ -11,8 +11,7 @@ from pathlib import Path
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.files import no_descriptor_left
 from wal.rocks.space import REPLAY_BYTES
-from wal.rocks.space_watch import log_bytes
-from wal.rocks.surroundings import free_bytes_of
+from wal.rocks.space_watch import free_bytes_of, log_bytes
 
 _LOCK_HELD = ("While lock file", "lock hold by current process")
 _CORRUPT = ("Corruption:", "No such file or directory", "create_if_missing is false")
@@ -37,7 +36,8 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
         return StorageFailed(f"{path} cannot be written — make it writable for this user: {text}")
     if _has(text, _CORRUPT):
         return Corrupt(
-            f"the database at {path} is damaged: {text} — restore a backup, or run: streamingnode repair --dry-run"
+            f"the database at {path} is damaged: {text} — restore the node from a backup, "
+            "or take out what can be read: streamingnode export DIR OUT --salvage"
         )
     return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
 

@@ -5,8 +5,8 @@ was acknowledged, so that a start notices. In: what each completed sync made dur
 the next open, the least that must be there, and a tick below which no new one may be.
 
 Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the
-higher generation counts, and in sectors of their own a promised tick and the claim of the latest owner. The writer
-thread alone writes the slots, one call at a time the promise, an opening alone the claim, so there is no lock.
+higher generation counts, and in sectors of their own a promised tick and the fencing token of the latest owner. The writer
+thread alone writes the slots, one call at a time the promise, an opening alone the token, so there is no lock.
 Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and loses at
 most one sync interval of the floor, never of the log.
 """
@@ -28,7 +28,7 @@ FLOOR_FORMAT = 1
 FLOOR_MAGIC = b"SNFL"
 SLOT_BYTES = 4096
 PROMISE_OFFSET = 2 * SLOT_BYTES
-CLAIM_OFFSET = PROMISE_OFFSET + 512
+TOKEN_OFFSET = PROMISE_OFFSET + 512
 FLOOR_BYTES = 3 * SLOT_BYTES
 FLOOR_READ_BYTES_MAX = 16 * FLOOR_BYTES
 """A longer file is no floor file; what a shorter one has behind its end is nobody's."""
@@ -39,9 +39,9 @@ _POSITION = struct.Struct("<IQ")
 """log id, last durable position."""
 _PROMISE = struct.Struct("<IQ")
 """checksum, tick."""
-_CLAIM = struct.Struct("<IQ16s")
+_TOKEN = struct.Struct("<IQ16s")
 """checksum, term, a number of the owner's own."""
-CLAIM_BYTES = _CLAIM.size
+TOKEN_BYTES = _TOKEN.size
 _CHECKSUM_BYTES = 4
 
 LOGS_MAX = (SLOT_BYTES - _HEAD.size) // _POSITION.size
@@ -112,18 +112,18 @@ def decode_promise(data: bytes) -> int:
     return tick if crc32c(int(tick).to_bytes(8, "little")) == checksum else 0
 
 
-def encode_claim(term: int, nonce: bytes) -> bytes:
-    """Return the bytes of an owner's claim; see `wal.rocks.claim`."""
-    body = _CLAIM.pack(0, term, nonce)[_CHECKSUM_BYTES:]
+def encode_token(term: int, nonce: bytes) -> bytes:
+    """Return the bytes of an owner's fencing token; see `wal.rocks.ownership`."""
+    body = _TOKEN.pack(0, term, nonce)[_CHECKSUM_BYTES:]
     return crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
 
 
-def decode_claim_term(data: bytes) -> int:
-    """Return the term of a claim, 0 when there is none or its write was cut short."""
-    if len(data) < CLAIM_BYTES:
+def decode_token_term(data: bytes) -> int:
+    """Return the term of a fencing token, 0 when there is none or its write was cut short."""
+    if len(data) < TOKEN_BYTES:
         return 0
-    checksum, term, _ = _CLAIM.unpack_from(data)
-    return term if crc32c(data[_CHECKSUM_BYTES:CLAIM_BYTES]) == checksum else 0
+    checksum, term, _ = _TOKEN.unpack_from(data)
+    return term if crc32c(data[_CHECKSUM_BYTES:TOKEN_BYTES]) == checksum else 0
 
 
 def decode_floor(data: bytes) -> Floor:
@@ -134,8 +134,8 @@ def decode_floor(data: bytes) -> Floor:
     newest = max(slots, key=lambda slot: slot.generation)
     return msgspec.structs.replace(
         newest,
-        tick=max(newest.tick, decode_promise(data[PROMISE_OFFSET:CLAIM_OFFSET])),
-        term=max(newest.term, decode_claim_term(data[CLAIM_OFFSET:])),
+        tick=max(newest.tick, decode_promise(data[PROMISE_OFFSET:TOKEN_OFFSET])),
+        term=max(newest.term, decode_token_term(data[TOKEN_OFFSET:])),
     )
 
 

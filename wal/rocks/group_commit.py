@@ -6,9 +6,7 @@ side keeps the state machine of the store:
     OPEN --write failed--> POISONED --reopen--> REOPENING --released--> VERIFYING --verified--> OPEN
                               ^                                             |
                               +----------------- reopen failed -------------+
-    OPEN, POISONED, VERIFYING --taken over--> FENCED        any of these --close--> CLOSED
-
-A store that was opened for reading only, for want of room, begins POISONED: by no write, so its error says what it lacks.
+    OPEN, POISONED, REOPENING --taken over--> FENCED        any of these --close--> CLOSED
 
 A failed write poisons the store: the writes from it on are `Indeterminate`, and later ones are refused with the same error
 until the database was closed, verified and opened again. Reads of logs go on, but for the time that takes.
@@ -19,12 +17,11 @@ from collections.abc import Callable
 from enum import Enum, unique
 from pathlib import Path
 
-from wal.admission import Admission
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.remedy import Remedy
-from wal.rocks.options import RocksOptions
+from wal.queue import Admission
+from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.write import Write, acknowledge, fail, settle
 
@@ -37,13 +34,13 @@ class CommitState(Enum):
 
     OPEN = "open"
     POISONED = "poisoned"
-    """A write failed, or the disk had no room for opening; what was synced can be read."""
+    """A write failed; what was synced can be read."""
     REOPENING = "reopening"
     """The database is being closed."""
     VERIFYING = "verifying"
     """It is checked without changing anything, then opened."""
     FENCED = "fenced"
-    """Another owner has claimed the directory."""
+    """Another owner's token is in the directory."""
     CLOSED = "closed"
     FORKED = "forked"
 
@@ -63,7 +60,6 @@ class CommitEvent(Enum):
 
 
 _S, _E = CommitState, CommitEvent
-_ENDED = (_S.CLOSED, _S.FENCED, _S.FORKED)
 _ON_THE_WAY = (_S.REOPENING, _S.VERIFYING)
 TRANSITIONS: dict[tuple[CommitState, CommitEvent], CommitState] = {
     (_S.OPEN, _E.WRITE_FAILED): _S.POISONED,
@@ -73,7 +69,7 @@ TRANSITIONS: dict[tuple[CommitState, CommitEvent], CommitState] = {
     (_S.REOPENING, _E.RELEASED): _S.VERIFYING,
     (_S.VERIFYING, _E.VERIFIED): _S.OPEN,
     (_S.VERIFYING, _E.REOPEN_FAILED): _S.POISONED,
-    **{(state, _E.TAKEN_OVER): _S.FENCED for state in (_S.OPEN, _S.POISONED, _S.REOPENING, _S.VERIFYING, _S.FENCED)},
+    **{(state, _E.TAKEN_OVER): _S.FENCED for state in (_S.OPEN, _S.POISONED, _S.REOPENING, _S.FENCED)},
     (_S.FENCED, _E.WRITE_FAILED): _S.FENCED,
     # Whoever closes a store while it reopens waits for the end of that, which changes nothing any more.
     **{(_S.CLOSED, event): _S.CLOSED for event in _E if event not in (_E.CLOSE_ASKED, _E.REOPEN_ASKED)},
@@ -104,10 +100,8 @@ class GroupCommit:
         "taken_over",
     )
 
-    def __init__(
-        self, directory: Path, options: RocksOptions, *, space: SpaceVerdict, lacking: StorageFull | None = None
-    ) -> None:
-        self.state = CommitState.OPEN if lacking is None else CommitState.POISONED
+    def __init__(self, directory: Path, options: RocksOptions, *, space: SpaceVerdict) -> None:
+        self.state = CommitState.OPEN
         self.taken_over = False
         """Whether another owner has the directory, also after closing."""
         self.has_acknowledged = False
@@ -117,19 +111,12 @@ class GroupCommit:
         self._options = options
         self._submit: Callable[[Write], None] | None = None
         self._admission = Admission(options.queue_bytes_max)
-        self._cause: Exception | None = lacking
+        self._cause: Exception | None = None
         self._lost = asyncio.Event()
-        if lacking is not None:
-            self._lost.set()
 
     def submit_to(self, submit: Callable[[Write], None]) -> None:
         """Hand writes over by `submit` from now on."""
         self._submit = submit
-
-    @property
-    def acknowledges_when_synced(self) -> bool:
-        """Whether an append is acknowledged only once it is synced."""
-        return self._options.durability == "fsync"
 
     @property
     def poisoned(self) -> bool:
@@ -168,16 +155,6 @@ class GroupCommit:
         if self.state is not CommitState.OPEN:
             raise self.refusal()
 
-    @property
-    def lacking(self) -> StorageFull | None:
-        """What keeps a store that was opened for reading only from taking writes: no write of it is in doubt."""
-        return self._cause if isinstance(self._cause, StorageFull) else None
-
-    def check_settled(self) -> None:
-        """Raise unless every record that was written is known to be synced, or never to have happened."""
-        if self.lacking is None or self.state in _ENDED:
-            self.check_writable()
-
     def check_readable(self) -> None:
         """Raise when the store is closed, or was opened by the process this one was forked from."""
         if self.state in (CommitState.CLOSED, CommitState.FORKED):
@@ -203,10 +180,7 @@ class GroupCommit:
 
     def refusal(self) -> StreamingNodeError:
         """Return the error for a call that the state does not allow."""
-        lacking = self.lacking
         match self.state:
-            case CommitState.POISONED | CommitState.REOPENING | CommitState.VERIFYING if lacking is not None:
-                return StorageFull(lacking.path, self.space.free_bytes, lacking.needed_bytes)
             case CommitState.POISONED | CommitState.REOPENING | CommitState.VERIFYING:
                 return _indeterminate(self._directory, self._cause)
             case CommitState.FENCED:
@@ -270,6 +244,6 @@ def _fence_in(error: BaseException | None) -> ChannelFenced | None:
 
 
 def _indeterminate(directory: Path, cause: Exception | None) -> Indeterminate:
-    error = Indeterminate(f"a write to {directory} failed and may or may not be in the log: {cause}", Remedy.READ_BACK)
+    error = Indeterminate(f"a write to {directory} failed and may or may not be in the log: {cause}")
     error.__cause__ = cause
     return error

@@ -1,22 +1,37 @@
-"""Whether a database may be written again: what it holds, compared with itself and with the floor.
+"""What is in a database after a crash: whether it may be written again, and what of its end was torn.
 
 In: surveys of the database as RocksDB opens it read-only in two recovery modes, and the floor. Out: nothing, or `Corrupt`
-with the place. Pure but for `survey`, which reads. RocksDB itself opens a damaged or missing log file without an error.
+with the place. RocksDB itself opens a damaged or missing log file without an error. Blocks.
 
 - Point-in-time recovery stops at the first damaged record, skip-any goes on behind it. If the second finds more, a record in
   the middle is damaged: rot, since a torn tail of one batch has nothing behind it.
 - A floor past what was found means that acknowledged records are gone: a log file is missing or short.
+- Under durability `os`, what was acknowledged before it was synced may be gone: `drop_behind_holes`.
+- A manifest that RocksDB was adding to when power went may end with a torn record: `has_torn_end`.
+- Some flipped bits would keep RocksDB reading for ever: `check_framing` looks before it does.
 """
 
-from collections.abc import Mapping
+import math
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
-from rocksdict import Rdict
+from rocksdict import Rdict, WriteBatch
 
+from wal.codec import crc32c, decode_entry
 from wal.errors import Corrupt, UnsupportedFormat
+from wal.event_log import event_log
+from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
+from wal.position import RocksMessageId
 from wal.rocks.floor import Floor
-from wal.rocks.keys import (
+from wal.rocks.layout import (
     DURABILITY_KEY,
+    ENTRY_FAMILY,
     FORMAT_KEY,
     LOG_ID_PREFIX,
     META_VERSION_KEY,
@@ -24,9 +39,11 @@ from wal.rocks.keys import (
     TERM_KEY,
     decode_log_id,
     decode_number,
+    entry_key,
+    first_position_key,
+    split_entry_key,
 )
-from wal.rocks.options import ENTRY_FAMILY
-from wal.rocks.range_read import last_position
+from wal.rocks.log import last_position
 
 STORE_FORMAT = 1
 """Layout of the keys; a newer one is refused, never guessed at."""
@@ -120,3 +137,278 @@ def _fact(database: Rdict, key: bytes) -> bytes:
         raise Corrupt(f"the database lacks its record {key!r} — restore the node directory from a backup")
     assert isinstance(value, bytes)
     return value
+
+
+_log = event_log(__name__)
+
+
+def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
+    """Give up what lies behind a hole in the unsynced part of each log, and return what is left. Synced; blocks.
+
+    RocksDB makes no hole in one log file, but goes on from file to file: of one that was full it knows no end, so where the
+    disk had kept the beginning of the next and not the end of this one, what it recovers is a log with a hole, and no error.
+    The floor is synced with each sync of the log, so everything up to it is there, and the hole is found behind it.
+    A power cut before that leaves the hole, which is found again. Nothing is given up of a log that was synced before its
+    acknowledgements, nor of one whose hole is not behind the floor: that is damage, and reading it says so.
+    """
+    if found.synced_each_batch:
+        return found
+    kept = {log_id: chain_end(database, log_id, floor) for log_id in found.last_positions}
+    torn = {log_id: end for log_id, end in kept.items() if end < found.last_positions[log_id]}
+    if torn:
+        _drop(database, found, torn)
+    return msgspec.structs.replace(found, last_positions={**found.last_positions, **torn})
+
+
+def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
+    """Return the last position of a log up to which entry follows on entry, behind the last that the floor knows."""
+    recorded = database.get(first_position_key(log_id))
+    first = decode_number(recorded) if isinstance(recorded, bytes) else 1
+    end, previous_crc32c = max(floor.positions.get(log_id, 0), first - 1), None
+    iterator = database.get_column_family(ENTRY_FAMILY).iter()
+    # Behind it: what is wrong with a synced entry is damage and no hole, and nothing is given up for it.
+    iterator.seek(entry_key(log_id, end + 1))
+    while iterator.valid():
+        found_id, last_position = split_entry_key(iterator.key())
+        if found_id != log_id:
+            return end
+        try:
+            entry = decode_entry(iterator.value(), wal_name=RocksMessageId.wal_name, previous_crc32c=previous_crc32c)
+        except Corrupt:
+            return end
+        if entry.first_position > end + 1:
+            return end
+        end, previous_crc32c = last_position, entry.crc32c
+        iterator.next()
+    iterator.status()  # without this a damaged block looks like the end
+    return end
+
+
+def _drop(database: Rdict, found: Survey, torn: Mapping[int, int]) -> None:
+    # No handle in this frame: an error's traceback would keep the database open with it.
+    database.write(_batch_to_drop(database, found, torn))
+    database.flush_wal(sync=True)
+
+
+def _batch_to_drop(database: Rdict, found: Survey, torn: Mapping[int, int]) -> WriteBatch:
+    family = database.get_column_family_handle(ENTRY_FAMILY)
+    batch = WriteBatch(raw_mode=True)
+    for name, log_id in found.log_ids.items():
+        if log_id in torn:
+            kept, reached = torn[log_id], found.last_positions[log_id]
+            batch.delete_range(entry_key(log_id, kept + 1), entry_key(log_id, reached + 1), family)
+            _log.warning("torn_tail_dropped", log=name, kept=kept, dropped=reached - kept)
+    return batch
+
+
+LOOK_ALIKE_SUFFIX = ".look.tmp"
+_COPIED = ("CURRENT", "rocksdict-config.json")
+"""Written in place by whoever opens a database, so never shared with the original."""
+_LEFT_OUT = ("LOCK", "LOG")
+_CURRENT_BYTES_MAX = 4096
+
+
+def manifest_of(database: Path) -> Path:
+    """Return the manifest that a database goes by. Raises `OSError`, `Corrupt`."""
+    return database / read_regular(database / "CURRENT", bytes_max=_CURRENT_BYTES_MAX).decode().strip()
+
+
+def has_torn_end(database: Path) -> bool:
+    """Whether the manifest ends with something torn, and nothing whole behind it.
+
+    RocksDB passes over a manifest that ends in the middle of a record, but refuses one whose last record has its full length
+    and not all of its pages. It syncs a manifest before it removes what that makes needless, so without the torn record the
+    database is the one before it. Were the record rot instead, files of that database would be gone or the floor would know
+    more; so the database is read without it first, and nothing is cut off before that was found sound.
+    """
+    try:
+        return torn_end(manifest_of(database)) is not None
+    except (OSError, ValueError, Corrupt):  # CURRENT is gone, or names no file
+        return False
+
+
+@contextmanager
+def without_torn_end(database: Path) -> Iterator[Path]:
+    """Yield a database of the same files with a manifest that ends before what is torn; for reading, and gone afterwards.
+
+    Its tables and logs are hard links. Raises `OSError`, as where there are no links. A kill leaves it to the next time.
+    """
+    look_alike, manifest = database.with_name(database.name + LOOK_ALIKE_SUFFIX), manifest_of(database)
+    shutil.rmtree(look_alike, ignore_errors=True)
+    look_alike.mkdir(DIRECTORY_MODE)
+    try:
+        for file in database.iterdir():
+            if file.name in _COPIED:
+                shutil.copyfile(file, look_alike / file.name)
+            elif file != manifest and not file.name.startswith(_LEFT_OUT):
+                (look_alike / file.name).hardlink_to(file)
+        (look_alike / manifest.name).write_bytes(manifest.read_bytes()[: torn_end(manifest)])
+        yield look_alike
+    finally:
+        shutil.rmtree(look_alike, ignore_errors=True)
+
+
+def drop_torn_end(database: Path) -> None:
+    """Cut a torn end off the manifest of a database that was found sound without it; durable. Raises `OSError`."""
+    manifest = manifest_of(database)
+    whole_bytes = torn_end(manifest)
+    if whole_bytes is None:
+        return
+    with manifest.open("r+b") as file:
+        file.truncate(whole_bytes)
+        os.fsync(file.fileno())
+    sync_directory(database)
+
+
+BLOCK_BYTES = 32 << 10
+RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
+"""Full, first, middle and last fragment, and the timestamp size, of a recycled file."""
+
+_HEADER = struct.Struct("<IHB")
+"""checksum, length, type."""
+_SEQUENCE = struct.Struct("<Q")
+"""Begins the content of the first record of a log file."""
+NOTE_BYTES_MAX = 16 << 20
+"""Of RocksDB's small files, which it reads into memory as a whole."""
+JOURNAL_BYTES_MAX = 64 << 30
+"""Of its manifest and of one log file, which it begins anew long before."""
+_PADDING = 0
+_WHOLE_RECORD, _FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 1, 2, 3
+_CRC_MASK = 0xA282EAD8
+"""RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak."""
+
+
+def check_framing(database: Path) -> None:
+    """Raise `Corrupt`, with file and byte, for what RocksDB would not get past. Blocks; changes nothing.
+
+    Log and manifest share one framing: blocks of 32 KiB, each beginning with a record, and records of checksum, length and
+    type. A flipped bit can turn a type into one of those that only recycled files have. No file of ours is recycled; RocksDB
+    10 takes such a record for one of an older file, begins again, and never ends. All else that can be wrong with a record
+    it finds by itself. Layout: RocksDB's wiki, "Write Ahead Log File Format".
+    """
+    for entry in sorted(os.scandir(database), key=lambda each: each.name):
+        if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
+            raise not_regular(Path(entry.path))  # RocksDB would wait for ever for a pipe
+        bytes_max = _bytes_max(entry.name)
+        try:
+            size_bytes = entry.stat().st_size
+        except FileNotFoundError:  # a running owner has removed it
+            continue
+        if size_bytes > bytes_max:
+            raise Corrupt(f"{entry.path} has {size_bytes} bytes, it never gets {bytes_max} — restore it from a backup")
+    for path in sorted((*database.glob("MANIFEST-*"), *database.glob("*.log"))):
+        with _mapped(path) as data:
+            at = next(recycled_records(data), None)
+        if at is not None:
+            raise Corrupt(
+                f"{path} is damaged at byte {at}: a record of a type that it is never given — restore it from a backup"
+            )
+
+
+def _bytes_max(name: str) -> float:
+    """Return how long a file may be that is read before its table says its length: one of holes costs nothing to make."""
+    if name in {"CURRENT", "IDENTITY"} or name.startswith("OPTIONS-"):
+        return NOTE_BYTES_MAX
+    return JOURNAL_BYTES_MAX if name.startswith("MANIFEST-") or name.endswith(".log") else math.inf
+
+
+def recycled_records(data: bytes | mmap.mmap) -> Iterator[int]:
+    """Yield where records of a recycled file's types begin."""
+    for block in range(0, len(data), BLOCK_BYTES):
+        at, end = block, min(block + BLOCK_BYTES, len(data))
+        while at + _HEADER.size <= end:
+            _, length, kind = _HEADER.unpack_from(data, at)
+            if kind in RECYCLED_TYPES:
+                yield at
+                break  # its header has another size; the next block begins with a record again
+            if kind == _PADDING:
+                break
+            at += _HEADER.size + length
+
+
+def torn_bytes(database: Path) -> int:
+    """Return how many bytes of RocksDB's log files lie behind the last whole record of their unbroken beginning. Blocks."""
+    torn = 0
+    for path in sorted(database.glob("*.log"), key=lambda each: int(each.stem)):
+        with _mapped(path) as data:
+            whole = 0 if torn else whole_bytes(data)
+            torn += len(data[whole:].rstrip(b"\0"))
+    return torn
+
+
+def whole_bytes(data: bytes | mmap.mmap) -> int:
+    """Return where the last whole record ends that has only whole ones before it."""
+    whole = 0
+    for following, kind, is_whole in _fragments(data):
+        if not is_whole:
+            break
+        if kind not in (_FIRST_FRAGMENT, _MIDDLE_FRAGMENT):
+            whole = following
+    return whole
+
+
+def _fragments(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, bool]]:
+    """Yield where each fragment ends, its type, and whether it is what was written; behind damage as far as lengths lead."""
+    for block in range(0, len(data), BLOCK_BYTES):
+        at, end = block, min(block + BLOCK_BYTES, len(data))
+        while at + _HEADER.size <= end:
+            checksum, length, kind = _HEADER.unpack_from(data, at)
+            following = at + _HEADER.size + length
+            if kind == _PADDING or following > end:
+                yield following, kind, False
+                break  # no telling where the next one begins, but in the next block
+            yield following, kind, checksum == _checksum(data[at + _HEADER.size - 1 : following])
+            at = following
+
+
+def _checksum(type_and_content: bytes) -> int:
+    plain = crc32c(type_and_content)
+    return ((plain >> 15 | plain << 17) + _CRC_MASK) & 0xFFFFFFFF
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
+    """Yield a file's content; nothing of one too short to map, which is made and not written yet."""
+    with open_binary(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes < _HEADER.size:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as data:
+            yield data
+
+
+def first_sequence(path: Path) -> int | None:
+    """Return the number that RocksDB gave the first change in one of its log files; None when nothing is in it."""
+    with open_binary(path) as file:
+        head = file.read(_HEADER.size + _SEQUENCE.size)
+    if len(head) < _HEADER.size + _SEQUENCE.size or head[_HEADER.size - 1] == _PADDING:
+        return None
+    return int(_SEQUENCE.unpack_from(head, _HEADER.size)[0])
+
+
+def torn_end(path: Path) -> int | None:
+    """Return where a file ends before what is torn at its end; None when nothing is, or when more follows that is whole."""
+    with _mapped(path) as data:
+        whole = whole_bytes(data)
+        return whole if _goes_on(data, whole) and not _begins_behind_damage(data) else None
+
+
+def is_cut_short(path: Path) -> bool:
+    """Whether a file in this framing ends with something that is no whole record."""
+    with _mapped(path) as data:
+        return _goes_on(data, whole_bytes(data))
+
+
+def _goes_on(data: bytes | mmap.mmap, whole: int) -> bool:
+    """Whether there is more behind the last whole record than room that was made ahead."""
+    return bool(bytes(data[whole:]).rstrip(b"\0"))
+
+
+def _begins_behind_damage(data: bytes | mmap.mmap) -> bool:
+    damaged = False
+    for _, kind, is_whole in _fragments(data):
+        if damaged and is_whole and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
+            return True
+        damaged = damaged or not is_whole
+    return False

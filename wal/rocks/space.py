@@ -22,7 +22,7 @@ import msgspec
 MIB = 1 << 20
 LOG_FACTOR = 2
 """The low-water mark is at least this many times RocksDB's own log."""
-RELIEF_FACTOR = 2
+MAKE_ROOM_FACTOR = 2
 """Room is made from this many low-water marks on, so that a cut has room for its files before appends are refused."""
 RESUME_SHARE = 16
 """Appends resume a sixteenth above the mark at which they were refused, or every append would find another answer."""
@@ -110,7 +110,7 @@ def _level(free_bytes: int, needed_bytes: int, before: SpaceLevel) -> SpaceLevel
         return SpaceLevel.EXHAUSTED
     if free_bytes < needed_bytes + (needed_bytes // RESUME_SHARE if before >= SpaceLevel.FULL else 0):
         return SpaceLevel.FULL
-    return SpaceLevel.SHORT if free_bytes < RELIEF_FACTOR * needed_bytes else SpaceLevel.AMPLE
+    return SpaceLevel.SHORT if free_bytes < MAKE_ROOM_FACTOR * needed_bytes else SpaceLevel.AMPLE
 
 
 def _reserve(reading: SpaceReading, needed_bytes: int) -> int:

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from wal.errors import Corrupt
 from wal.event_log import event_log
 from wal.files import open_regular
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.space import (
     EXHAUSTED_BYTES,
     NOT_LOOKED,
@@ -49,6 +47,12 @@ def log_bytes(database: Path) -> int:
     return total
 
 
+def free_bytes_of(path: Path) -> int:
+    """Return how much this user may still write on the disk of `path`. Raises `OSError`."""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
+
+
 @dataclass(slots=True)
 class _Refused:
     """A reserve that could not be had: its size, what was free then, and how many looks that is ago."""
@@ -78,16 +82,6 @@ class SpaceWatch:
             return
         if reading.reserve_bytes and start_needs_reserve(reading):
             self._resize(reading.reserve_bytes, 0)
-
-    def lacks_room_to_start(self) -> bool:
-        """Whether replaying the log would find no room even without the reserve; a disk that cannot tell has some."""
-        try:
-            reading = self._read()
-        except OSError:
-            return False
-        return start_needs_reserve(
-            msgspec.structs.replace(reading, free_bytes=reading.free_bytes + reading.reserve_bytes)
-        )
 
     def is_tight(self, size_bytes: int) -> bool:
         """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not tight."""

@@ -1,7 +1,7 @@
-"""The door of RocksMQ: opens or makes a node directory, owns its database, and hands out its logs and its state map.
+"""The log store on RocksDB: opens or makes a node directory, owns its database, and hands out its logs and its state map.
 
 In: a directory. Out: a `RocksStore`, verified, with a term above all earlier ones; see `wal.log.LogStore` for the
-contract. How a directory is taken is in `wal.rocks.possession`. After a failed write the store is `reopen`ed: the
+contract. How a directory is opened is in `wal.rocks.opening`. After a failed write the store is `reopen`ed: the
 writer thread and the database are thrown away and made anew from what is on the disk, under the next term; the
 directory stays owned all the time.
 """
@@ -22,18 +22,23 @@ from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFul
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.outlast import outlast
-from wal.rocks.copying import link_database
-from wal.rocks.directory import open_for_reading
-from wal.rocks.engine import Engine
+from wal.rocks.database import Engine, link_database
 from wal.rocks.floor import LOGS_MAX
 from wal.rocks.group_commit import CommitEvent, CommitState, GroupCommit
-from wal.rocks.keys import META_PREFIX, META_VERSION_KEY, encode_log_id, encode_number, log_id_key, meta_key
+from wal.rocks.layout import (
+    DATABASE_NAME,
+    META_PREFIX,
+    META_VERSION_KEY,
+    RocksOptions,
+    encode_log_id,
+    encode_number,
+    log_id_key,
+    meta_key,
+)
 from wal.rocks.log import RocksLog, load_ends
-from wal.rocks.options import DATABASE_NAME, RocksOptions
-from wal.rocks.possession import OpenedDatabase, OwnedDirectory, open_again, take_directory
+from wal.rocks.opening import Environment, OpenedDatabase, OwnedDirectory, open_again, open_for_reading, take_directory
 from wal.rocks.recovery import scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.surroundings import Surroundings
 from wal.rocks.write import RecordWrite, Write
 from wal.rocks.writer import Writer
 
@@ -41,7 +46,7 @@ _log = event_log(__name__)
 
 
 async def open_rocks_store(
-    path: str | os.PathLike[str], *, options: RocksOptions | None = None, surroundings: Surroundings | None = None
+    path: str | os.PathLike[str], *, options: RocksOptions | None = None, environment: Environment | None = None
 ) -> "RocksStore":
     """Open the node directory at `path`, or make it, and own it until `close`.
 
@@ -52,17 +57,16 @@ async def open_rocks_store(
         InvalidArgument: it is a file.
         Corrupt: something that was acknowledged is missing or damaged; nothing was changed.
         UnsupportedFormat: a newer release wrote it, or it holds something else.
-        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up, and what is in
-            that log may not have been synced; otherwise the store is opened for reading, until `reopen` finds room.
+        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up.
         StorageFailed: it cannot be written.
 
     """
-    options, surroundings = options or RocksOptions(), surroundings or Surroundings()
+    options, environment = options or RocksOptions(), environment or Environment()
     opened: list[RocksStore] = []
 
     async def open_store() -> RocksStore:
-        owned = await anyio.to_thread.run_sync(take_directory, Path(path), options, surroundings)
-        opened.append(RocksStore(owned, options, surroundings))
+        owned = await anyio.to_thread.run_sync(take_directory, Path(path), options, environment)
+        opened.append(RocksStore(owned, options, environment))
         return opened[0]
 
     try:
@@ -76,12 +80,12 @@ async def open_rocks_store(
 class RocksStore:
     """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes it."""
 
-    def __init__(self, owned: OwnedDirectory, options: RocksOptions, surroundings: Surroundings) -> None:
+    def __init__(self, owned: OwnedDirectory, options: RocksOptions, environment: Environment) -> None:
         opened, self._directory = owned.opened, owned.directory
         self.node_id, self.promised_tick = opened.found.node_id, owned.promised_tick
-        self._owned, self._options, self._surroundings = owned, options, surroundings
+        self._owned, self._options, self._environment = owned, options, environment
         self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
-        self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict, lacking=opened.lacking)
+        self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
         self._logs: dict[str, RocksLog] = {}
         self._opening, self._closing, self._promising = anyio.Lock(), anyio.Lock(), anyio.Lock()
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
@@ -109,10 +113,6 @@ class RocksStore:
         """Whether log should be given up; see `wal.log.LogStore`."""
         return self._commit.space.level is not SpaceLevel.AMPLE
 
-    def check_owned(self) -> None:
-        """Raise `ChannelFenced` when another owner has taken the directory; any thread, some microseconds."""
-        self._owned.claim.check()
-
     async def promise_tick(self, tick: int) -> None:
         """Remember a tick, durably: one page, written and synced by a thread of its own, so that appends do not wait."""
         self._commit.check_promising()  # at once: the lock may be of a process that this one was forked from
@@ -120,19 +120,18 @@ class RocksStore:
             self._commit.check_promising()
             try:
                 await outlast(anyio.to_thread.run_sync(self._promise, tick, limiter=self._promiser))
-            except ChannelFenced as error:
-                self._commit.failed([], error)
-                raise
             except OSError as error:
                 if self._commit.state is not CommitState.VERIFYING:  # the next term asks again
                     self._commit.failed([], error)
-                raise StorageFailed(f"the floor file of {self._directory} cannot be written: {error}") from error
+                raise StorageFailed(
+                    f"the floor file of {self._directory} cannot be written: {error} — check the disk"
+                ) from error
 
     async def open_log(self, name: str) -> RocksLog:
         """Return the log of pchannel `name`, made if it is new; both of its ends are checked."""
         async with self._opening:
             if name not in self._logs:
-                self._commit.check_settled()
+                self._commit.check_writable()
                 log_id = self._log_ids.get(name) or await self._make_log(name)
                 ends = await self._engine.read(load_ends, self._engine, log_id, name)
                 self._logs[name] = RocksLog(self._engine, self._commit, name=name, log_id=log_id, ends=ends)
@@ -140,12 +139,12 @@ class RocksStore:
 
     async def get_meta(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none. Raises after a failed write: what was not synced is no value."""
-        self._commit.check_settled()
+        self._commit.check_writable()
         return await self._engine.read(self._engine.get, meta_key(key))
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return all keys that start with `prefix`, and their values, in key order. Raises as `get_meta`."""
-        self._commit.check_settled()
+        self._commit.check_writable()
         records = await self._engine.read(lambda: scan_prefix(self._engine.database, meta_key(prefix)))
         return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
 
@@ -187,17 +186,17 @@ class RocksStore:
         await outlast(self._reopen())
 
     async def close(self) -> None:
-        """Write what is queued, sync, and let go of the directory; idempotent, and not cut short by cancellation."""
+        """Write what is queued, sync, and release the directory; idempotent, and not cut short by cancellation."""
         if self._commit.state not in (CommitState.CLOSED, CommitState.FORKED):
             self._commit.apply(CommitEvent.CLOSE_ASKED)
             for log in self._logs.values():
                 log.end(self._commit.refusal())
-        await outlast(self._let_go_once())
+        await outlast(self._release_once())
 
     def abandon(self) -> None:
         """Refuse everything from now on: this process is a fork of the owner. Called in the child, by the fork guard."""
         self._commit.apply(CommitEvent.PROCESS_FORKED)
-        self._owned.let_go()
+        self._owned.release()
 
     # --- the database and the next ----------------------------------------------------------------------------------------
 
@@ -217,9 +216,9 @@ class RocksStore:
             queue=queue,
             listener=self._commit,
             tell=asyncio.get_running_loop().call_soon_threadsafe,
-            check_owned=self._owned.claim.check,
+            check_owned=self._owned.token.check,
             space=self._owned.space,
-            monotonic=self._surroundings.monotonic,
+            monotonic=self._environment.monotonic,
         )
         self._writer.start()
 
@@ -230,10 +229,9 @@ class RocksStore:
             if self._commit.state is not CommitState.POISONED:
                 raise self._commit.refusal()
             await self._check_owned()
-            await self._check_room()
             self._commit.apply(CommitEvent.REOPEN_ASKED)
             await anyio.to_thread.run_sync(self._writer.stop)
-            if self._commit.taken_over:  # its last batch met another claim
+            if self._commit.taken_over:  # its last batch met another owner's token
                 raise self._commit.refusal()
             with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
                 await self._engine.close()
@@ -241,8 +239,8 @@ class RocksStore:
             self._commit.apply(CommitEvent.RELEASED)
             try:
                 await self._install_next()
-            except BaseException as error:
-                await self._reopen_failed(error)
+            except BaseException:
+                await self._reopen_failed()
                 raise
             finally:
                 self._engine.resume()
@@ -250,20 +248,14 @@ class RocksStore:
     async def _check_owned(self) -> None:
         """Raise `ChannelFenced` before the database is closed: closing would remove files of the owner that took over."""
         try:
-            await anyio.to_thread.run_sync(self._owned.claim.check)
+            await anyio.to_thread.run_sync(self._owned.token.check)
         except ChannelFenced:
             self._commit.apply(CommitEvent.TAKEN_OVER)
             raise
 
-    async def _check_room(self) -> None:
-        """Raise `StorageFull` while a store that reads for want of room has no more of it: it need not be closed to know."""
-        lacking = self._commit.lacking
-        if lacking is not None and await anyio.to_thread.run_sync(self._owned.space.lacks_room_to_start):
-            raise StorageFull(lacking.path, self._owned.space.verdict.free_bytes, lacking.needed_bytes)
-
     async def _install_next(self) -> None:
-        # A term may have been claimed without ever having been opened: by an attempt that failed later.
-        spent = self._commit.has_acknowledged and self._owned.claim.term == self.term
+        # The token may be of a term that was never opened: of an attempt that failed later.
+        spent = self._commit.has_acknowledged and self._owned.token.term == self.term
         again = functools.partial(open_again, self._owned, self._options, term_is_spent=spent)
         opened = await anyio.to_thread.run_sync(again)
         self._engine.install(opened.database)
@@ -275,21 +267,20 @@ class RocksStore:
         self._begin(opened)
         self._commit.apply(CommitEvent.VERIFIED)
 
-    async def _reopen_failed(self, error: BaseException) -> None:
+    async def _reopen_failed(self) -> None:
         """Go back to where another attempt may start, with what can be read for those who read."""
-        fenced = isinstance(error, ChannelFenced)
-        self._commit.apply(CommitEvent.TAKEN_OVER if fenced else CommitEvent.REOPEN_FAILED)
+        self._commit.apply(CommitEvent.REOPEN_FAILED)
         with suppress(StreamingNodeError):
             await self._engine.close()
         with suppress(StreamingNodeError):
             self._engine.install(await anyio.to_thread.run_sync(open_for_reading, self._directory, self._options))
 
-    async def _let_go_once(self) -> None:
+    async def _release_once(self) -> None:
         async with self._closing:
             if not self._closed:
-                await self._let_go()
+                await self._release()
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         await anyio.to_thread.run_sync(self._writer.stop)
         failpoint("append.closing_written")
         try:
@@ -307,19 +298,18 @@ class RocksStore:
             failpoint("append.closing_database_closed")
             self._closed = True
             async with self._promising:
-                self._owned.let_go()
+                self._owned.release()
 
     def _promise(self, tick: int) -> None:
-        claim = self._owned.claim
-        claim.check_number()  # an idle owner writes nothing else by which it would notice another one
         self._owned.floor.promise(tick)
         failpoint("append.tick_promised")
-        claim.check_number()  # who has claimed since may have read the floor before the promise was there
 
     async def _make_log(self, name: str) -> int:
         self._commit.check_writable()
         if len(self._log_ids) >= LOGS_MAX:
-            raise InvalidArgument(f"{self._directory} has {LOGS_MAX} logs, which is as many as one node can have")
+            raise InvalidArgument(
+                f"{self._directory} has {LOGS_MAX} logs, as many as a node can have — use another directory"
+            )
         log_id = 1 + max(self._log_ids.values(), default=0)
         self._log_ids[name] = log_id  # at once: should this be cancelled, the record is written all the same
         failpoint("recovery.log_named")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rocksdict import ColumnFamily, WriteBatch
 
-from wal.synced_position import SyncedPosition
+from wal.queue import SyncedPosition
 
 Outcome = asyncio.Future[None]
 

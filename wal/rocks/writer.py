@@ -9,8 +9,7 @@ without sync, in pieces small enough for the event loop, and synced by the call 
 
 A write or sync that fails may have left its records or not, and RocksDB says nothing more about them in this process.
 Everything from that batch on is indeterminate, until the directory is opened again and verified. Before each write, and
-again before its acknowledgements, the claim on the directory is compared: a writer that was overtaken acknowledges
-nothing more.
+again before its acknowledgements, the fencing token is compared: a writer that was overtaken acknowledges nothing more.
 """
 
 import threading
@@ -22,9 +21,9 @@ from rocksdict import WriteBatch
 
 from wal.errors import ChannelFenced, Indeterminate
 from wal.failpoint import failpoint
-from wal.rocks.engine import Engine
+from wal.rocks.database import Engine
 from wal.rocks.floor import FloorFile
-from wal.rocks.options import SyncOptions
+from wal.rocks.layout import SyncOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.space_watch import SpaceWatch
 from wal.rocks.write import Write

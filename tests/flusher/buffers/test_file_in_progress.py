@@ -9,11 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from anyio import CapacityLimiter
 
-from flusher.buffers.file_in_progress import FileInProgress
-from flusher.buffers.segment_buffer import SegmentBuffer
-from flusher.files.node_directory import NodeDirectory
-from flusher.files.parquet_file import ParquetFile
-from flusher.files.rows import Rows
+from flusher.data_file import FileInProgress, SegmentBuffer
+from flusher.directory import NodeDirectory
+from flusher.parquet import ParquetFile
+from flusher.rows import Rows
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flusher.cuts.cut_log import CutLog, cut_at, cut_covering, live_collection, manifest_path
-from flusher.files.node_directory import NodeDirectory
+from flusher.cut_log import CutLog, cut_at, cut_covering, live_collection, manifest_path
+from flusher.directory import NodeDirectory
 from flusher.manifest import decode_manifest, encode_manifest
+from interceptors.errors import CollectionNotFound
 from tests.spark_sink.node_builder import NodeBuilder
-from wal.errors import CollectionNotFound, Corrupt, InvalidArgument, Truncated
+from wal.errors import Corrupt, InvalidArgument, Truncated
 from wal.rocks.floor import create_floor
 
 
@@ -41,7 +42,7 @@ def test_cuts_that_go_while_names_are_read_are_no_gap(node: NodeBuilder, monkeyp
         manifest(node, 2).unlink(missing_ok=True)
         return names
 
-    monkeypatch.setattr("flusher.cuts.cut_log.os.listdir", overtaken)
+    monkeypatch.setattr("flusher.cut_log.os.listdir", overtaken)
     assert CutLog(node.path).numbers == [3]
     monkeypatch.undo()
     manifest(node, 1).touch()
@@ -196,7 +197,7 @@ def test_each_cut_is_read_once_however_often_the_newest_is_asked_for(
 def test_manifests_kept_in_memory_are_bounded_and_still_checked_when_read_again(
     node: NodeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flusher.cuts.cut_log.KEPT_ENTRIES_MAX", 1)
+    monkeypatch.setattr("flusher.cut_log.KEPT_ENTRIES_MAX", 1)
     cuts = CutLog(node.path)
     assert cuts.read(1).number == 1
     edit(node, 2)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from flusher.cuts.cut_schedule import CutSchedule, CutScheduleOptions, seconds_to_boundary, wait_for_event
+from flusher.triggers import CutSchedule, CutScheduleOptions, seconds_to_boundary, wait_for_event
 from wal.errors import OnShutdown, Overloaded
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +71,7 @@ async def test_a_cut_that_could_not_be_made_is_asked_for_again_and_logged(caplog
     asked = Asked(Overloaded("not now"), 1)
     await CutSchedule(CutScheduleOptions(), now_ms=lambda: 0, wait=Waits()).run(asked)
     assert asked.count == 3
-    assert [record.name for record in caplog.records] == ["flusher.cuts.cut_schedule"]
+    assert [record.name for record in caplog.records] == ["flusher.triggers"]
 
 
 async def test_the_real_wait_ends_with_the_event_or_the_time() -> None:

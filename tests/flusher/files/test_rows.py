@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flusher.files import rows
-from flusher.files.rows import OffsetRule, Rows, decode_rows, split_rows, stored_schema
+from flusher import rows
+from flusher.rows import OffsetRule, Rows, decode_rows, split_rows, stored_schema
 from wal.errors import Corrupt
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "item": pa.string()}

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
-from flusher.cuts.cut_log import CutLog, file_paths
-from flusher.cuts.cut_writer import CutPoint, build_manifest, check_same_cut, publish_cut
-from flusher.files.node_directory import NodeDirectory
+from flusher.cut_log import CutLog, file_paths
+from flusher.cuts import CutPoint, build_manifest, check_same_cut, cut_ahead, publish_cut, remove_orphans
+from flusher.directory import NodeDirectory
 from flusher.manifest import CutManifest, SegmentFile
-from flusher.removal.orphans import cut_ahead, remove_orphans
-from flusher.removal.retention import SET_ASIDE_SUFFIX, finish_removal
+from flusher.retention import SET_ASIDE_SUFFIX, finish_removal
 from interceptors.shard.state import ShardState
 from wal.codec import crc32c
 from wal.errors import Corrupt

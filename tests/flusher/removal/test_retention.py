@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint
-from flusher.cuts.cut_log import cut_numbers, file_paths, manifest_path
-from flusher.files.node_directory import NodeDirectory
-from flusher.flush_options import FlushOptions
+from flusher.cut_log import cut_numbers, file_paths, manifest_path
+from flusher.cuts import are_all_there, decode_first_kept, kept_cuts_key
+from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher, FlushHooks
 from flusher.manifest import decode_manifest, encode_manifest
-from flusher.removal.kept_cuts import are_all_there, decode_first_kept, kept_cuts_key
-from flusher.removal.retention import (
+from flusher.retention import (
     Found,
     RetentionOptions,
     TableLease,
@@ -28,6 +27,7 @@ from flusher.removal.retention import (
     read_leases,
     truncation_bound,
 )
+from flusher.run import FlushOptions
 from tests.flusher.cut_reading import manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog, Table
 from wal.errors import Corrupt, Truncated

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import CollectionNotFound, ProducerFenced, SequenceTooOld
 from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
 from tests.interceptors.live_channel import LiveChannel, begin, commit, delete, insert, settle_tasks
-from wal.append import AppendGroup, AppendResult
-from wal.errors import CollectionNotFound, Overloaded, ProducerFenced, SequenceTooOld
-from wal.headers import RollbackTxnHeader
+from wal.errors import Overloaded
+from wal.headers import MessageType, RollbackTxnHeader
+from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
-from wal.message_type import MessageType
-from wal.producer_stamp import ProducerStamp
+from wal.position import ProducerStamp
 
 pytestmark = pytest.mark.anyio
 
@@ -115,7 +115,7 @@ async def test_retry_joins_a_first_try_in_flight(channel: LiveChannel) -> None:
     first, *others = await asyncio.gather(*tries)
     assert others == [first, first]
     assert await entries_of(channel, 1) == [1]
-    assert channel.idempotency.under_way == 0
+    assert len(channel.idempotency._under_way) == 0
 
 
 async def test_joined_retry_says_that_its_write_may_be_in_the_log(channel: LiveChannel) -> None:
@@ -158,7 +158,7 @@ async def test_retry_takes_over_from_a_first_try_cancelled_before_the_queue(chan
     await asyncio.sleep(0)  # it waits for its first segment
     retry = start(write(channel, 1, insert(info)))
     await asyncio.sleep(0)
-    assert channel.idempotency.under_way == 1
+    assert len(channel.idempotency._under_way) == 1
     first.cancel()
     assert (await retry).count == 1
     assert first.cancelled()

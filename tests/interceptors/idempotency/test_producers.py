@@ -6,16 +6,15 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from interceptors.idempotency.interceptor import IdempotencyInterceptor
-from interceptors.idempotency.producers import Producers
-from interceptors.idempotency.window import ProducerLimits, Window
+from interceptors.errors import ProducerFenced, SequenceTooOld
+from interceptors.idempotency import IdempotencyInterceptor, Producers
+from interceptors.window import ProducerLimits, Window
 from tests.interceptors.idempotency.test_window import result_at
 from tests.scanner.test_named_reader import SlowStore, turns
-from wal.append import AppendGroup, AppendResult
-from wal.errors import Corrupt, Indeterminate, Overloaded, ProducerFenced, SequenceTooOld
+from wal.errors import Corrupt, Indeterminate, Overloaded
+from wal.log import AppendGroup, AppendResult
 from wal.memory_store import MemoryLogStore
-from wal.message_id import MemoryMessageId
-from wal.producer_stamp import NODE_PRODUCER_ID, ProducerStamp
+from wal.position import NODE_PRODUCER_ID, MemoryMessageId, ProducerStamp
 
 pytestmark = pytest.mark.anyio
 

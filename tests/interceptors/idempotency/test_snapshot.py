@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.idempotency.snapshot import KnownProducer, KnownWindow, StoredWindow, decode_window, encode_window
-from wal.append import AppendResult
+from interceptors.window import KnownProducer, KnownWindow, StoredWindow, decode_window, encode_window
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.message_id import RocksMessageId
-from wal.producer_stamp import SEQUENCE_MAX
+from wal.log import AppendResult
+from wal.position import SEQUENCE_MAX, RocksMessageId
 
 FORMAT = Path(__file__).parents[3] / "docs" / "format.md"
 TICK = 469_762_048_000_000

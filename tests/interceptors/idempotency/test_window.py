@@ -4,12 +4,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from interceptors.idempotency.snapshot import decode_window, encode_window
-from interceptors.idempotency.window import Places, ProducerLimits, Window
-from wal.append import AppendResult
-from wal.errors import ProducerFenced, SequenceTooOld
-from wal.message_id import MemoryMessageId
-from wal.producer_stamp import Place, ProducerStamp
+from interceptors.errors import ProducerFenced, SequenceTooOld
+from interceptors.window import Places, ProducerLimits, Window, decode_window, encode_window
+from wal.log import AppendResult
+from wal.position import MemoryMessageId, Place, ProducerStamp
 from wal.timetick import add_ms, compose_tick, physical_ms
 
 LIMITS = ProducerLimits(results_per_producer_max=4, results_max=9, results_age_s=0.004)

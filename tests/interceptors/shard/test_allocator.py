@@ -3,12 +3,12 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from interceptors.shard.allocator import ATTEMPTS_MAX, RETRY_S_MAX
 from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.interceptor import ATTEMPTS_MAX, RETRY_S_MAX
 from tests.interceptors.live_channel import LiveChannel, insert, settle_tasks
-from wal.append import AppendGroup
-from wal.errors import Indeterminate, OnShutdown, SegmentUnavailable, StorageFull
-from wal.message_type import MessageType
+from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull
+from wal.headers import MessageType
+from wal.log import AppendGroup
 
 pytestmark = pytest.mark.anyio
 
@@ -47,10 +47,10 @@ async def test_allocation_is_tried_again_with_fresh_messages_and_growing_pauses(
 async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     refusal = channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=10**6)
-    errors: list[SegmentUnavailable] = []
+    errors: list[Overloaded] = []
 
     async def append() -> None:
-        with pytest.raises(SegmentUnavailable, match="disk") as caught:
+        with pytest.raises(Overloaded, match="disk") as caught:
             await channel.append(insert(info))
         errors.append(caught.value)
 
@@ -66,7 +66,7 @@ async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error
 async def test_insert_after_a_failed_allocation_asks_again(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=ATTEMPTS_MAX)
-    with pytest.raises(SegmentUnavailable):
+    with pytest.raises(Overloaded):
         await channel.append(insert(info))
     await channel.append(insert(info))
 
@@ -74,7 +74,7 @@ async def test_insert_after_a_failed_allocation_asks_again(channel: LiveChannel)
 async def test_failed_write_is_not_tried_again(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     refusal = channel.log.refusal = RefuseSegments(Indeterminate("write failed"), times=10**6)
-    with pytest.raises(SegmentUnavailable, match="write failed"):
+    with pytest.raises(Overloaded, match="write failed"):
         await channel.append(insert(info))
     assert len(refusal.tried) == 1
 

@@ -6,20 +6,13 @@ import anyio
 import msgspec
 import pytest
 
+from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
 from interceptors.shard.seal_policy import SegmentLimits
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
-from wal.append import AppendGroup
-from wal.errors import (
-    AlreadyExists,
-    CollectionNotFound,
-    InvalidArgument,
-    PartitionNotFound,
-    SchemaVersionMismatch,
-    StorageFull,
-)
-from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, FlushHeader, InsertHeader
+from wal.errors import InvalidArgument, StorageFull
+from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, FlushHeader, InsertHeader, MessageType
+from wal.log import AppendGroup
 from wal.message import Message, MutableMessage
-from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
 
@@ -119,7 +112,7 @@ async def test_partitions_have_segments_of_their_own(channel: LiveChannel) -> No
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "collection": ({"collection_id": 99}, CollectionNotFound),
     "partition": ({"partition_id": 99}, PartitionNotFound),
-    "schema version": ({"schema_version": 2}, SchemaVersionMismatch),
+    "schema version": ({"schema_version": 2}, SchemaMismatch),
     "rows": ({"rows": 0}, InvalidArgument),
 }
 
@@ -239,7 +232,7 @@ async def test_ddl_has_one_part_for_each_vchannel(channel: LiveChannel, keep: in
     info = await channel.create_collection("a", shards=2)
     header = DropCollectionHeader(info.id)
     parts = [MutableMessage(MessageType.DROP_COLLECTION, header, name) for name in (*info.vchannels, "p0_9v0")]
-    with pytest.raises(InvalidArgument, match="one message for each vchannel"):
+    with pytest.raises(InvalidArgument, match="one message to each of"):
         await channel.append(*parts[:keep])
     assert channel.shard.catalog.collection(info.id).dropped_tick == 0
 

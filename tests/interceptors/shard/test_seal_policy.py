@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interceptors.shard.seal_policy import SegmentLimits, due_seals
-from interceptors.shard.segment import GrowingSegment
-from interceptors.shard.stats import SegmentStats
+from interceptors.shard.state import GrowingSegment, SegmentStats
 from wal.errors import InvalidArgument
 from wal.timetick import compose_tick
 

@@ -1,8 +1,8 @@
 import pytest
 
 from tests.interceptors.live_channel import LiveChannel, insert
-from wal.append import AppendGroup, AppendResult
 from wal.errors import OnShutdown, StorageFull
+from wal.log import AppendGroup, AppendResult
 
 pytestmark = pytest.mark.anyio
 

@@ -1,8 +1,7 @@
 import msgspec
 import pytest
 
-from interceptors.shard.snapshot import SNAPSHOT_FORMAT
-from interceptors.shard.state import ShardState
+from interceptors.shard.state import SNAPSHOT_FORMAT, ShardState
 from wal.errors import Corrupt, UnsupportedFormat
 
 

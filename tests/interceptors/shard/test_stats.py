@@ -1,6 +1,6 @@
 import pytest
 
-from interceptors.shard.stats import SegmentStats
+from interceptors.shard.state import SegmentStats
 
 
 def filled(size_bytes: int, rows: int = 1, **limits: int) -> SegmentStats:

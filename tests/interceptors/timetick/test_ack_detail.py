@@ -1,6 +1,6 @@
 import pytest
 
-from interceptors.timetick.ack_detail import AckDetail, AckKind
+from interceptors.acks import AckDetail, AckKind
 from wal.message import LogEntry
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.timetick.ack_detail import AckDetail, AckKind
-from interceptors.timetick.ack_manager import Acker, AckManager, Unpromised
+from interceptors.acks import AckDetail, Acker, AckKind, AckManager, Unpromised
 from tests.wal.manual_log import allocator
 from wal.errors import Indeterminate
 from wal.message import LogEntry
@@ -139,7 +138,7 @@ async def test_nothing_at_or_above_an_indeterminate_tick_is_confirmed() -> None:
     bench.confirm(one)
     assert bench.released.take() == [one.tick]
     assert bench.acks.confirmed_tick == one.tick
-    assert bench.acks.indeterminate_tick == two.tick
+    assert bench.acks._indeterminate_tick == two.tick
     with pytest.raises(Indeterminate, match="ask for a new tick"):
         bench.acks.mark()
 
@@ -163,7 +162,7 @@ async def test_smallest_of_several_indeterminate_ticks_counts() -> None:
     one, two = bench.allocate(2)
     bench.acks.abandon(two)
     bench.acks.abandon(one)
-    assert bench.acks.indeterminate_tick == one.tick
+    assert bench.acks._indeterminate_tick == one.tick
 
 
 async def test_waiters_are_woken_in_the_order_of_their_ticks_and_not_early() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from interceptors.timetick.inspector import TimeTickInspector
+from interceptors.timetick import TimeTickInspector
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import insert, settle
 from wal.errors import OnShutdown, StorageFull
@@ -29,7 +29,7 @@ async def test_idle_log_gets_ticks_by_the_timer_alone() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(inspector.run, channel.append)
         with anyio.fail_after(10):
-            await channel.tail.wait_confirmed(channel.first_tick + 3)
+            await channel.acks.confirmed(channel.first_tick + 3)
         tasks.cancel_scope.cancel()
     assert channel.promised[-1] >= channel.tail.confirmed_tick
 
@@ -43,7 +43,7 @@ async def test_trigger_syncs_at_once() -> None:
         assert inspector.syncs == 0
         inspector.trigger()
         with anyio.fail_after(10):
-            await channel.tail.wait_confirmed(channel.first_tick + 1)
+            await channel.acks.confirmed(channel.first_tick + 1)
         tasks.cancel_scope.cancel()
 
 

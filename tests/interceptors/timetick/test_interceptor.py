@@ -2,11 +2,10 @@ import asyncio
 
 import pytest
 
-from interceptors.timetick.ack_manager import AckManager
+from interceptors.acks import AckManager
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import A, B, insert, settle
-from wal.errors import Indeterminate, InvalidArgument, StorageFailed
-from wal.timetick import CLOCK_LEAP_MS_MAX, add_ms
+from wal.errors import Indeterminate, StorageFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +75,7 @@ async def test_failed_write_stops_every_later_tick() -> None:
         with pytest.raises(Indeterminate):
             await broken
     assert channel.published() == [good_tick]
-    assert channel.tail.confirmed_tick == good_tick < channel.acks.indeterminate_tick
+    assert channel.tail.confirmed_tick == good_tick < channel.acks._indeterminate_tick
 
 
 async def test_entry_written_but_not_synced_is_acknowledged_and_not_published() -> None:
@@ -134,7 +133,7 @@ async def test_append_cancelled_in_the_queue_is_decided_by_the_log_alone(outcome
         durable.set_exception(Indeterminate("gone"))
         await settle()
         assert channel.published() == []
-        assert channel.acks.indeterminate_tick
+        assert channel.acks._indeterminate_tick
 
 
 async def test_write_nobody_can_know_the_end_of_counts_as_indeterminate() -> None:
@@ -144,44 +143,7 @@ async def test_write_nobody_can_know_the_end_of_counts_as_indeterminate() -> Non
     channel.log.queue[0].written.cancel()
     with pytest.raises(asyncio.CancelledError):
         await append
-    assert channel.acks.indeterminate_tick
-
-
-async def test_barrier_below_the_confirmed_tick_costs_nothing() -> None:
-    channel = TickChannel()
-    append = await channel.start(insert(barrier_tick=channel.first_tick))
-    channel.log.write()
-    assert (await append).time_tick > channel.first_tick
-    assert channel.promised == []
-
-
-async def test_barrier_ahead_of_an_idle_log_is_reached_at_once() -> None:
-    channel = TickChannel()
-    barrier = add_ms(channel.first_tick, 1000)
-    append = await channel.start(insert(barrier_tick=barrier))
-    channel.log.write()
-    assert (await append).time_tick > barrier
-    assert channel.tail.confirmed_tick > barrier
-
-
-async def test_barrier_holds_an_append_back_until_everything_up_to_it_is_confirmed() -> None:
-    channel = TickChannel()
-    before = await channel.start(insert(A))
-    barrier = channel.ticks.last
-    held = await channel.start(insert(B, barrier_tick=barrier))
-    assert len(channel.log.queue) == 1
-    channel.log.write()
-    await before
-    await settle()
-    channel.log.write()
-    assert (await held).time_tick > barrier
-
-
-async def test_barrier_from_an_unbelievable_clock_is_refused_and_the_clock_stays() -> None:
-    channel = TickChannel()
-    with pytest.raises(InvalidArgument, match="ahead of this node"):
-        await channel.append(insert(barrier_tick=add_ms(channel.first_tick, CLOCK_LEAP_MS_MAX + 1)))
-    assert channel.ticks.last == channel.first_tick
+    assert channel.acks._indeterminate_tick
 
 
 async def test_ack_manager_of_a_term_without_a_first_tick_is_refused() -> None:

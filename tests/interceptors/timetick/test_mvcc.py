@@ -1,9 +1,8 @@
-from interceptors.timetick.mvcc import MvccManager
+from interceptors.acks import MvccManager
 from tests.wal.manual_log import A, B, begin, commit, insert
-from wal.append import AppendGroup
-from wal.headers import DropCollectionHeader
+from wal.headers import DropCollectionHeader, MessageType
+from wal.log import AppendGroup
 from wal.message import LogEntry, MutableMessage, into_entry
-from wal.message_type import MessageType
 
 
 def entry(group: AppendGroup, tick: int) -> LogEntry:

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from interceptors.timetick.sync_operator import PROMISED_AHEAD_MS
+from interceptors.timetick import PROMISED_AHEAD_MS
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import insert, settle
 from wal.errors import StorageFailed

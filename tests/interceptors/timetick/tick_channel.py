@@ -3,17 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
+from interceptors.acks import AckManager, MvccManager, ReaderRelease
 from interceptors.chain import build
 from interceptors.redo import RedoInterceptor, RedoLimits
-from interceptors.timetick.ack_manager import AckManager
-from interceptors.timetick.interceptor import TimeTickInterceptor
-from interceptors.timetick.mvcc import MvccManager
-from interceptors.timetick.release import ReaderRelease
-from interceptors.timetick.sync_operator import TimeTickSyncOperator
+from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
 from tests.wal.manual_log import ManualLog, StillClock, allocator, settle
 from wal.adaptor import log_end
-from wal.append import AppendGroup, AppendResult
 from wal.live_tail import LiveTail
+from wal.log import AppendGroup, AppendResult
 
 
 class TickChannel:
@@ -34,11 +31,9 @@ class TickChannel:
         self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise, source_id="node-1")
         self.timetick = TimeTickInterceptor(
             wal_name="memory",
-            ticks=self.ticks,
             acks=self.acks,
             mvcc=self.mvcc,
             oldest_open_begin=oldest_open_begin,
-            promise=self.sync_operator.promise,
         )
         redo = RedoInterceptor(RedoLimits(wait_s_max=5))
         self.append = build([redo, self.timetick], log_end(self.log))

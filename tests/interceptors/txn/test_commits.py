@@ -1,7 +1,7 @@
 import pytest
 
-from interceptors.txn import commits
-from interceptors.txn.commits import Commits
+from interceptors import txn_manager as commits
+from interceptors.txn_manager import Commits
 
 
 def test_a_transaction_that_never_committed_is_not_taken_for_one_that_did_nor_for_a_forgotten_one() -> None:

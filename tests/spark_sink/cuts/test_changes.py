@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flusher.cuts.cut_log import CutLog
+from flusher.cut_log import CutLog
 from flusher.manifest import DeleteFile, SegmentFile
-from spark_sink.cuts.changes import batches, changes_of, reachable, split_by_delete
-from spark_sink.table.table_model import TableFile
+from spark_sink.changes import batches, changes_of, reachable, split_by_delete
+from spark_sink.table import TableFile
 from tests.spark_sink.node_builder import MS, NodeBuilder
 from wal.errors import Corrupt, Truncated
 

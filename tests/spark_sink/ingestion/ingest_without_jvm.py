@@ -14,9 +14,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import spark_sink
-from spark_sink.ingestion.ingest_job import IngestJob
-from spark_sink.ingestion.step import Step
-from wal.errors import SparkLost
+from spark_sink.commit import Step
+from spark_sink.errors import SparkLost
+from spark_sink.ingestion import IngestJob
 
 LOST = 3
 LOOK_S = 0.001

@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from bench.chaos.borrowed_spark import borrowed_session
-from spark_sink.ingestion.ingest_job import IngestJob
-from spark_sink.ingestion.step import Step
+from spark_sink.commit import Step
+from spark_sink.ingestion import IngestJob
+from tests.chaos.borrowed_spark import borrowed_session
 
 
 def main(node: str, tables: str, last_step: str) -> None:

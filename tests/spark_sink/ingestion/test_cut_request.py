@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from flusher.cuts.cut_log import CutLog
-from spark_sink.ingestion.cut_request import Answer, AnsweredCut, node_directory, request_cut
-from streamingnode.statistics_file import STATISTICS_NAME, read_statistics
-from wal.errors import InvalidArgument
+from flusher.cut_log import CutLog
+from spark_sink.cut_request import Answer, AnsweredCut, node_directory, request_cut
+from streamingnode.config import StatisticsOptions
+from streamingnode.statistics import STATISTICS_NAME, read_statistics
+from wal.errors import InvalidArgument, StorageFailed
 from wal.rocks.ownership import DirectoryLock
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -32,7 +33,7 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
 
 
 def test_a_running_node_tells_its_newest_cut_to_who_asks_from_outside(tmp_path: Path) -> None:
-    config = sn.load_config(arguments={"statistics.file_interval_s": 0.01})
+    config = sn.load_config(arguments={"statistics": StatisticsOptions(file_interval_s=0.01)})
     with sn.sync.open_node(tmp_path / "data", config=config) as node:
         node.create_collection("orders", SCHEMA, primary_key="id")
         node.insert("orders", [{"id": 1}])
@@ -73,3 +74,8 @@ def test_what_is_no_node_on_disk_cannot_be_ingested(tmp_path: Path) -> None:
         node_directory(7, request_cut=True)  # type: ignore[arg-type]
     with sn.sync.open_node(None) as node, pytest.raises(InvalidArgument, match="in memory"):
         node_directory(node, request_cut=True)
+
+
+def test_a_cut_that_is_not_made_is_told_in_the_words_of_the_node(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match=r"ended with 2 and said: INVALID_ARGUMENT.* — run: streamingnode flush"):
+        request_cut(tmp_path / "nowhere")

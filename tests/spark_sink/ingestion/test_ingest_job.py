@@ -10,9 +10,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import spark_sink
-from spark_sink.ingestion.lease import Lease, lease_path
-from spark_sink.ingestion.step import Step
-from spark_sink.ingestion.table_lock import LOCKS
+from spark_sink.commit import Lease, Step, lease_path
+from spark_sink.ingestion import LOCKS
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import lease_of, rows_of

@@ -15,14 +15,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from bench.chaos.borrowed_spark import environment
-from spark_sink.ingestion.ingest_job import IngestJob
-from spark_sink.ingestion.step import Step
+from spark_sink.commit import Step
+from spark_sink.ingestion import IngestJob
+from tests.chaos.borrowed_spark import environment
+from tests.chaos.failpoint_table import FAILPOINTS
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.ingestion.ingest_without_jvm import LOST
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
-from wal.failpoint_table import FAILPOINTS
 
 pytestmark = pytest.mark.spark
 

@@ -11,11 +11,9 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 
-from spark_sink.ingestion.attempt import INTENTS
-from spark_sink.ingestion.lease import Lease
-from spark_sink.ingestion.step import Step
-from spark_sink.ingestion.table_lock import LOCKS
-from spark_sink.table.open_table import OpenTable
+from spark_sink.commit import INTENTS, Lease, Step
+from spark_sink.ingestion import LOCKS
+from spark_sink.table import OpenTable
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import ORDERS, NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import rows_of

@@ -9,14 +9,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_sink
-from flusher.cuts.cut_log import CutLog, manifest_path
+from flusher.cut_log import CutLog, manifest_path
 from flusher.manifest import decode_manifest, encode_manifest
-from spark_sink.ingestion.cut_request import AnsweredCut
-from spark_sink.ingestion.ingest_job import IngestJob
+from interceptors.errors import AlreadyExists
+from spark_sink.cut_request import AnsweredCut
+from spark_sink.errors import TableAhead
+from spark_sink.ingestion import IngestJob
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
-from wal.errors import AlreadyExists, Corrupt, TableAhead, Truncated
+from wal.errors import Corrupt, Truncated
 
 pytestmark = pytest.mark.spark
 

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 import spark_sink
 import streamingnode as sn
-from flusher.cuts.cut_log import CutLog, cut_numbers
-from wal.errors import Corrupt, PackageMissing, StorageFailed, Truncated
+from flusher.cut_log import CutLog, cut_numbers
+from spark_sink.errors import PackageMissing
+from streamingnode.export import export_directory
+from wal.errors import Corrupt, StorageFailed, Truncated
 
 pytestmark = pytest.mark.spark
 
@@ -75,6 +78,10 @@ def test_every_value_comes_back_equal_from_the_table_alone(spark: SparkSession, 
         after = node.snapshot("orders")
     assert after.schema == before.schema == schema
     assert after.sort_by("id").equals(before.sort_by("id"))
+    assert export_directory(place, place.with_name("out")).missing == ()
+    exported = pq.read_table(place.with_name("out") / "orders.parquet")
+    assert exported.schema == schema
+    assert exported.sort_by("id").equals(before.sort_by("id"))
 
 
 def test_a_snapshot_goes_on_after_cuts_were_given_up(spark: SparkSession, place: Path, tables: Path) -> None:

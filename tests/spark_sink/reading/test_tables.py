@@ -8,8 +8,8 @@ from pyspark.errors import AnalysisException, PythonException, StreamingQueryExc
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 import spark_sink
-from spark_sink.reading.tables import _states_at, newest_common
-from spark_sink.table.table_model import CommitNote, TableVersion, nearest_states, state_at
+from spark_sink.table import CommitNote, TableVersion, nearest_states, state_at
+from spark_sink.tables import _states_at, newest_common
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, Value, ordered, orders
 from wal.errors import InvalidArgument, Truncated

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_sink.runtime.java import Candidate, Java, candidates, choose, launcher_script, parse_major
-from wal.errors import JavaNotFound
+from spark_sink.errors import JavaNotFound
+from spark_sink.runtime import Candidate, Java, candidates, choose, launcher_script, parse_major
 
 PLACES = candidates(java_home="/home-java", on_path=Path("/usr/lib/jvm/bin/java"), bundled=Path("/wheel"))
 

@@ -80,7 +80,7 @@ def test_a_machine_without_java_uses_the_wheel_and_prints_nothing(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize("module", ["spark_sink", "spark_sink.reading.data_source", "spark_sink.reading.segment_rows"])
+@pytest.mark.parametrize("module", ["spark_sink", "spark_sink.source"])
 def test_what_an_executor_imports_loads_neither_store_nor_event_loop(module: str) -> None:
     forbidden = ["rocksdict", "anyio", "deltalake", "streamingnode"]
     program = f"import sys, {module}; print([name for name in {forbidden} if name in sys.modules])"

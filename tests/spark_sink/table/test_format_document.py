@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from spark_sink.table.columns import stored_type
-from spark_sink.table.open_table import OpenTable
-from spark_sink.table.table_model import CommitNote, NewFile, TableIdentity, Watermark
+from spark_sink.columns import stored_type
+from spark_sink.table import CommitNote, NewFile, OpenTable, TableIdentity, Watermark
 
 SECTION = (Path(__file__).parents[3] / "docs" / "format.md").read_text("utf-8").partition("\n## Tables\n")[2]
 IDENTITY = TableIdentity("n1", 1, "t")

@@ -6,11 +6,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_sink.table.columns import stored_type
-from spark_sink.table.open_table import CommitConflict, OpenTable
-from spark_sink.table.table_model import NewFile, TableIdentity, Watermark
+from interceptors.errors import AlreadyExists, SchemaMismatch
+from spark_sink.columns import stored_type
+from spark_sink.table import CommitConflict, NewFile, OpenTable, TableIdentity, Watermark
 from tests.spark_sink.node_builder import ORDERS
-from wal.errors import AlreadyExists, SchemaMismatch
 
 IDENTITY = TableIdentity("node-1", 7, "orders")
 STATS = '{"numRecords":3,"minValues":{"id":1,"_offset":5,"_vchannel":"v0"},"maxValues":{"id":9,"_vchannel":"v1"}}'

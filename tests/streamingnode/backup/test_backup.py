@@ -10,15 +10,16 @@ import msgspec
 import pytest
 
 import streamingnode as sn
-from flusher.cuts.cut_log import CutLog
-from spark_sink.ingestion.lease import Lease, write_lease
+from flusher.cut_log import CutLog
+from interceptors.errors import AlreadyExists
+from spark_sink.commit import Lease, write_lease
 from streamingnode.backup import making
 from streamingnode.backup.closed_node import backup_directory, restore_directory
 from streamingnode.backup.restoring import RESTORE_TERM_STEP
 from streamingnode.node import Node
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
-from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
+from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 
 NEXT_STEP = " — "
 

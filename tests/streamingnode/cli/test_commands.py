@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.cuts.cut_log import CutLog
-from spark_sink.ingestion.cut_request import AnsweredCut
-from spark_sink.ingestion.lease import Lease, write_lease
+from flusher.cut_log import CutLog
+from spark_sink.commit import Lease, write_lease
+from spark_sink.cut_request import AnsweredCut
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.opening import OpenNode, open_node
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[3]
 _HOLD = """
 import anyio, sys, threading
 from streamingnode.opening import open_node
-from streamingnode.statistics_file import StatisticsFile
+from streamingnode.statistics import StatisticsFile
 write, written = StatisticsFile._write, threading.Event()
 def write_and_tell(*arguments):
     write(*arguments)
@@ -334,13 +334,29 @@ def test_unknown_setting_is_refused_with_a_suggestion(run: "Run", monkeypatch: p
     assert "DURABILITY" in refused.err
 
 
-@pytest.mark.parametrize("arguments", [["speed"], ["--seconds", "0"], ["--repeats", "0"], ["--dir", "absent"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["speed"],
+        ["--seconds", "0"],
+        ["--seconds", "nan"],
+        ["--callers", "0"],
+        ["--rows", "0"],
+        ["--row-bytes", "0"],
+        ["--row-bytes", "999999999999"],
+        ["--dir", "absent"],
+    ],
+)
 def test_bench_refuses_what_it_cannot_run(run: "Run", arguments: list[str]) -> None:
     assert run("bench", *arguments).code == 2
 
 
-def test_bench_measures_appends_against_the_limit(tmp_path: Path, run: "Run") -> None:
-    measured = run("bench", "append", "--dir", tmp_path, "--seconds", "0.1", "--repeats", "1", "--json").document
-    cases = cast("list[dict[str, float]]", measured["measurements"])
-    assert len(cases) == 5
-    assert all(case["value"] > 0 and case["baseline"] > 0 and case["ratio"] > 0 for case in cases)
+@pytest.mark.parametrize("rows", [1, 100])
+def test_bench_measures_inserts_beside_a_file(tmp_path: Path, run: "Run", rows: int) -> None:
+    measured = run("bench", "--dir", tmp_path, "--seconds", "0.1", "--callers", "4", "--rows", rows, "--json").document
+    for each in (measured["node"], measured["file"]):
+        figures = cast("dict[str, float]", each)
+        assert figures["rows_per_s"] > 0
+        assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+    assert cast("float", measured["ratio"]) > 0
+    assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ import pytest
 from streamingnode.cli import row_source
 from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX
 from streamingnode.cli.row_source import ParquetRows, open_rows
-from streamingnode.rows.arrow_types import AnyArray
+from streamingnode.rows.schema import AnyArray
 from wal.errors import StreamingNodeError, TooLarge
 
 ROWS = 2_000

@@ -1,7 +1,6 @@
-"""`verify`, `repair`, `backup` and `restore`: what they print, how they end, and that a dry run is dry."""
+"""`verify`, `backup`, `restore` and `export`: what they print, and how they end."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from streamingnode.cli.verify import paced, parse_pace
 from tests.streamingnode.sample_node import flip, largest, segment
 
 if TYPE_CHECKING:
@@ -29,6 +29,19 @@ def cut(data: Path, run: "Run") -> Path:
     more.write_text('{"id": 4, "item": "jam"}\n')
     assert run("insert", data, "orders", more).code == 0
     return data
+
+
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return sum(self.slept)
+
+    def pass_by(self, seconds: float) -> None:
+        self.slept.append(seconds)
 
 
 def _findings(printed: "Printed") -> list[dict[str, str]]:
@@ -69,7 +82,7 @@ def test_a_node_with_a_damaged_log_is_verified_by_the_program_itself(cut: Path) 
 
 
 def test_a_directory_that_is_no_node_is_wrong_use(tmp_path: Path, run: "Run") -> None:
-    for command in ("verify", "repair", "backup"):
+    for command in ("verify", "backup"):
         extra = [tmp_path / "target"] if command == "backup" else []
         printed = run(command, tmp_path, *extra)
         assert printed.code == 2
@@ -79,7 +92,7 @@ def test_a_directory_that_is_no_node_is_wrong_use(tmp_path: Path, run: "Run") ->
 def test_tables_and_backups_that_are_not_there_are_wrong_use(cut: Path, tmp_path: Path, run: "Run") -> None:
     tables = run("verify", cut, "--tables", tmp_path / "missing")
     assert (tables.code, "name the directory that `ingest --tables` made" in tables.err) == (2, True)
-    backup = run("repair", cut, "--backup", tmp_path / "missing", "--dry-run")
+    backup = run("restore", tmp_path / "missing", tmp_path / "target")
     assert (backup.code, "name a directory that `backup` made" in backup.err) == (2, True)
 
 
@@ -103,38 +116,35 @@ def test_backup_and_restore_go_round(cut: Path, tmp_path: Path, run: "Run") -> N
     assert not (tmp_path / "other").exists()
 
 
-def test_a_repair_is_planned_first_and_takes_files_from_a_backup(cut: Path, tmp_path: Path, run: "Run") -> None:
-    backup = tmp_path / "backup"
-    run("backup", cut, backup)
-    segment(cut, 0).unlink()
-    planned = run("repair", cut, "--backup", backup, "--dry-run")
-    assert planned.code == 3
-    assert "replace from backup: segments/" in planned.out
-    assert "nothing was changed" in planned.out
-    done = run("repair", cut, "--backup", backup, "--json")
+def test_restore_puts_back_one_file(cut: Path, tmp_path: Path, run: "Run") -> None:
+    run("backup", cut, tmp_path / "backup")
+    lost = segment(cut, 0)
+    name = lost.relative_to(cut)
+    lost.unlink()
+    done = run("restore", tmp_path / "backup", cut, "--file", name)
     assert done.code == 0
-    assert done.document["done"] is True
+    assert done.out.startswith(f"{name} of cut 1: ")
+    assert run("verify", cut).code == 0
+    flip(tmp_path / "backup" / name, 200)
+    refused = run("restore", tmp_path / "backup", cut, "--file", name)
+    assert (refused.code, refused.err.partition(":")[0]) == (3, "CORRUPT")
     assert run("verify", cut).code == 0
 
 
-def test_a_repair_that_gives_up_rows_has_to_be_told_so(cut: Path, run: "Run") -> None:
-    (cut / "floor").unlink()
-    refused = run("repair", cut)
-    assert refused.code == 3
-    assert "gives up" in refused.out
-    assert "--accept-loss" in refused.out
-    assert not (cut / "quarantine").exists()
-    done = run("repair", cut, "--accept-loss")
-    assert done.code == 0
-    assert "quarantine" in done.out
-
-
-def test_what_no_repair_can_mend_is_named(cut: Path, run: "Run") -> None:
-    segment(cut, 0).unlink()
-    printed = run("repair", cut)
-    assert printed.code == 3
-    assert "stays as it is: segments/" in printed.out
-    assert "nothing that a repair can do" in printed.out
+def test_export_ends_with_zero_three_or_one(cut: Path, tmp_path: Path, run: "Run") -> None:
+    sound = run("export", cut, tmp_path / "sound", "--json")
+    assert (sound.code, sound.document["missing"]) == (0, [])
+    assert sound.document["files"] == [
+        {"collection": "orders", "path": str(tmp_path / "sound" / "orders.parquet"), "rows": 4}
+    ]
+    lost = segment(cut, 0)
+    lost.unlink()
+    refused = run("export", cut, tmp_path / "out")
+    assert (refused.code, refused.err.partition(":")[0]) == (3, "CORRUPT")
+    assert not (tmp_path / "out").exists()
+    rest = run("export", cut, tmp_path / "out", "--salvage")
+    assert rest.code == 1
+    assert f"missing: {lost.relative_to(cut)} of collection orders, " in rest.out
 
 
 def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path, tmp_path: Path, run: "Run") -> None:
@@ -142,15 +152,40 @@ def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path
 
     lock = DirectoryLock(cut)
     try:
-        for command in (("backup", cut, tmp_path / "b"), ("verify", cut), ("repair", cut)):
+        for command in (("backup", cut, tmp_path / "b"), ("verify", cut), ("export", cut, tmp_path / "b")):
             assert run(*command).code == 4
     finally:
         lock.release()
     assert not list(tmp_path.glob("b*"))
 
 
-def test_info_says_what_the_scrubber_found_last(cut: Path, run: "Run") -> None:
-    assert "never scrubbed" in run("info", cut).out
-    (cut / "scrub.json").write_text('{"finished_ms": 1792000000123, "verdict": "sound", "bytes": 5, "seconds": 1.0}')
-    assert "sound, 2026-10-14" in run("info", cut).out
-    shutil.rmtree(cut / "cuts", ignore_errors=True)
+def test_verify_reads_no_faster_than_its_pace() -> None:
+    clock = Clock()
+    on_step = paced(lambda *_: clock.pass_by(0.25), 1 << 20, clock=clock.now, sleep=clock.pass_by)
+    for _ in range(4):
+        on_step("log", 1 << 20)
+    assert clock.slept == [0.25, 0.75] * 4, "what the read took is part of its time"
+    clock.pass_by(60)
+    on_step("cuts", 2 << 20)
+    on_step("cuts", 1 << 20)
+    assert clock.slept[8:] == [60, 0.25, 0.25, 0.75], "time that went by is not made up for"
+
+
+@pytest.mark.parametrize(
+    "text, rate",
+    [("1", 1.0), ("500", 500.0), ("64KiB", 65536.0), ("10MiB", 10.0 * (1 << 20)), ("1.5GiB", 1.5 * (1 << 30))],
+)
+def test_a_pace_is_bytes_for_each_second(text: str, rate: float) -> None:
+    assert parse_pace(text) == rate
+
+
+@pytest.mark.parametrize("text", ["0", "-1MiB", "0.5", "fast", "10MB", "10 M", "nan", "infMiB", "1e9", ""])
+def test_a_pace_that_is_none_is_refused_with_an_example(text: str, cut: Path, run: "Run") -> None:
+    refused = run("verify", cut, f"--pace={text}")
+    assert refused.code == 2
+    assert "such as 10MiB" in refused.err
+
+
+def test_verify_at_a_pace_finds_the_same(cut: Path, run: "Run") -> None:
+    document = run("verify", cut, "--pace", "1GiB", "--json").document
+    assert document == run("verify", cut, "--json").document

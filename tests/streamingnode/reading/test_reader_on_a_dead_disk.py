@@ -8,13 +8,14 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.config import load_config
+from streamingnode.log_state import ReopenOptions
 from tests.failing_disk import FailingDisk, Fault
 from wal.errors import Indeterminate
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
-CONFIG = load_config(arguments={"cut_interval_s": None, "reopen.wait_s": 0.1, "reopen.first_pause_s": 0.01})
+CONFIG = load_config(arguments={"cut_interval_s": None, "reopen": ReopenOptions(wait_s=0.1, first_pause_s=0.01)})
 
 
 async def test_position_that_may_be_stored_is_indeterminate_also_when_the_log_does_not_come_back(

@@ -4,8 +4,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.rows.schema import COLUMNS_MAX, check_schema, decode_schema, encode_schema
-from wal.errors import Corrupt, InvalidArgument, SchemaMismatch
+from wal.errors import Corrupt, InvalidArgument
 
 SUPPORTED = [
     *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(10, 2)),

@@ -9,7 +9,6 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.inspection.node_records import read_node_records
-from streamingnode.repair.repairing import repair_directory
 from streamingnode.verification.finding import Kind, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of
@@ -18,8 +17,6 @@ from wal.failpoint import arm, disarm_all
 
 LOOKS: dict[str, Callable[[Path], object]] = {
     "verify": verify_directory,
-    "dry run": lambda path: repair_directory(path, dry_run=True, accept_loss=True, backup=None, now_ms=lambda: 1),
-    "repair": lambda path: repair_directory(path, dry_run=False, accept_loss=True, backup=None, now_ms=lambda: 1),
     "info": read_node_records,
 }
 
@@ -90,6 +87,17 @@ def test_a_node_that_lost_its_log_is_damaged_and_gets_no_empty_one(
     else:
         look(path)
     assert not (path / "log").exists()
+
+
+def test_a_log_that_a_repair_of_an_earlier_release_left_half_replaced_is_refused(
+    sample: Sample, tmp_path: Path
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    (path / "log").rename(path / "log.repaired")
+    before = files(path)
+    with pytest.raises(Corrupt, match="was being repaired by an earlier release"):
+        open_once(path)
+    assert files(path) == before
 
 
 def test_a_temporary_directory_of_somebody_else_makes_no_node(tmp_path: Path) -> None:

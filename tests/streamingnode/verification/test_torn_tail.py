@@ -10,10 +10,12 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.cli import main
+from streamingnode.export import export_directory
 from streamingnode.verification.finding import Kind, Severity
 from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, flip, rows_of
-from wal.rocks.framing import BLOCK_BYTES
+from tests.streamingnode.test_export import rows_in
+from wal.rocks.recovery import BLOCK_BYTES
 
 SYNCED, UNSYNCED = 100, 200
 """Inserts before and after the last sync; each more than a block of RocksDB's log."""
@@ -58,7 +60,9 @@ def test_torn_tail_is_a_warning_that_counts_its_bytes(killed: Path, tmp_path: Pa
     said = re.fullmatch(r"torn tail, will be dropped: (\d+) bytes, not acknowledged as durable", finding.detail)
     assert said is not None
     assert 0 <= int(said[1]) - size * (1 - share) < 2_000, "from the record that is torn to the end"
+    assert export_directory(path, tmp_path / "out").missing == ()
     kept = rows_of(path)
+    assert rows_in(tmp_path / "out") == kept
     assert SYNCED <= len(kept) < SYNCED + UNSYNCED
     assert verify_directory(path).findings == []
 
@@ -69,8 +73,6 @@ def test_command_says_that_the_tail_is_torn_and_does_not_call_it_damage(
     path = cut_by_power(killed, tmp_path / "node", 0.6)
     assert main(["verify", str(path)]) == 1
     assert "torn tail, will be dropped: " in capsys.readouterr().out
-    assert main(["repair", str(path), "--dry-run"]) == 1
-    assert "nothing to do" in capsys.readouterr().out
 
 
 def test_log_that_ends_whole_has_no_torn_tail(killed: Path, tmp_path: Path) -> None:
@@ -83,6 +85,7 @@ def test_hole_in_what_was_synced_is_damage_although_more_is_torn(killed: Path, t
     path = cut_by_power(killed, tmp_path / "node", 0.05)
     report = verify_directory(path)
     assert report.worst is Severity.DAMAGE
+    assert export_directory(path, tmp_path / "out", salvage=True).missing
     assert Kind.TORN not in {finding.kind for finding in report.findings}
 
 
@@ -113,7 +116,8 @@ def test_hole_between_two_log_files_is_a_torn_tail_and_no_damage(tmp_path: Path)
     [finding] = verify_directory(tmp_path / "node").findings
     assert (finding.severity, finding.kind) == (Severity.WARNING, Kind.TORN)
     assert "torn tail, will be dropped: what is behind position" in finding.detail
-    assert sorted(rows_of(tmp_path / "node")) == [0, 1]
+    assert export_directory(tmp_path / "node", tmp_path / "out").missing == ()
+    assert sorted(rows_in(tmp_path / "out")) == sorted(rows_of(tmp_path / "node")) == [0, 1]
     assert verify_directory(tmp_path / "node").findings == []
 
 

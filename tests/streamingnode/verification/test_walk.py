@@ -28,7 +28,7 @@ from tests.streamingnode.sample_node import (
     segment,
 )
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
-from wal.rocks.floor import CLAIM_OFFSET, PROMISE_OFFSET, encode_promise
+from wal.rocks.floor import PROMISE_OFFSET, TOKEN_OFFSET, encode_promise
 
 Change = Callable[[Path, Path], object]
 
@@ -210,7 +210,7 @@ def test_leases_are_looked_at_and_one_ahead_of_the_node_is_damage(sample: Sample
     assert first_damage(verify_directory(path)) == ("ahead", "leases/d.json")
 
 
-@pytest.mark.parametrize("offset", [10, 4096 + 10, PROMISE_OFFSET, CLAIM_OFFSET], ids=["0", "1", "promise", "claim"])
+@pytest.mark.parametrize("offset", [10, 4096 + 10, PROMISE_OFFSET, TOKEN_OFFSET], ids=["0", "1", "promise", "claim"])
 def test_a_slot_of_the_floor_that_fails_its_checksum_is_a_warning(sample: Sample, tmp_path: Path, offset: int) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     content = bytearray((path / "floor").read_bytes())

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import SchemaMismatch
+from streamingnode.errors import DeadlineExceeded
 from streamingnode.supervisor import Supervisor
 from streamingnode.writing.coalescer import Coalescer, CoalescerLimits
-from streamingnode.writing.direct_write import insert_batches
-from streamingnode.writing.results import WriteResult
-from streamingnode.writing.write_target import WriteTarget
+from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteTarget, insert_batches
 from tests.streamingnode.append_double import (
     DEFAULT_PARTITION_ID,
     EU_PARTITION_ID,
@@ -22,8 +23,8 @@ from tests.streamingnode.append_double import (
     schema_of,
     write_target,
 )
-from wal.admission import Budget
-from wal.errors import DeadlineExceeded, Indeterminate, OnShutdown, Overloaded, SchemaMismatch, StorageFull, TooLarge
+from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull, TooLarge
+from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
 

@@ -11,22 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamingnode as sn
+from interceptors.errors import CollectionNotFound, ProducerFenced, SchemaMismatch, SequenceTooOld
 from streamingnode.config import load_config
 from streamingnode.writing.producer import NOTE_BYTES_MAX, Outstanding
 from tests.streamingnode.append_double import schema_of
-from wal.errors import (
-    CollectionNotFound,
-    InvalidArgument,
-    InvalidName,
-    OnShutdown,
-    Overloaded,
-    ProducerFenced,
-    SchemaMismatch,
-    SequenceTooOld,
-    StorageFull,
-    TooLarge,
-)
-from wal.producer_stamp import SEQUENCE_MAX
+from wal.errors import InvalidArgument, OnShutdown, Overloaded, StorageFull, TooLarge
+from wal.position import SEQUENCE_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -190,7 +180,7 @@ async def test_deleted_producer_writes_no_more_and_makes_room(node: sn.Node) -> 
 
 @pytest.mark.parametrize("name", ["", "_own", "Feed", "a/b", "a..b", "x" * 129, 7], ids=repr)
 async def test_name_outside_the_pattern_is_refused(node: sn.Node, name: str) -> None:
-    with pytest.raises(InvalidName):
+    with pytest.raises(InvalidArgument):
         await node.producer(name)
 
 

@@ -9,21 +9,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from streamingnode.writing.results import nothing_at
+from interceptors.errors import CollectionNotFound, InvalidTransactionState, SchemaMismatch, TransactionExpired
+from streamingnode.writing.result import nothing_at
 from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
-from streamingnode.writing.write_target import WriteTarget, WriteTargets
+from streamingnode.writing.write import WriteTarget, WriteTargets
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of
-from wal.admission import Budget
-from wal.append import AppendGroup
-from wal.errors import (
-    CollectionNotFound,
-    InvalidTransactionState,
-    SchemaMismatch,
-    StorageFull,
-    TransactionExpired,
-    TransactionTooWide,
-)
-from wal.message_type import MessageType
+from wal.errors import StorageFull
+from wal.headers import MessageType
+from wal.log import AppendGroup
+from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
 
@@ -35,12 +29,10 @@ GROUP_BYTES_MAX = 64 << 10
 class Transactions:
     def __init__(self) -> None:
         self.log = AppendDouble()
-        self.other = AppendDouble()
-        targets = WriteTargets({"p0": self.log.append, "p1": self.other.append}, self.log.consistent_tick)
+        targets = WriteTargets({"p0": self.log.append}, self.log.consistent_tick)
         self._targets: dict[str, WriteTarget] = {
             "orders": targets.target(collection_info(SCHEMA)),
             "sharded": targets.target(collection_info(SCHEMA, name="sharded", shards=4)),
-            "far": targets.target(collection_info(SCHEMA, name="far", pchannel="p1")),
         }
 
     def begin(self, *, group_messages_max: int = 1_000, memory: Budget | None = None) -> Transaction:
@@ -102,7 +94,7 @@ async def test_transaction_that_outgrows_a_group_is_streamed_under_its_id(transa
         for key in range(4):
             await txn.insert("orders", [{"id": key, "item": LARGE}])
         assert txn.state is TransactionState.STREAMING
-        assert txn.buffered_bytes <= GROUP_BYTES_MAX
+        assert txn._bodies_bytes <= GROUP_BYTES_MAX
     kinds = [types_of(group) for group in transactions.log.groups]
     assert kinds[0] == ["BEGIN_TXN"]
     assert kinds[-1] == ["COMMIT_TXN"]
@@ -200,16 +192,6 @@ async def test_refused_rows_leave_the_transaction_open_without_them(transactions
         with pytest.raises(CollectionNotFound):
             await txn.insert("nowhere", [{"id": 1}])
     assert [row["id"] for row in transactions.log.rows(SCHEMA)] == [1]
-
-
-async def test_collection_of_another_log_is_refused_and_the_rest_goes_on(transactions: Transactions) -> None:
-    async with transactions.begin() as txn:
-        await txn.insert("orders", [{"id": 1, "item": "a"}])
-        with pytest.raises(TransactionTooWide, match="p1"):
-            await txn.insert("far", [{"id": 1, "item": "a"}])
-        await txn.insert("sharded", [{"id": 2, "item": "b"}])
-    assert len(transactions.log.groups) == 1
-    assert transactions.other.groups == []
 
 
 async def test_caught_loss_of_streamed_rows_still_ends_in_a_rollback(transactions: Transactions) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.wal.log_contract import append, fill, read_all
 from wal.rocks.floor import FLOOR_NAME
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
 ENTRIES = 200

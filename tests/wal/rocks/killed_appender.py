@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 
 from tests.wal.log_contract import stamped_group
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
 LOGS = ("p0", "p1")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.wal.log_contract import SMALL, stamped_group
 from wal.errors import Indeterminate
-from wal.rocks.engine import Engine
-from wal.rocks.options import RocksOptions
+from wal.rocks.database import Engine
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocks.writer import WRITE_BYTES_MAX
 

@@ -15,9 +15,9 @@ from tests.wal.rocks.damaged_directory import (
     make_node,
 )
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.rocks.directory import prepare_database
 from wal.rocks.floor import FLOOR_BYTES, FLOOR_NAME, read_floor
-from wal.rocks.keys import FORMAT_KEY, encode_number, entry_key
+from wal.rocks.layout import FORMAT_KEY, encode_number, entry_key
+from wal.rocks.opening import prepare_database
 from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio

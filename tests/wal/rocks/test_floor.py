@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 from wal.codec import crc32c
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.rocks.floor import (
-    CLAIM_BYTES,
     FLOOR_BYTES,
     FLOOR_NAME,
     LOGS_MAX,
     PROMISE_OFFSET,
     SLOT_BYTES,
+    TOKEN_BYTES,
     Floor,
     FloorFile,
     create_floor,
-    decode_claim_term,
     decode_floor,
     decode_promise,
     decode_slot,
-    encode_claim,
+    decode_token_term,
     encode_promise,
     encode_slot,
+    encode_token,
     read_floor,
 )
 
@@ -86,12 +86,12 @@ def test_a_promise_decodes_to_what_was_encoded_and_a_flipped_one_to_nothing(tick
 
 @given(term=numbers, nonce=st.binary(min_size=16, max_size=16))
 def test_a_claim_decodes_to_its_term_and_a_flipped_one_to_none(term: int, nonce: bytes) -> None:
-    data = encode_claim(term, nonce)
-    assert (len(data), decode_claim_term(data)) == (CLAIM_BYTES, term)
+    data = encode_token(term, nonce)
+    assert (len(data), decode_token_term(data)) == (TOKEN_BYTES, term)
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert decode_claim_term(bytes(flipped)) == 0
+        assert decode_token_term(bytes(flipped)) == 0
 
 
 def test_a_newer_format_of_the_floor_is_refused() -> None:

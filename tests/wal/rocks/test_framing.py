@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.wal.log_contract import stamped_group
 from tests.wal.rocks.damaged_directory import database_log
 from wal.errors import Corrupt
-from wal.rocks.framing import BLOCK_BYTES, RECYCLED_TYPES, check_framing, recycled_records, whole_bytes
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.recovery import BLOCK_BYTES, RECYCLED_TYPES, check_framing, recycled_records, whole_bytes
 from wal.rocks.store import open_rocks_store
 
 FULL, MIDDLE = 1, 3

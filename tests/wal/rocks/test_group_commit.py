@@ -10,12 +10,12 @@ from rocksdict import WriteBatch
 
 from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_group
 from wal.errors import Indeterminate, OnShutdown, StorageFull
-from wal.rocks.engine import Engine
+from wal.rocks.database import Engine
 from wal.rocks.floor import read_floor
 from wal.rocks.group_commit import TRANSITIONS, CommitEvent, CommitState
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
+from wal.rocks.opening import Environment
 from wal.rocks.store import RocksStore, open_rocks_store
-from wal.rocks.surroundings import Surroundings
 from wal.rocks.writer import WRITE_BYTES_MAX
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
     store = await open_rocks_store(
         tmp_path / "node",
         options=RocksOptions(queue_bytes_max=10_000, free_bytes_min=MARK_BYTES),
-        surroundings=Surroundings(free_bytes=lambda _: disk.free_bytes),
+        environment=Environment(free_bytes=lambda _: disk.free_bytes),
     )
     yield store
     await store.close()

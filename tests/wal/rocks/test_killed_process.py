@@ -8,7 +8,7 @@ import pytest
 
 from tests.wal.log_contract import read_all
 from tests.wal.rocks.killed_appender import LOGS
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
 ROOT = Path(__file__).parents[3]

@@ -1,6 +1,9 @@
 """The writer's looks at the disk: before a write can fail, and no more often than that takes."""
 
 import asyncio
+import errno
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,13 +11,13 @@ import anyio
 import pytest
 
 from tests.failing_disk import FailingDisk
-from tests.wal.log_contract import append, stamped_group
+from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import StorageFull
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
+from wal.rocks.opening import Environment
 from wal.rocks.space import MIB, SpaceLevel
 from wal.rocks.space_watch import RESERVE_NAME, SpaceWatch
 from wal.rocks.store import RocksStore, open_rocks_store
-from wal.rocks.surroundings import Surroundings
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +40,7 @@ async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
     store = await open_rocks_store(
         tmp_path / "node",
         options=RocksOptions(free_bytes_min=MARK_BYTES),
-        surroundings=Surroundings(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
+        environment=Environment(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
     )
     await append(await store.open_log("p0"), b"before")
     yield store
@@ -90,7 +93,7 @@ async def test_what_makes_room_and_waits_for_the_queue_gets_through_when_the_dis
     store = await open_rocks_store(
         tmp_path / "node",
         options=RocksOptions(free_bytes_min=MARK_BYTES, queue_bytes_max=1000),
-        surroundings=Surroundings(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
+        environment=Environment(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
     )
     log = await store.open_log("p0")
     slow.gate.clear()
@@ -105,4 +108,39 @@ async def test_what_makes_room_and_waits_for_the_queue_gets_through_when_the_dis
         await rows
     await drop
     await asyncio.gather(first.written, second.written)
+    await store.close()
+
+
+KILLED = """
+import os, sys, anyio
+from pathlib import Path
+from tests.wal.log_contract import append
+from wal.rocks.layout import RocksOptions
+from wal.rocks.store import open_rocks_store
+async def main(directory):
+    store = await open_rocks_store(directory, options=RocksOptions(free_bytes_min=0))
+    log = await store.open_log("p0")
+    await append(log, b"first")
+    await append(log, b"second")
+    os.kill(os.getpid(), 9)
+anyio.run(main, Path(sys.argv[1]))
+"""
+
+
+async def test_a_log_that_finds_no_room_for_its_tables_opens_when_there_is_some_with_all_that_was_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "node")]
+    killed = await anyio.run_process(command, check=False, stderr=None, cwd=Path(__file__).parents[3])
+    assert killed.returncode == -9
+    options = RocksOptions(free_bytes_min=0)
+    for _ in range(2):
+        with monkeypatch.context() as full, pytest.raises(StorageFull, match="free space on that disk"):
+            full.setattr("wal.rocks.opening._bring_into_tables", no_room)
+            await open_rocks_store(tmp_path / "node", options=options)
+    store = await open_rocks_store(tmp_path / "node", options=options)
+    assert payloads_of(await read_all(await store.open_log("p0"))) == [[b"first"], [b"second"]]
     await store.close()

@@ -13,7 +13,7 @@ import resource, sys
 from pathlib import Path
 import anyio
 from tests.wal.log_contract import stamped_group
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
 path, open_files, tables = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
 
-from wal.rocks.options import RocksOptions, database_options, families, open_tables_max, replay_memtable_bytes
+from wal.rocks.layout import RocksOptions, database_options, families, open_tables_max, replay_memtable_bytes
 from wal.rocks.store import open_rocks_store
 
 

@@ -1,6 +1,5 @@
-"""What a power cut leaves of the files that the store syncs itself: the floor, its claim, and names in the directory."""
+"""What a power cut leaves of the files that the store syncs itself: the floor, its token, and names in the directory."""
 
-import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +11,11 @@ import pytest
 from tests.synced_disk import PowerCut, SyncedDisk, synced_disk
 from tests.wal.log_contract import append, stamped_group
 from tests.wal.rocks.damaged_directory import NO_LOW_WATER
-from wal.rocks.claim import Claim
 from wal.rocks.floor import FLOOR_NAME, SLOT_BYTES, Floor, FloorFile, create_floor, decode_slot, read_floor
-from wal.rocks.options import Durability, RocksOptions
-from wal.rocks.possession import take_directory
+from wal.rocks.layout import Durability, RocksOptions
+from wal.rocks.opening import Environment, take_directory
+from wal.rocks.ownership import FencingToken
 from wal.rocks.store import open_rocks_store
-from wal.rocks.surroundings import Surroundings
 
 pytestmark = pytest.mark.anyio
 
@@ -109,52 +107,34 @@ def test_an_owner_that_takes_a_directory_leaves_its_term_in_the_floor(tmp_path: 
         for term in (1, 2):
             assert take(disk.root / "node")[1] == term
             left = disk.lose_power(tmp_path / f"{term}")
-            assert newest_slot(left / "node" / FLOOR_NAME).term == term, "in its slot, not only in the claim"
+            assert newest_slot(left / "node" / FLOOR_NAME).term == term, "in its slot, not only in the token"
 
 
 def newest_slot(path: Path) -> Floor:
-    """Return the newest slot of a floor file, without the claim and the promise beside it."""
+    """Return the newest slot of a floor file, without the token and the promise beside it."""
     data = path.read_bytes()
     slots = [slot for at in (0, SLOT_BYTES) if (slot := decode_slot(data[at : at + SLOT_BYTES]))]
     return max(slots, key=lambda slot: slot.generation)
 
 
-def test_a_claim_survives_a_power_cut_before_anything_is_done_under_it(tmp_path: Path) -> None:
+def test_a_token_survives_a_power_cut_before_anything_is_done_under_it(tmp_path: Path) -> None:
     (tmp_path / "disk" / "node").mkdir(parents=True)
     create_floor(tmp_path / "disk" / "node", NODE)
     with synced_disk(tmp_path / "disk") as disk:
-        claim = Claim(disk.root / "node")
-        claim.take(4)
+        token = FencingToken(disk.root / "node")
+        token.take(4)
         assert floor_left(disk, tmp_path / "left").term == 4
-        claim.close()
-
-
-def test_a_claim_that_is_renewed_while_a_thread_looks_at_it_is_no_takeover(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create_floor(tmp_path, NODE)
-    claim, read = Claim(tmp_path), os.pread
-    claim.take(1)
-
-    def read_and_renew(descriptor: int, size_bytes: int, offset: int) -> bytes:
-        found = read(descriptor, size_bytes, offset)
-        claim.take(2)
-        return found
-
-    monkeypatch.setattr("wal.rocks.claim.os.pread", read_and_renew)
-    claim.check_number()
-    monkeypatch.undo()
-    claim.close()
+        token.close()
 
 
 def take(directory: Path) -> tuple[str, int]:
     """Own a directory, let go of it, and return its node's id and the term."""
-    owned = take_directory(directory, NO_LOW_WATER, Surroundings())
+    owned = take_directory(directory, NO_LOW_WATER, Environment())
     try:
         return owned.opened.found.node_id, owned.opened.term
     finally:
         owned.opened.database.close()
-        owned.let_go()
+        owned.release()
 
 
 def test_a_power_cut_at_any_sync_of_the_first_opening_leaves_what_opens(tmp_path: Path) -> None:

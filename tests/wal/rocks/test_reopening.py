@@ -17,11 +17,11 @@ from rocksdict import Rdict
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, OnShutdown, StorageFailed
-from wal.rocks.claim import Claim
 from wal.rocks.floor import SLOT_BYTES, read_floor
 from wal.rocks.group_commit import CommitState
-from wal.rocks.options import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
-from wal.rocks.possession import OpenedDatabase, open_again
+from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
+from wal.rocks.opening import OpenedDatabase, open_again
+from wal.rocks.ownership import FencingToken
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -198,7 +198,7 @@ async def test_error_of_an_attempt_that_somebody_keeps_does_not_keep_the_lock_of
     await append(await store.open_log("p0"), b"before")
     await poison(store, disk)
     with monkeypatch.context() as broken, pytest.raises(StorageFailed) as kept:
-        broken.setattr("wal.rocks.directory.drop_behind_holes", unreadable)
+        broken.setattr("wal.rocks.opening.drop_behind_holes", unreadable)
         await store.reopen()
     await store.reopen()
     assert store.taking_writes
@@ -258,7 +258,7 @@ fcntl.flock = lambda *_: None  # a file system without locks
 directory = Path(sys.argv[1])
 (directory / "node.lock").unlink()
 (directory / "log" / "LOCK").unlink()
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 async def main():
     store = await open_rocks_store(directory, options=RocksOptions(free_bytes_min=0))
@@ -322,7 +322,7 @@ async def test_write_that_another_owner_overtakes_is_indeterminate_and_later_one
     while not store.queued_bytes:
         await anyio.lowlevel.checkpoint()
     await asyncio.wait((ticket.written,), timeout=0.1)  # it is written, and waits for its sync
-    other = Claim(tmp_path / "node")
+    other = FencingToken(tmp_path / "node")
     await anyio.to_thread.run_sync(other.take, store.term + 1)
     disk.gate.set()
     with pytest.raises(Indeterminate, match="taken over"):
@@ -336,7 +336,7 @@ async def test_poisoned_owner_that_was_overtaken_does_not_reopen(
     store: RocksStore, disk: FailingDisk, tmp_path: Path
 ) -> None:
     await poison(store, disk)
-    other = Claim(tmp_path / "node")
+    other = FencingToken(tmp_path / "node")
     await anyio.to_thread.run_sync(other.take, store.term + 1)
     with pytest.raises(ChannelFenced):
         await store.reopen()
@@ -359,7 +359,7 @@ async def test_owner_whose_directory_was_replaced_writes_no_more(store: RocksSto
 async def test_next_term_is_above_every_claim_that_was_made(tmp_path: Path) -> None:
     store = await open_rocks_store(tmp_path / "node", options=OPTIONS)
     await store.close()
-    other = Claim(tmp_path / "node")
+    other = FencingToken(tmp_path / "node")
     await anyio.to_thread.run_sync(other.take, store.term + 5)
     other.close()
     floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.wal.log_contract import LogContract
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ from tests.copying import copy_at_rest
 from tests.wal.log_contract import read_all, stamped_group
 from wal.errors import Truncated
 from wal.message import LogEntry
+from wal.rocks.layout import RocksOptions
 from wal.rocks.log import RocksLog
-from wal.rocks.options import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 
 OPTIONS = RocksOptions(free_bytes_min=0, memtable_bytes=1 << 20)

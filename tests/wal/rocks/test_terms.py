@@ -8,7 +8,7 @@ from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, stamped_group
 from tests.wal.rocks.test_reopening import OPTIONS, disk, poison, store
 from wal.errors import Indeterminate, StorageFailed
-from wal.rocks.options import RocksOptions
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 
 __all__ = ["disk", "store"]  # fixtures
@@ -48,7 +48,7 @@ async def test_term_of_attempts_that_could_not_open_the_database_is_used_again(
     term = store.term
     await append(await store.open_log("p0"), b"before")
     await poison(store, disk)
-    monkeypatch.setattr("wal.rocks.possession._take_term", broken)
+    monkeypatch.setattr("wal.rocks.opening._take_term", broken)
     for _ in range(3):
         with pytest.raises(StorageFailed):
             await store.reopen()

@@ -9,10 +9,9 @@ import pytest
 from tests.wal.log_contract import fill, read_all
 from tests.wal.rocks.damaged_directory import ENTRIES, NO_LOW_WATER, count_entries, make_node
 from wal.errors import Corrupt
-from wal.rocks.framing import torn_end, whole_bytes
-from wal.rocks.options import DATABASE_NAME
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.recovery import has_torn_end, manifest_of, torn_end, whole_bytes
 from wal.rocks.store import open_rocks_store
-from wal.rocks.torn_manifest import has_torn_end, manifest_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

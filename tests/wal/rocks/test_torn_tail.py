@@ -13,11 +13,9 @@ from tests.wal.log_contract import read_all, stamped_group
 from tests.wal.rocks.damaged_directory import ENTRY_PAYLOAD, count_entries, database_log, flip_bit
 from wal.errors import Corrupt, StorageFailed
 from wal.log import Log
-from wal.rocks import torn_tail
-from wal.rocks.framing import BLOCK_BYTES
-from wal.rocks.keys import DURABILITY_KEY, entry_key
+from wal.rocks.layout import DURABILITY_KEY, ENTRY_FAMILY, RocksOptions, database_options, entry_key, families
 from wal.rocks.log import RocksLog
-from wal.rocks.options import ENTRY_FAMILY, RocksOptions, database_options, families
+from wal.rocks.recovery import BLOCK_BYTES
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +117,7 @@ async def test_a_hole_between_two_log_files_is_found_again_after_a_crash_that_le
     def crash(*_: object) -> None:
         raise OSError("no power")
 
-    monkeypatch.setattr(torn_tail, "_drop", crash)
+    monkeypatch.setattr("wal.rocks.recovery._drop", crash)
     with pytest.raises(StorageFailed):
         await count_entries(holed)
     monkeypatch.undo()

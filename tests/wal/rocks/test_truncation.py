@@ -7,8 +7,8 @@ import pytest
 
 from tests.wal.log_contract import append, fill, read_all
 from wal.errors import Truncated
-from wal.rocks.engine import Engine
-from wal.rocks.options import RocksOptions
+from wal.rocks.database import Engine
+from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio

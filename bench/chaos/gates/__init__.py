@@ -1,1 +1,0 @@
-"""The gates, one fault each: what is done to a node, how often, and what counts as a failure."""

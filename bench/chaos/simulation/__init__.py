@@ -1,1 +1,0 @@
-"""A whole node in a world of its own: virtual time, a seeded schedule, disks that fail and forget."""

@@ -1,0 +1,250 @@
+"""Makes a cut visible: data files first, the manifest last. Blocks, so it runs in a worker thread.
+
+In: files complete and synced under temporary names, and the manifest that names them. Out: the cut is on disk; the
+checkpoint is the flusher's next step. What each crash leaves behind, and what the next start makes of it:
+
+1. While a file is written, or before it is renamed: `*.tmp`. Removed; the log is read again from the last checkpoint.
+2. Between the renames: data files no manifest names. Removed, and read again.
+3. Before the manifest's rename: as 2, and the manifest's `*.tmp`. The same.
+4. After that rename, before its directory is synced: after a power cut either the manifest or its `*.tmp`, never half of
+   one. As 3, or as 5.
+5. Before the checkpoint: the cut, and a checkpoint one cut behind. The cut is adopted: its names are synced once more, the
+   log up to its tick is read again and compared with it (`check_same_cut`), no file is written, the checkpoint follows.
+6. Before truncation: everything. Truncation is tried again, and is idempotent.
+
+A cut on disk is never written again: a reader may hold it. A disk error in the running process leaves what a crash at the
+same place leaves, and is treated the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from flusher.checkpoint import Checkpoint
+from flusher.cut_log import CUTS, Cut, cut_numbers, file_paths, manifest_path, read_cut
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.manifest import (
+    DELETES,
+    MANIFEST_FORMAT,
+    SEGMENTS,
+    CutManifest,
+    DeleteFile,
+    SegmentFile,
+    VChannelEntry,
+    collection_entries,
+    delete_path,
+    encode_manifest,
+    is_vchannel,
+    manifest_crc32c,
+    segment_path,
+)
+from interceptors.shard.state import ShardState
+from wal.errors import Corrupt
+from wal.failpoint import failpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutResult:
+    """A cut that is on disk: its number, its tick, the checksum of its manifest, and the segments it brought."""
+
+    number: int
+    tick: int
+    crc32c: int
+    segments: tuple[SegmentFile, ...]
+
+
+NO_CUT = CutResult(number=0, tick=0, crc32c=0, segments=())
+"""What stands before the first cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutPoint:
+    """The place of a cut in the row of cuts: its number and tick, and the cut before it."""
+
+    number: int
+    tick: int
+    previous_tick: int
+    previous_crc32c: int
+
+
+def build_manifest(
+    point: CutPoint,
+    files: Iterable[SegmentFile | DeleteFile],
+    state: ShardState,
+    *,
+    node_id: str,
+    created_ms: int,
+) -> CutManifest:
+    """Return the manifest of a cut; the state is as of its tick."""
+    found = sorted(files, key=lambda file: file.path)
+    return CutManifest(
+        format=MANIFEST_FORMAT,
+        node_id=node_id,
+        number=point.number,
+        tick=point.tick,
+        previous_tick=point.previous_tick,
+        previous_crc32c=point.previous_crc32c,
+        created_ms=created_ms,
+        collections=collection_entries(state.catalog.collections(dropped=True), since_tick=point.previous_tick),
+        vchannels=tuple(
+            VChannelEntry(name=name, complete_to=point.tick, next_offset=next_offset)
+            for name, next_offset in sorted(state.next_offsets.items())
+        ),
+        segments=tuple(file for file in found if isinstance(file, SegmentFile)),
+        deletes=tuple(file for file in found if isinstance(file, DeleteFile)),
+    )
+
+
+def publish_cut(directory: NodeDirectory, manifest: CutManifest, renames: Sequence[tuple[str, str]]) -> Cut:
+    """Give the files their names and write the manifest; durable on return.
+
+    `renames` are pairs of temporary and final path. Raises `OSError`; what is on disk then is in the table above.
+    """
+    for temporary, path in renames:
+        failpoint("flush.file_renaming")
+        directory.rename(temporary, path)
+    failpoint("flush.files_renamed")
+    directory.sync_parents([path for _, path in renames])
+    failpoint("flush.file_names_synced")
+    content = encode_manifest(manifest)
+    path = manifest_path(manifest.number)
+    with directory.create(path + TEMPORARY_SUFFIX) as file:
+        file.write(content)
+        failpoint("flush.manifest_written")
+        directory.sync(file)
+    failpoint("flush.manifest_synced")
+    directory.rename(path + TEMPORARY_SUFFIX, path)
+    failpoint("flush.manifest_renamed")
+    directory.sync_parents([path])
+    failpoint("flush.manifest_name_synced")
+    return Cut(manifest, manifest_crc32c(content))
+
+
+def check_same_cut(manifest: CutManifest, point: CutPoint, rows: Mapping[str, int]) -> None:
+    """Check that a cut found on disk is the one the log tells; `rows` counts what the log has for each file's path.
+
+    Raises `Corrupt` when it is not: then one of the two was changed behind the node's back.
+    """
+    found = {file.path: file.rows for file in (*manifest.segments, *manifest.deletes)}
+    if found != rows or (manifest.tick, manifest.previous_crc32c) != (point.tick, point.previous_crc32c):
+        raise Corrupt(
+            f"cut {manifest.number} on disk is not the cut the log tells at tick {point.tick} — "
+            "the directory mixes files of different backups; restore all of it from one"
+        )
+
+
+def cut_result(cut: Cut) -> CutResult:
+    """Return what whoever waited for the cut is told."""
+    return CutResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=cut.manifest.segments)
+
+
+# --- orphans ---
+#
+# What a crash left in the node directory, sorted out before the flusher starts. Blocks, so it runs in a worker thread.
+#
+# In: the checkpoint. Out: the newest cut, if it is ahead of the checkpoint, and a directory without the files of the cut
+# that was in the making. Those are told by names that no other cut gives: segments that the log made since the last cut,
+# and a manifest and deletes under the number of the next one. Nothing else is removed, whoever put it there. What retention
+# had begun to remove, `retention` removes.
+
+
+def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
+    """Return the cut that was published when a crash kept its checkpoint from following; None when there is none.
+
+    It is durable when this returns.
+    Raises `Corrupt` when the cuts on disk and the checkpoint do not belong together.
+    """
+    newest = max(cut_numbers(directory), default=0)
+    if checkpoint.cut_number and not newest:
+        raise Corrupt(
+            f"{directory.root / CUTS} holds no cut and the checkpoint is at {checkpoint.cut_number} — "
+            "restore the cuts from a backup"
+        )
+    if newest not in {checkpoint.cut_number, checkpoint.cut_number + 1}:
+        raise Corrupt(
+            f"the newest cut on disk is {newest}, the checkpoint is at {checkpoint.cut_number} — "
+            "restore the cuts and the log from one backup"
+        )
+    if newest == 0:
+        return None
+    cut = read_cut(directory, newest)
+    if newest > checkpoint.cut_number:
+        # The names are there, but what kept the checkpoint back may have come before they were durable.
+        directory.sync_parents([manifest_path(newest), *file_paths(cut.manifest)])
+        return cut
+    if cut.crc32c != checkpoint.manifest_crc32c:
+        raise Corrupt(f"cut {newest} is not the one the checkpoint knows — restore it from a backup")
+    return None
+
+
+def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None) -> list[str]:
+    """Remove what was written for cut `number` and is not named by it, as it is on disk; return the paths. Idempotent.
+
+    `segment_ids` are those given since the cut before it. Only while no file is in progress. Raises `OSError`.
+    """
+    named = frozenset() if ahead is None else frozenset(file_paths(ahead.manifest))
+    on_disk = [path for top in (SEGMENTS, DELETES, CUTS) for path in directory.files(top)]
+    orphans = [path for path in on_disk if path not in named and _is_of_cut(path, number, segment_ids)]
+    for path in orphans:
+        failpoint("recovery.orphan_removing")
+        directory.remove(path)
+    return orphans
+
+
+def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
+    """Whether the node gives this path to a file of cut `number`, or to one in the making; not to its manifest."""
+    final = path.removesuffix(TEMPORARY_SUFFIX)
+    top, *ids, name = final.split("/")
+    if top == CUTS:
+        return path == manifest_path(number) + TEMPORARY_SUFFIX
+    if len(ids) != 1 or not ids[0].isdecimal():
+        return False
+    collection_id, stem = int(ids[0]), name.removesuffix(".parquet")
+    if top == SEGMENTS:
+        return stem.isdecimal() and int(stem) in segment_ids and final == segment_path(collection_id, int(stem))
+    vchannel = stem.partition("-")[2]
+    return is_vchannel(vchannel, collection_id) and final == delete_path(collection_id, number, vchannel)
+
+
+# --- kept cuts ---
+#
+# Which cut is the earliest that is kept, as the log store remembers it. No I/O.
+#
+# The number goes up, durably, before retention removes the cuts below it. So a cut that retention took is told from one
+# that is lost; whatever no cut names any more is only removed when none is lost.
+
+
+CUTS_RECORD = "cuts/"
+FIRST_CUT = 1
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(int).decode
+
+
+def kept_cuts_key(pchannel: str) -> str:
+    """Return the key that a pchannel's number has in the log store's map."""
+    return f"{CUTS_RECORD}{pchannel}"
+
+
+def encode_first_kept(number: int) -> bytes:
+    """Return the stored form of the number of the earliest cut that is kept."""
+    return _encode(number)
+
+
+def decode_first_kept(content: bytes | None) -> int:
+    """Return a stored number, that of the first cut when nothing was ever removed. Raises `Corrupt` for other bytes."""
+    if content is None:
+        return FIRST_CUT
+    try:
+        return _decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the number of the earliest cut kept does not decode: {error}") from error
+
+
+def are_all_there(numbers: Sequence[int], first_kept: int) -> bool:
+    """Whether no cut is missing between the earliest that must be there and the newest of these ascending numbers.
+
+    Of those below, any may be on their way out while they are listed.
+    """
+    return not numbers or sum(number >= first_kept for number in numbers) == max(numbers[-1] - first_kept + 1, 0)

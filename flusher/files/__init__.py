@@ -1,1 +1,0 @@
-"""Rows become files in the node's directory: Arrow columns, checksummed Parquet, durable renames."""

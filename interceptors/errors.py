@@ -1,0 +1,69 @@
+"""Errors of collections, transactions and producers: what the append path refuses, and why."""
+
+from wal.errors import InvalidArgument, StreamingNodeError
+
+
+class AlreadyExists(StreamingNodeError):
+    """The name is taken, or taken by something with another definition."""
+
+    code = "ALREADY_EXISTS"
+
+
+class CollectionNotFound(StreamingNodeError):
+    """No live collection has this name."""
+
+    code = "COLLECTION_NOT_FOUND"
+
+
+class PartitionNotFound(StreamingNodeError):
+    """No live partition of the collection has this name."""
+
+    code = "PARTITION_NOT_FOUND"
+
+
+class SchemaMismatch(InvalidArgument):
+    """Rows do not fit the collection's schema, or were made for another version of it; may name column and row."""
+
+    code = "SCHEMA_MISMATCH"
+
+    def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
+        self.column, self.row = column, row
+        super().__init__(message)
+
+
+class TransactionExpired(StreamingNodeError):
+    """The transaction is gone: expired, too large, unknown, or ended by a schema change; none of its rows will appear."""
+
+    code = "TRANSACTION_EXPIRED"
+
+
+class InvalidTransactionState(StreamingNodeError):
+    """The transaction has already ended, or is ending."""
+
+    code = "INVALID_TRANSACTION_STATE"
+
+
+class ProducerFenced(StreamingNodeError):
+    """The producer was opened again or deleted since: the older one writes no more; the call did nothing."""
+
+    code = "PRODUCER_FENCED"
+
+    def __init__(self, epoch: int, newer_epoch: int | None) -> None:
+        self.epoch, self.newer_epoch = epoch, newer_epoch
+        why = "deleted" if newer_epoch is None else f"opened again with epoch {newer_epoch}"
+        super().__init__(
+            f"this producer has epoch {epoch} and was {why} since — stop this writer, or open the producer to take over"
+        )
+
+
+class SequenceTooOld(StreamingNodeError):
+    """The write is older than what is remembered of its producer: it may be in the log, or not; the call did nothing."""
+
+    code = "SEQUENCE_TOO_OLD"
+
+    def __init__(self, sequence: int, oldest: int) -> None:
+        self.sequence, self.oldest = sequence, oldest
+        super().__init__(
+            f"sequence {sequence} is older than the earliest result that is remembered, {oldest} — "
+            "go on from last_sequence, and read back what became of earlier writes"
+        )

@@ -1,0 +1,345 @@
+"""Recognises retries, in front of everything that costs something: a retry waits for no lock and gets no tick.
+
+In comes a stamped group. If its write is in the window, its first result goes back. If another try of it is under way, this
+one waits for that outcome. Otherwise it passes, as the first try, and what becomes of it is remembered. A group that is
+the producer's next write, whichever that will be, passes too and is given its sequence where it goes to the log. A try
+that was cancelled after the log had it is decided by its ticket alone, as everywhere; one that never reached the log leaves
+no trace, and whoever waits for it comes next. Groups without a stamp pass untouched.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from interceptors.errors import ProducerFenced
+from interceptors.window import Places, ProducerLimits, Window, result_of_group
+from wal.errors import Corrupt, Indeterminate, Overloaded
+from wal.log import Append, AppendGroup, AppendResult, AppendTicket, LogStore
+from wal.outlast import carry_on
+from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
+
+
+class _Try:
+    """A first try under way; `waiting` is made when somebody waits for it."""
+
+    __slots__ = ("group", "waiting")
+
+    def __init__(self, group: AppendGroup) -> None:
+        self.group = group
+        self.waiting: asyncio.Future[AppendResult | None] | None = None
+
+    async def outcome(self) -> AppendResult | None:
+        """Return the try's result, None when it was given up before the log had it. Raises what it raised."""
+        if self.waiting is None:
+            self.waiting = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self.waiting)
+
+    def succeed(self, result: AppendResult | None) -> None:
+        if self.waiting is not None:
+            self.waiting.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        if self.waiting is not None:
+            self.waiting.set_exception(error)
+            self.waiting.exception()  # counts as heard: its waiters may all have been cancelled
+
+
+class IdempotencyInterceptor:
+    """Wraps the append path with the window of its log. Lives on the event loop."""
+
+    name = "idempotency"
+
+    def __init__(self, window: Window, places: Places, message_id: type[MessageId]) -> None:
+        self.window = window
+        self._places = places
+        self._message_id = message_id
+        self._under_way: dict[tuple[int, int], _Try] = {}
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        """Append a write that is not in the log yet, once.
+
+        Cancelling a retry that waits for another try leaves that one alone. Raises `ProducerFenced` and `SequenceTooOld`,
+        and for a retry what the try it joined raised.
+        """
+        stamp = group.producer
+        if stamp is None:
+            return await append(group)
+        if not stamp.sequence:
+            return await self._append_next(group, append, stamp)
+        known = self.window.find(stamp)
+        while known is None and (other := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
+            group.twin = other.group
+            known = await other.outcome() or self.window.find(stamp)
+        if known is not None:
+            return known
+        group.twin = None
+        attempt = self._under_way[stamp.producer_id, stamp.sequence] = _Try(group)
+        return await self._run(attempt, append)
+
+    async def ready(self) -> None:
+        """Return at once: the window is recovered before the chain is built."""
+
+    async def close(self) -> None:
+        """Nothing to do: what waits here waits for an append that ends by itself."""
+
+    async def settled(self, producer_id: int) -> None:
+        """Return once no write of this producer is under way; fence it first, or new ones may come."""
+        while tries := [each for key, each in self._under_way.items() if key[0] == producer_id]:
+            with suppress(Exception):  # it is its appender's; here only its end matters
+                await tries[0].outcome()
+
+    async def _append_next(self, group: AppendGroup, append: Append, stamp: ProducerStamp) -> AppendResult:
+        """Append a write that nobody can have sent before, because its sequence is drawn with its place in the log."""
+        self.window.check_epoch(stamp)
+        attempt = _Try(group)
+
+        def draw() -> None:
+            self.window.check_epoch(stamp)  # it may have been fenced since, and `settled` knows only what is under way
+            drawn = group.producer = self._places.draw(stamp.producer_id, stamp.epoch)
+            group.draw = None
+            self._under_way[drawn.producer_id, drawn.sequence] = attempt
+
+        group.draw = draw
+        return await self._run(attempt, append)
+
+    async def _run(self, attempt: _Try, append: Append) -> AppendResult:
+        try:
+            result = await append(attempt.group)
+        except BaseException as error:
+            self._failed(attempt, error)
+            raise
+        self._succeeded(attempt, result)
+        return result
+
+    def _succeeded(self, attempt: _Try, result: AppendResult) -> None:
+        stamp = attempt.group.producer
+        assert stamp is not None, "only stamped groups are tries"
+        del self._under_way[stamp.producer_id, stamp.sequence]
+        self.window.add(stamp, result)
+        attempt.group.place = None  # now: frames of a `Redo` refer to the group until garbage is collected
+        attempt.succeed(result)
+
+    def _failed(self, attempt: _Try, error: BaseException) -> None:
+        ticket, stamp = attempt.group.ticket, attempt.group.producer
+        assert stamp is not None, "only stamped groups are tries"
+        if not stamp.sequence:
+            attempt.group.draw = None  # it came nowhere near the log
+            return
+        if attempt.group.place is None or attempt.group.place.stamp is not stamp:
+            # Its sequence was drawn, and its outcome may be open: from here on whoever has the group may send it again.
+            attempt.group.place = self._places.hold(Place(stamp))
+        if isinstance(error, asyncio.CancelledError) and ticket is not None:
+            ticket.durable.add_done_callback(self._decided_by(ticket, attempt, stamp))
+            return
+        del self._under_way[stamp.producer_id, stamp.sequence]
+        if isinstance(error, asyncio.CancelledError):
+            attempt.succeed(None)
+        else:
+            attempt.fail(error)
+
+    def _decided_by(
+        self, ticket: AppendTicket, attempt: _Try, stamp: ProducerStamp
+    ) -> Callable[[asyncio.Future[None]], None]:
+        # Now, because whoever appended it may use its messages again; shards and offsets are stamped for good.
+        result = result_of_group(attempt.group, self._message_id)
+
+        def decided(durable: asyncio.Future[None]) -> None:
+            error = Indeterminate("nobody knows what became of it") if durable.cancelled() else durable.exception()
+            if error is None:
+                self._succeeded(attempt, result)
+            else:
+                del self._under_way[stamp.producer_id, stamp.sequence]
+                attempt.fail(error)
+
+        return decided
+
+
+# --- producers ---
+#
+# The named producers of one log: an id for each name, and an epoch that each opening raises, durable before it is used.
+#
+# In come names; out go opened producers. The names outlive terms of the log; the window they are checked against is that of
+# the interceptor of the present term, which `bind` brings. A window that was rebuilt knows only what the log says, so
+# `bind` also tells it which epochs were given out since, and which producers are gone. The places of writes that somebody
+# may still send are kept here, too.
+
+
+_ID_BITS = 62
+
+
+class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What is stored for a name: its id, drawn once, the epoch it was last opened with, and what its user noted."""
+
+    producer_id: int
+    epoch: int
+    note: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedProducer:
+    """A producer as it was opened; `last_sequence` is its highest sequence in the log, 0 for none."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    note: bytes
+
+
+class Producers:
+    """The producers of one pchannel; lives on the event loop. `load` and `bind` come first."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        pchannel: str,
+        limits: ProducerLimits | None = None,
+        *,
+        draw_id: Callable[[], int] = lambda: secrets.randbits(_ID_BITS),
+    ) -> None:
+        self.limits = limits or ProducerLimits()
+        self.places = Places()
+        self._store = store
+        self._prefix = f"producer/{pchannel}/"
+        self._draw_id = draw_id
+        self._records: dict[str, ProducerRecord] = {}
+        self._interceptor: IdempotencyInterceptor | None = None
+        self._changing = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Read the producers that earlier runs left. Raises `Corrupt` for one that cannot be read."""
+        stored = await self._store.scan_meta(self._prefix)
+        self._records = {key.removeprefix(self._prefix): _decode(key, value) for key, value in stored.items()}
+
+    def bind(self, interceptor: IdempotencyInterceptor) -> None:
+        """Check against this interceptor's window from now on."""
+        window = interceptor.window
+        window.keep_only(self._live_ids())
+        window.fence(NODE_PRODUCER_ID, 0)
+        for record in self._records.values():
+            window.fence(record.producer_id, record.epoch)
+        for producer_id in self._live_ids():
+            self.places.reach(producer_id, window.last_sequence(producer_id))
+        # What took its place while the window was rebuilt was not held there: it may be in the log, and forgotten again.
+        for write in self.places.writes():
+            if write not in window.held and window.has_forgotten(write):
+                self.places.let_go(write)
+        window.held = self.places
+        self._interceptor = interceptor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all producers, sorted."""
+        return tuple(sorted(self._records))
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, 0 when it has none."""
+        return self._bound.window.last_sequence(producer_id)
+
+    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
+        """Return the place of a write: nothing of it is forgotten, and no floor refuses it, while something refers to that.
+
+        A write that is forgotten already gets a place that keeps nothing, and will be refused.
+        """
+        place = Place(ProducerStamp(producer_id, epoch, sequence))
+        write = (producer_id, sequence)
+        if write not in self.places and self._bound.window.has_forgotten(write):
+            return place
+        return self.places.hold(place)
+
+    async def open(self, name: str) -> OpenedProducer:
+        """Open a producer, made if it is new, and fence whoever opened it before; durable when this returns.
+
+        What an older one still has under way is waited for, so that `last_sequence` says all there will ever be of it.
+        Raises `Overloaded` when there are too many, and what the log store raises; then the older one may be fenced, as it
+        may when the call is cancelled.
+        """
+        return await carry_on(self._open(name))
+
+    async def put_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a name for its next opening; durable when this returns.
+
+        Raises `ProducerFenced` unless `epoch` is the last one, and what the log store raises. Cancelled, it may still take
+        place.
+        """
+        await carry_on(self._put_note(name, epoch, note))
+
+    async def delete(self, name: str) -> bool:
+        """Forget a producer; return whether there was one. A later one of this name starts anew.
+
+        Cancelled, it may still take place. Raises what the log store raises; the producer is fenced when nobody knows
+        whether the store has forgotten it.
+        """
+        return await carry_on(self._delete(name))
+
+    async def _open(self, name: str) -> OpenedProducer:
+        async with self._changing:
+            record = self._next_record(name)
+            await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(record)})
+            self._records[name] = record
+            self._bound.window.fence(record.producer_id, record.epoch)
+            await self._bound.settled(record.producer_id)
+            last_sequence = self.last_sequence(record.producer_id)
+            return OpenedProducer(record.producer_id, record.epoch, last_sequence, record.note)
+
+    async def _put_note(self, name: str, epoch: int, note: bytes) -> None:
+        async with self._changing:
+            record = self._records.get(name)
+            if record is None or record.epoch != epoch:
+                raise ProducerFenced(epoch, None if record is None else record.epoch)
+            noted = ProducerRecord(record.producer_id, epoch, note)
+            await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(noted)})
+            self._records[name] = noted
+
+    async def _delete(self, name: str) -> bool:
+        async with self._changing:
+            record = self._records.get(name)
+            if record is None:
+                return False
+            try:
+                await self._store.put_meta({self._prefix + name: None})
+            except Indeterminate:
+                # After a restart it may be unknown, and its retries new writes: so it writes nothing any more.
+                self._records[name] = ProducerRecord(record.producer_id, record.epoch + 1)
+                self._bound.window.fence(record.producer_id, record.epoch + 1)
+                raise
+            del self._records[name]
+            window = self._bound.window
+            window.fence(record.producer_id, record.epoch + 1)
+            await self._bound.settled(record.producer_id)
+            window.keep_only(self._live_ids())
+            self.places.forget(record.producer_id)
+            return True
+
+    @property
+    def _bound(self) -> IdempotencyInterceptor:
+        assert self._interceptor is not None, "bound before the log takes appends"
+        return self._interceptor
+
+    def _next_record(self, name: str) -> ProducerRecord:
+        record = self._records.get(name)
+        if record is not None:
+            return ProducerRecord(record.producer_id, record.epoch + 1, record.note)
+        if len(self._records) >= self.limits.producers_max:
+            raise Overloaded(f"there are {len(self._records)} producers, the limit — delete_producer() those of no use")
+        return ProducerRecord(self._new_id(), 1)
+
+    def _new_id(self) -> int:
+        """Draw an id that no producer has: never counted up, because the log remembers the ids of deleted ones."""
+        taken = {0} | self._live_ids()
+        while (drawn := self._draw_id()) in taken:
+            pass
+        return drawn
+
+    def _live_ids(self) -> set[int]:
+        return {NODE_PRODUCER_ID, *(record.producer_id for record in self._records.values())}
+
+
+def _decode(key: str, value: bytes) -> ProducerRecord:
+    try:
+        return msgspec.msgpack.decode(value, type=ProducerRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the producer under {key!r} does not decode: {error}") from error

@@ -1,1 +1,0 @@
-"""Ticks of the append path: allocation, acknowledgement in order, confirmed and idle ticks, last-confirmed positions."""

@@ -1,0 +1,196 @@
+"""One streamed transaction as a state machine. Pure: times come in as arguments, waits and the log are elsewhere.
+
+IN_FLIGHT takes bodies. A commit first waits until no body is on its way (ON_COMMIT), then is in the log's hands
+(COMMITTING), where only the log's answer counts. A session that may not commit any more (expired, too large, overtaken by
+a schema change) is DOOMED until a rollback is in the log: readers never decide this by themselves.
+
+Joint rules: a session expires by idleness only while none of its bodies is on its way, because a slow disk is no idle
+client; by age it always does. Once DOOMED it stays so. Times are milliseconds of a clock that never leaps (ADR 0013): ticks
+follow the machine's clock, and when that is set back they stand still for as long.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from interceptors.errors import InvalidTransactionState, TransactionExpired
+from wal.errors import StreamingNodeError
+from wal.message import MESSAGE_OVERHEAD_BYTES, Change
+
+
+class SessionState(Enum):
+    """Where a transaction stands."""
+
+    IN_FLIGHT = auto()
+    ON_COMMIT = auto()
+    COMMITTING = auto()
+    COMMITTED = auto()
+    DOOMED = auto()
+    ON_ROLLBACK = auto()
+    ROLLED_BACK = auto()
+
+
+class SessionEvent(Enum):
+    """What can happen to a transaction."""
+
+    BODY = auto()
+    COMMIT = auto()
+    HAND_OVER = auto()
+    """The commit goes to the log."""
+    SENT_BACK = auto()
+    """The commit has to wait for a segment and will come again."""
+    COMMIT_REFUSED = auto()
+    """The commit failed before the log had it."""
+    COMMIT_DONE = auto()
+    DOOM = auto()
+    ROLLBACK = auto()
+    ROLLBACK_REFUSED = auto()
+    """The rollback failed before the log had it."""
+    ROLLBACK_DONE = auto()
+
+
+_S, _E = SessionState, SessionEvent
+TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
+    (_S.IN_FLIGHT, _E.BODY): _S.IN_FLIGHT,
+    (_S.IN_FLIGHT, _E.COMMIT): _S.ON_COMMIT,
+    (_S.ON_COMMIT, _E.COMMIT): _S.ON_COMMIT,
+    (_S.ON_COMMIT, _E.HAND_OVER): _S.COMMITTING,
+    (_S.COMMITTING, _E.SENT_BACK): _S.ON_COMMIT,
+    (_S.COMMITTING, _E.COMMIT_REFUSED): _S.DOOMED,
+    (_S.COMMITTING, _E.COMMIT_DONE): _S.COMMITTED,
+    (_S.IN_FLIGHT, _E.DOOM): _S.DOOMED,
+    (_S.ON_COMMIT, _E.DOOM): _S.DOOMED,
+    (_S.IN_FLIGHT, _E.ROLLBACK): _S.ON_ROLLBACK,
+    (_S.ON_COMMIT, _E.ROLLBACK): _S.ON_ROLLBACK,
+    (_S.DOOMED, _E.ROLLBACK): _S.ON_ROLLBACK,
+    (_S.ON_ROLLBACK, _E.ROLLBACK_REFUSED): _S.DOOMED,
+    (_S.ON_ROLLBACK, _E.ROLLBACK_DONE): _S.ROLLED_BACK,
+}
+
+CLIENT_EVENTS = frozenset({_E.BODY, _E.COMMIT, _E.ROLLBACK})
+"""A client may ask for these at a wrong time; the others out of place are our bugs."""
+
+DOOMABLE = frozenset({_S.IN_FLIGHT, _S.ON_COMMIT})
+
+
+class Doom(Enum):
+    """Why a transaction may not commit any more; the value is the reason its rollback carries."""
+
+    EXPIRED = "no body within its keepalive"
+    TOO_OLD = "over its maximum age"
+    TOO_LARGE = "over its maximum size"
+    OVERTAKEN = "a schema change of one of its collections came in between"
+    COMMIT_FAILED = "its commit could not be written"
+    ROLLBACK_FAILED = "its rollback could not be written"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TxnLimits:
+    """Bounds of streamed transactions.
+
+    Keepalive is what a begin gets that names none. Readers hold a transaction in memory until its commit, hence the size;
+    a commit carries one assignment for each body and must fit in a log entry, hence the bodies; an open transaction holds
+    back truncation, hence the age.
+    """
+
+    keepalive_ms_default: int = 10_000
+    age_s_max: float = 600
+    size_bytes_max: int = 128 << 20
+    bodies_max: int = 65_536
+    sessions_max: int = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One transaction; its id is the tick of its begin. `bodies` are in log order.
+
+    `begun_ms` and `active_ms` say when it began and when its last body was acknowledged, on a clock that never leaps.
+    """
+
+    txn_id: int
+    keepalive_ms: int
+    limits: TxnLimits
+    begun_ms: int
+    active_ms: int
+    state: SessionState = SessionState.IN_FLIGHT
+    doom: Doom | None = None
+    in_flight: int = 0
+    size_bytes: int = 0
+    bodies: list[Change] = field(default_factory=list)
+
+    @property
+    def vchannels(self) -> frozenset[str]:
+        """The vchannels the transaction has bodies on."""
+        return frozenset(body.vchannel for body in self.bodies)
+
+    def apply(self, event: SessionEvent) -> None:
+        """Move along `TRANSITIONS`. Raises a typed error for a client's event out of place, and changes nothing then."""
+        after = TRANSITIONS.get((self.state, event))
+        if after is None:
+            assert event in CLIENT_EVENTS, f"{event} in {self.state}"
+            raise self._refusal()
+        self.state = after
+
+    def due(self, now_ms: int) -> Doom | None:
+        """Return why the transaction may not go on at `now_ms`, None if it may."""
+        if self.state not in DOOMABLE:
+            return None
+        if now_ms - self.begun_ms >= self.limits.age_s_max * 1000:
+            return Doom.TOO_OLD
+        if not self.in_flight and now_ms - self.active_ms >= self.keepalive_ms:
+            return Doom.EXPIRED
+        return None
+
+    def overflows(self, bodies: list[Change]) -> bool:
+        """Whether `bodies` would pass the size limits."""
+        size_bytes = self.size_bytes + size_of_bodies(bodies)
+        return size_bytes > self.limits.size_bytes_max or len(self.bodies) + len(bodies) > self.limits.bodies_max
+
+    def set_doom(self, doom: Doom) -> None:
+        """End the session's hope of committing."""
+        self.apply(SessionEvent.DOOM)
+        self.doom = doom
+
+    def add_bodies(self, bodies: list[Change]) -> None:
+        """Take bodies that are on their way, in log order. Raises a typed error when the session takes none."""
+        self.apply(SessionEvent.BODY)
+        self.bodies += bodies
+        self.size_bytes += size_of_bodies(bodies)
+        self.in_flight += 1
+
+    def drop_bodies(self, bodies: list[Change]) -> None:
+        """Take back the bodies last added: the log never had them."""
+        assert self.bodies[-len(bodies) :] == bodies, "bodies are refused in the step that added them"
+        del self.bodies[-len(bodies) :]
+        self.size_bytes -= size_of_bodies(bodies)
+
+    def bodies_ended(self, acknowledged_ms: int | None) -> bool:
+        """Count one append of bodies as ended, None: failed; return whether none is on its way any more."""
+        assert self.in_flight > 0, "an append of bodies ends once"
+        self.in_flight -= 1
+        if acknowledged_ms is not None:
+            self.active_ms = max(self.active_ms, acknowledged_ms)
+        return not self.in_flight
+
+    def request_commit(self) -> bool:
+        """Ask for the commit; return whether it may go to the log now, or has to wait for bodies on their way.
+
+        Asking again is how it comes back after a wait, and how a client repeats a commit that gave up waiting: of two, the
+        first to be handed over is the commit. Raises a typed error when the session cannot commit any more.
+        """
+        self.apply(SessionEvent.COMMIT)
+        if self.in_flight:
+            return False
+        self.apply(SessionEvent.HAND_OVER)
+        return True
+
+    def _refusal(self) -> StreamingNodeError:
+        if self.doom is not None:
+            return TransactionExpired(f"transaction {self.txn_id} is rolled back: {self.doom.value} — begin a new one")
+        return InvalidTransactionState(
+            f"transaction {self.txn_id} is ending already ({self.state.name}) — begin a new one"
+        )
+
+
+def size_of_bodies(bodies: list[Change]) -> int:
+    """Return what bodies count for in the size of a transaction."""
+    return sum(body.payload_bytes for body in bodies) + MESSAGE_OVERHEAD_BYTES * len(bodies)

@@ -1,0 +1,448 @@
+"""The window: which writes of which producers are in the log, and what their appenders were told. Pure.
+
+In come results, from the live append path and from the log as it is read again; out goes, for a stamp, the result of its
+first try, or that there was none, or that nobody can know any more. Of each producer the results with the highest sequences
+are kept. What is forgotten moves the producer's floor: a sequence at or below it without a result is refused, so that
+forgetting never turns a retry into a second write. A write that somebody may still send is held: nothing of it is
+forgotten, and no floor refuses it. Producers themselves are forgotten only when they are deleted.
+"""
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from interceptors.errors import ProducerFenced, SequenceTooOld
+from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
+from wal.headers import InsertHeader
+from wal.log import AppendGroup, AppendResult
+from wal.message import AnyMessage, LogEntry, Message, TransactionMessage
+from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp
+from wal.timetick import add_ms
+
+# --- snapshot ---
+#
+# Bytes of a window in a checkpoint: MessagePack with a format number. Pure.
+#
+# The picture is in docs/format.md, section "Checkpoint". Message ids are stored as positions; the log says of which kind.
+
+
+WINDOW_FORMAT = 1
+
+
+class KnownProducer(NamedTuple):
+    """One producer as of a tick: results by sequence; others at or below `floor` are forgotten."""
+
+    producer_id: int
+    epoch: int
+    floor: int
+    results: Mapping[int, AppendResult]
+
+
+class KnownWindow(NamedTuple):
+    """All producers as of `tick`."""
+
+    tick: int
+    producers: tuple[KnownProducer, ...]
+
+
+class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One result; `row_offsets` are (vchannel, first, count)."""
+
+    sequence: int
+    first_position: int
+    count: int
+    time_tick: int
+    last_confirmed: int
+    txn_id: int
+    row_offsets: tuple[tuple[str, int, int], ...]
+
+
+class StoredProducer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One producer and its results."""
+
+    producer_id: int
+    epoch: int
+    floor: int
+    results: tuple[StoredResult, ...]
+
+
+class StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in the checkpoint."""
+
+    format: int = WINDOW_FORMAT
+    tick: int
+    producers: tuple[StoredProducer, ...]
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def encode_window(window: KnownWindow) -> bytes:
+    """Return the window's bytes; some 2 us for each result, so in a thread when there are many."""
+    producers = tuple(
+        StoredProducer(
+            known.producer_id,
+            known.epoch,
+            known.floor,
+            tuple(_stored(sequence, result) for sequence, result in known.results.items()),
+        )
+        for known in window.producers
+    )
+    return msgspec.msgpack.encode(StoredWindow(tick=window.tick, producers=producers))
+
+
+def decode_window(data: bytes, kind: type[MessageId]) -> KnownWindow:
+    """Return the window in `data`; `kind` is that of its log's ids.
+
+    Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
+    """
+    try:
+        version = msgspec.msgpack.decode(data, type=_Format).format
+        if version != WINDOW_FORMAT:
+            raise UnsupportedFormat(
+                f"the checkpoint's producers have format {version}, this release reads {WINDOW_FORMAT} — "
+                "open the node with the release that wrote it"
+            )
+        stored = msgspec.msgpack.decode(data, type=StoredWindow)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the checkpoint's producers do not decode: {error}") from error
+    return KnownWindow(
+        stored.tick,
+        tuple(
+            KnownProducer(each.producer_id, each.epoch, each.floor, {r.sequence: _known(r, kind) for r in each.results})
+            for each in stored.producers
+        ),
+    )
+
+
+def _stored(sequence: int, result: AppendResult) -> StoredResult:
+    return StoredResult(
+        sequence,
+        result.first_message_id.position,
+        result.count,
+        result.time_tick,
+        result.last_confirmed.position,
+        result.txn_id,
+        tuple((vchannel, first, count) for vchannel, (first, count) in result.row_offsets.items()),
+    )
+
+
+def _known(stored: StoredResult, kind: type[MessageId]) -> AppendResult:
+    return AppendResult(
+        first_message_id=kind(stored.first_position),
+        count=stored.count,
+        time_tick=stored.time_tick,
+        last_confirmed=kind(stored.last_confirmed),
+        txn_id=stored.txn_id,
+        row_offsets={vchannel: (first, count) for vchannel, first, count in stored.row_offsets},
+    )
+
+
+# --- results ---
+#
+# What the appender of a group was told, or would have been: read off the group's entry in the log. Pure.
+#
+# A group and its entry say the same, so a retry that comes after a crash hears what the first try would have heard.
+
+
+def result_of_entry(entry: LogEntry, visible: Sequence[AnyMessage]) -> AppendResult:
+    """Return the result of a synced entry; `visible` is what readers see because of it."""
+    head = entry.messages[0]
+    kind = type(head.message_id)
+    return AppendResult(
+        first_message_id=kind(entry.first_position),
+        count=len(entry.messages),
+        time_tick=entry.time_tick,
+        last_confirmed=kind(entry.last_confirmed_position),
+        txn_id=head.txn_id,
+        row_offsets=_row_offsets(visible),
+    )
+
+
+def result_of_group(group: AppendGroup, kind: type[MessageId]) -> AppendResult:
+    """Return the result of a stamped group that turned out to be synced; `kind` is that of its log's ids."""
+    ticket, head = group.ticket, group.messages[0]
+    assert ticket is not None, "a group that is synced has its place"
+    last_confirmed = ticket.first_position if head.last_confirmed is None else head.last_confirmed
+    return AppendResult(
+        first_message_id=kind(ticket.first_position),
+        count=len(group.messages),
+        time_tick=group.time_tick,
+        last_confirmed=kind(last_confirmed),
+        txn_id=head.txn_id,
+        row_offsets=group.row_offsets,
+    )
+
+
+def _row_offsets(visible: Sequence[AnyMessage]) -> dict[str, tuple[int, int]]:
+    offsets: dict[str, tuple[int, int]] = {}
+    for message in visible:
+        parts: Sequence[Message] = message.bodies if isinstance(message, TransactionMessage) else (message,)
+        for part in parts:
+            if isinstance(part.header, InsertHeader):
+                first, count = offsets.get(part.vchannel, (part.header.first_offset, 0))
+                offsets[part.vchannel] = first, count + part.header.rows
+    return offsets
+
+
+Write = tuple[int, int]
+"""One write: its producer's id and its sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerLimits:
+    """How much is remembered of producers.
+
+    `results_per_producer_max` bounds how many writes of a named producer may be under way or in doubt at a time, and so how
+    far a retry may lie behind after a restart. `results_max` bounds all of them together (some 500 bytes of memory and 60 of
+    each checkpoint for one); the least active producers lose theirs first. Results older than `results_age_s` go with the
+    next cut. What is held (`Places`) comes on top. `producers_max` named producers can exist; one costs 40 bytes of each
+    checkpoint.
+    """
+
+    results_per_producer_max: int = 256
+    results_max: int = 65_536
+    results_age_s: float = 86_400
+    producers_max: int = 4_096
+
+
+class Places:
+    """The writes that somebody may still send, and how far each producer's sequences have come; outlives terms of the log.
+
+    A write is held for as long as anything refers to its place: the call or transaction that sends it, its group while the
+    log has that. So there is nothing to give back, and nothing that could be given back too early.
+    """
+
+    def __init__(self) -> None:
+        self._held: WeakValueDictionary[Write, Place] = WeakValueDictionary()
+        self._last: dict[int, int] = {}
+
+    def __contains__(self, write: object) -> bool:
+        """Whether the write is held."""
+        return write in self._held
+
+    def __iter__(self) -> Iterator[Write]:
+        """Go through what is held."""
+        return iter(self.writes())
+
+    def __len__(self) -> int:
+        """How many writes are held."""
+        return len(self._held)
+
+    def writes(self) -> frozenset[Write]:
+        """Return what is held now."""
+        return frozenset(self._held.keys())
+
+    def hold(self, place: Place) -> Place:
+        """Hold a write from now on by this place, or by the one it has; it counts for the sequences drawn later."""
+        write = (place.stamp.producer_id, place.stamp.sequence)
+        held = self._held.get(write)
+        if held is not None and held.stamp.epoch == place.stamp.epoch:
+            return held
+        self._held[write] = place
+        self.reach(*write)
+        return place
+
+    def draw(self, producer_id: int, epoch: int) -> ProducerStamp:
+        """Return the stamp of the producer's next write, which is not held.
+
+        Raises `InvalidArgument` after the last sequence there is.
+        """
+        sequence = self._last.get(producer_id, 0) + 1
+        if sequence > SEQUENCE_MAX:
+            raise InvalidArgument(f"the producer has used sequence {SEQUENCE_MAX} — use another producer")
+        self._last[producer_id] = sequence
+        return ProducerStamp(producer_id, epoch, sequence)
+
+    def reach(self, producer_id: int, sequence: int) -> None:
+        """Draw no sequence up to this one."""
+        self._last[producer_id] = max(sequence, self._last.get(producer_id, 0))
+
+    def let_go(self, write: Write) -> None:
+        """Hold a write no longer, although its place is still there."""
+        self._held.pop(write, None)
+
+    def forget(self, producer_id: int) -> None:
+        """Forget how far a producer has come that is gone."""
+        self._last.pop(producer_id, None)
+
+
+class _Producer:
+    """What is known of one producer: `sequences` are the keys of `results`, ascending."""
+
+    __slots__ = ("epoch", "floor", "results", "sequences")
+
+    def __init__(self, epoch: int = 0, floor: int = 0) -> None:
+        self.epoch = epoch
+        self.floor = floor
+        self.sequences: list[int] = []
+        self.results: dict[int, AppendResult] = {}
+
+
+class Window:
+    """The producers of one log. Everything at or below `tick` was in it when it was saved; `held` are writes to keep."""
+
+    def __init__(
+        self, limits: ProducerLimits | None = None, *, tick: int = 0, held: Collection[Write] = frozenset()
+    ) -> None:
+        self.limits = limits or ProducerLimits()
+        self.tick = tick
+        self.held = held
+        self.results = 0
+        """How many results are kept."""
+        self._producers: OrderedDict[int, _Producer] = OrderedDict()
+        """In the order of their last results, oldest first."""
+
+    # --- asking -----------------------------------------------------------------------------------------------------------
+
+    def find(self, stamp: ProducerStamp) -> AppendResult | None:
+        """Return what the first try of this write came to, None when the log has none.
+
+        Raises `ProducerFenced` for the stamp of an older epoch or of nobody known, `SequenceTooOld` when nobody remembers.
+        """
+        known = self._spoken_for(stamp)
+        result = known.results.get(stamp.sequence)
+        if result is None and stamp.sequence <= known.floor and (stamp.producer_id, stamp.sequence) not in self.held:
+            oldest = next((each for each in known.sequences if each > known.floor), known.floor + 1)
+            raise SequenceTooOld(stamp.sequence, oldest)
+        return result
+
+    def check_epoch(self, stamp: ProducerStamp) -> None:
+        """Raise `ProducerFenced` for the stamp of an older epoch or of nobody known."""
+        self._spoken_for(stamp)
+
+    def has_forgotten(self, write: Write) -> bool:
+        """Whether nobody can know any more if the write is in the log, unless it was held all the time."""
+        known = self._producers.get(write[0])
+        return known is not None and write[1] <= known.floor and write[1] not in known.results
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of the producer that is in the log, 0 when it has none."""
+        known = self._producers.get(producer_id)
+        if known is None:
+            return 0
+        return max(known.floor, known.sequences[-1]) if known.sequences else known.floor
+
+    @property
+    def producers(self) -> int:
+        """How many producers are known."""
+        return len(self._producers)
+
+    # --- learning ---------------------------------------------------------------------------------------------------------
+
+    def fence(self, producer_id: int, epoch: int) -> None:
+        """Know a producer, and refuse older epochs of it, from now on."""
+        known = self._known(producer_id)
+        known.epoch = max(known.epoch, epoch)
+
+    def add(self, stamp: ProducerStamp, result: AppendResult) -> None:
+        """Remember what became of a write; repeating it changes nothing."""
+        known, write = self._known(stamp.producer_id), (stamp.producer_id, stamp.sequence)
+        known.epoch = max(known.epoch, stamp.epoch)
+        if stamp.sequence in known.results or (stamp.sequence <= known.floor and write not in self.held):
+            return
+        known.results[stamp.sequence] = result
+        if known.sequences and stamp.sequence < known.sequences[-1]:
+            insort(known.sequences, stamp.sequence)
+        else:
+            known.sequences.append(stamp.sequence)
+        self.results += 1
+        self._producers.move_to_end(stamp.producer_id)
+        # What is held comes on top, or it would push out the newest results.
+        sequences, kept_max = known.sequences, self.limits.results_per_producer_max
+        while len(sequences) > kept_max and (lowest := self._lowest(stamp.producer_id, known)):
+            if len(sequences) - bisect_left(sequences, lowest) <= kept_max:
+                break
+            self._forget(known, lowest)
+        while self.results > self.limits.results_max + len(self.held) and self._forget_one():
+            pass
+
+    def observe(self, entry: LogEntry, visible: Sequence[AnyMessage]) -> None:
+        """Remember an entry as the log is read again; `visible` is what readers see because of it."""
+        if entry.producer is not None and entry.time_tick > self.tick:
+            self.add(entry.producer, result_of_entry(entry, visible))
+
+    def keep_only(self, producer_ids: Collection[int]) -> None:
+        """Forget all other producers."""
+        for producer_id in [each for each in self._producers if each not in producer_ids]:
+            self.results -= len(self._producers.pop(producer_id).results)
+
+    # --- on disk ----------------------------------------------------------------------------------------------------------
+
+    def freeze(self, tick: int) -> KnownWindow:
+        """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched by later changes.
+
+        Results above the tick are left out: they are read from the log again. Those past their age that have no younger one
+        below them are forgotten first. Here too and not only in the checkpoint: what the window has, one that is rebuilt
+        from checkpoint and log has as well, so a write that is held between the two is in neither or in both.
+        """
+        oldest_tick = add_ms(tick, -int(self.limits.results_age_s * 1000))
+        return KnownWindow(tick, tuple(self._freeze_each(tick, oldest_tick)))
+
+    @classmethod
+    def thaw(
+        cls, known: KnownWindow, limits: ProducerLimits | None = None, *, held: Collection[Write] = frozenset()
+    ) -> "Window":
+        """Return the window that `freeze` saved."""
+        window = cls(limits, tick=known.tick, held=held)
+        for each in known.producers:
+            producer = window._producers[each.producer_id] = _Producer(each.epoch)
+            for sequence, result in each.results.items():
+                window.add(ProducerStamp(each.producer_id, each.epoch, sequence), result)
+            producer.floor = max(producer.floor, each.floor)
+        return window
+
+    def _freeze_each(self, tick: int, oldest_tick: int) -> Iterator[KnownProducer]:
+        for producer_id, known in self._producers.items():
+            # From the lowest up, as everywhere: the floor never passes a sequence that is kept, or one still to come.
+            while (lowest := self._lowest(producer_id, known)) and known.results[lowest].time_tick < oldest_tick:
+                self._forget(known, lowest)
+            kept = {each: known.results[each] for each in known.sequences if known.results[each].time_tick <= tick}
+            yield KnownProducer(producer_id, known.epoch, known.floor, kept)
+
+    def _forget_one(self) -> bool:
+        """Forget a result of the producer whose last one is the oldest; return whether there was one not held."""
+        without: list[int] = []
+        found = False
+        for producer_id, known in self._producers.items():
+            if lowest := self._lowest(producer_id, known):
+                self._forget(known, lowest)
+                found = True
+                break
+            without.append(producer_id)
+        for producer_id in without:  # so that they are not passed each time
+            self._producers.move_to_end(producer_id)
+        return found
+
+    def _spoken_for(self, stamp: ProducerStamp) -> _Producer:
+        known = self._producers.get(stamp.producer_id)
+        if known is None:
+            raise ProducerFenced(stamp.epoch, None)
+        if stamp.epoch < known.epoch:
+            raise ProducerFenced(stamp.epoch, known.epoch)
+        return known
+
+    def _known(self, producer_id: int) -> _Producer:
+        known = self._producers.get(producer_id)
+        if known is None:
+            known = self._producers[producer_id] = _Producer()
+        return known
+
+    def _lowest(self, producer_id: int, known: _Producer) -> int:
+        """Return the lowest sequence with a result that is not held, 0 for none."""
+        for sequence in known.sequences:  # mostly the first
+            if (producer_id, sequence) not in self.held:
+                return sequence
+        return 0
+
+    def _forget(self, known: _Producer, sequence: int) -> None:
+        known.sequences.remove(sequence)
+        del known.results[sequence]
+        known.floor = max(known.floor, sequence)
+        self.results -= 1

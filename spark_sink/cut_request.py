@@ -1,0 +1,121 @@
+"""Asking the node for a cut: as a process of its own, unless the caller has the node open and hands it over.
+
+The node's code never runs in a Spark driver that did not open the node itself.
+"""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast
+
+import msgspec
+
+from wal.errors import AlreadyOwned, InvalidArgument, Overloaded, StorageFailed
+
+CUT_TIMEOUT_S = 600.0
+"""A node that recovers a full log first takes minutes, not more."""
+
+
+class AnsweredCut(msgspec.Struct, frozen=True):
+    """The newest cut as its node tells it; 0 when there is none. By its checksum it is told from one of another history."""
+
+    number: int
+    tick: int
+    crc32c: int
+
+
+class Answer(NamedTuple):
+    """What asking gave: the newest cut as the node tells it, None when it did not tell yet; later ones may be there, too.
+
+    `running` says that another process owns the node, so that none was made for the asking.
+    """
+
+    cut: AnsweredCut | None
+    running: bool
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """What the error says of a process that has the node open."""
+
+    newest_cut: AnsweredCut | None = None
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    error: _Refusal
+
+
+class NewestCut(Protocol):
+    """What a node answers when it made a cut."""
+
+    @property
+    def number(self) -> int:
+        """The cut's number, 0 when there is none."""
+
+    @property
+    def tick(self) -> int:
+        """The tick it fences."""
+
+    @property
+    def crc32c(self) -> int:
+        """The checksum of its manifest."""
+
+
+class CuttingNode(Protocol):
+    """A node that is open in this process: `streamingnode.sync` makes those that this thread may call."""
+
+    @property
+    def path(self) -> str | None:
+        """The node's directory, None for a node in memory."""
+
+    def flush(self) -> object:
+        """Make a cut of everything acknowledged so far, and return it; a node on an event loop gives a coroutine."""
+
+
+def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path:
+    """Return the directory of a node given by its path or as an open node.
+
+    Raises `InvalidArgument` for a node in memory, for one that lives on an event loop when a cut is wanted, and for what is
+    no node.
+    """
+    if isinstance(node, str | Path):
+        return Path(node)
+    if not callable(getattr(node, "flush", None)) or not hasattr(node, "path"):
+        raise InvalidArgument(f"node={node!r} is no node — pass its directory, or a node that sn.sync.open_node() gave")
+    if node.path is None:
+        raise InvalidArgument("a node in memory has no files to ingest — open it with a directory")
+    if request_cut and inspect.iscoroutinefunction(node.flush):
+        raise InvalidArgument(
+            "this node lives on an event loop, and an ingest blocks — `await node.flush()`, then "
+            "`await asyncio.to_thread(spark_sink.ingest, spark, node, tables, request_cut=False)`"
+        )
+    return Path(node.path)
+
+
+def request_cut(node: str | Path | CuttingNode) -> Answer:
+    """Make a cut of everything acknowledged so far, unless a running process owns the node, which makes its own.
+
+    Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an open node raises what its `flush`
+    does.
+    """
+    if not isinstance(node, str | Path):
+        made = cast("NewestCut", node.flush())
+        return Answer(AnsweredCut(made.number, made.tick, made.crc32c), running=False)
+    command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CUT_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise Overloaded(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — run: streamingnode flush {node}") from None
+    if done.returncode not in {0, AlreadyOwned.exit_code}:
+        said = (done.stderr or done.stdout).strip() or "nothing"
+        raise StorageFailed(
+            f"cutting {node} ended with {done.returncode} and said: {said} — run: streamingnode flush {node}"
+        )
+    try:
+        if done.returncode == AlreadyOwned.exit_code:
+            return Answer(msgspec.json.decode(done.stdout, type=_Refused).error.newest_cut, running=True)
+        return Answer(msgspec.json.decode(done.stdout, type=AnsweredCut), running=False)
+    except msgspec.DecodeError as error:
+        raise StorageFailed(
+            f"cutting {node} answered what is no cut: {error} — run: streamingnode flush {node}"
+        ) from error

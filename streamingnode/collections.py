@@ -1,0 +1,261 @@
+"""Collections and partitions: what they are to callers, their definitions, and the append groups that make and drop them.
+
+In: definitions and names. Out: the catalog with the change: one message per vchannel, all at one tick. What a caller was
+told of is durable: the catalog knows of changes that are still on their way to the disk, made by this caller or another, so
+whoever finds a change already made waits until it is durable too.
+"""
+
+import reprlib
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound
+from interceptors.shard.catalog import CollectionInfo, created_collection
+from streamingnode.channel import Channel
+from streamingnode.names import DEFAULT_PARTITION, check_name
+from streamingnode.rows.rows import SHARDS_MAX
+from streamingnode.rows.schema import check_schema, decode_schema, encode_schema
+from streamingnode.writing.write import read_within, within
+from wal.errors import InvalidArgument, StreamingNodeError
+from wal.headers import (
+    CreateCollectionHeader,
+    CreatePartitionHeader,
+    DropCollectionHeader,
+    DropPartitionHeader,
+    Header,
+    MessageType,
+)
+from wal.log import Append, AppendGroup
+from wal.message import MutableMessage
+
+PARTITIONS_MAX = 1_024
+"""Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
+FIRST_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A collection as it is now; `id` and `created_tick` tell it from an earlier one of the same name."""
+
+    id: int
+    name: str
+    schema: pa.Schema
+    primary_key: str
+    partitions: tuple[str, ...]
+    vchannels: tuple[str, ...]
+    created_tick: int
+
+
+def collection_of(info: CollectionInfo) -> Collection:
+    """Return what callers see of a collection in the catalog."""
+    return Collection(
+        id=info.id,
+        name=info.name,
+        schema=decode_schema(info.schema),
+        primary_key=info.primary_key,
+        partitions=tuple(each.name for each in info.partitions if not each.dropped_tick),
+        vchannels=info.vchannels,
+        created_tick=info.created_tick,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a new collection is to be; checked."""
+
+    name: str
+    schema: pa.Schema
+    primary_key: str
+    shards: int
+    partitions: tuple[str, ...]
+
+
+def check_definition(
+    name: str, schema: pa.Schema, *, primary_key: str, shards: int, partitions: Sequence[str]
+) -> Definition:
+    """Return the definition. Raises `InvalidArgument` or `SchemaMismatch`."""
+    check_name("collection", name)
+    if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
+        raise InvalidArgument(f"shards is {shards!r} — choose 1 to {SHARDS_MAX}")
+    return Definition(
+        name, check_schema(schema, primary_key=primary_key), primary_key, shards, _check_partitions(partitions)
+    )
+
+
+def _check_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(partitions, str) or not isinstance(partitions, Sequence) or len(partitions) >= PARTITIONS_MAX:
+        raise _wrong_partitions(partitions)
+    names = tuple(check_name("partition", partition) for partition in partitions)
+    if len(set(names)) < len(names):
+        raise _wrong_partitions(partitions)
+    return names
+
+
+def _wrong_partitions(partitions: object) -> InvalidArgument:
+    count = f" ({len(partitions)} of them)" if isinstance(partitions, Sized) and not isinstance(partitions, str) else ""
+    shown = reprlib.repr(partitions)  # the first few: thousands of names would make a text that nobody reads
+    return InvalidArgument(f"partitions={shown}{count} — pass a list of up to {PARTITIONS_MAX - 1} different names")
+
+
+def same_definition(existing: CollectionInfo, definition: Definition, *, if_not_exists: bool) -> CollectionInfo:
+    """Return the existing collection if it will do. Raises `AlreadyExists`."""
+    name = existing.name
+    if not if_not_exists:
+        raise AlreadyExists(f"collection {name!r} exists — use it as it is, or choose another name")
+    if not decode_schema(existing.schema).equals(definition.schema):
+        raise AlreadyExists(f"collection {name!r} exists with another schema — use its schema, or choose another name")
+    if existing.primary_key != definition.primary_key or len(existing.vchannels) != definition.shards:
+        raise AlreadyExists(
+            f"collection {name!r} exists with primary key {existing.primary_key!r} and {len(existing.vchannels)} shards — "
+            "use these, or choose another name"
+        )
+    return existing
+
+
+def new_collection(definition: Definition, pchannel: str, allocate_id: Callable[[], int]) -> CreateCollectionHeader:
+    """Return what creates a collection on `pchannel`, with new ids."""
+    collection_id = allocate_id()
+    return CreateCollectionHeader(
+        collection_id=collection_id,
+        name=definition.name,
+        schema=encode_schema(definition.schema),
+        schema_version=FIRST_SCHEMA_VERSION,
+        primary_key=definition.primary_key,
+        vchannels=tuple(f"{pchannel}_{collection_id}v{shard}" for shard in range(definition.shards)),
+        partitions=tuple((allocate_id(), name) for name in (DEFAULT_PARTITION, *definition.partitions)),
+    )
+
+
+def create_collection_group(header: CreateCollectionHeader) -> AppendGroup:
+    """Return the group that creates a collection."""
+    return _on_each(header.vchannels, MessageType.CREATE_COLLECTION, header)
+
+
+def drop_collection_group(info: CollectionInfo) -> AppendGroup:
+    """Return the group that drops a collection."""
+    return _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
+
+
+def create_partition_group(info: CollectionInfo, partition: str, allocate_id: Callable[[], int]) -> AppendGroup:
+    """Return the group that creates a partition. Raises `AlreadyExists` or `InvalidArgument`."""
+    check_name("partition", partition)
+    if has_partition(info, partition):
+        raise AlreadyExists(
+            f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
+        )
+    if sum(not each.dropped_tick for each in info.partitions) >= PARTITIONS_MAX:
+        raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
+    header = CreatePartitionHeader(info.id, allocate_id(), partition)
+    return _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
+
+
+def drop_partition_group(info: CollectionInfo, partition: str) -> AppendGroup:
+    """Return the group that drops a partition. Raises `PartitionNotFound`."""
+    header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
+    return _on_each(info.vchannels, MessageType.DROP_PARTITION, header)
+
+
+def has_partition(info: CollectionInfo, partition: str) -> bool:
+    """Whether the collection has a live partition of this name."""
+    return any(each.name == partition and not each.dropped_tick for each in info.partitions)
+
+
+def _on_each(vchannels: Sequence[str], kind: MessageType, header: Header) -> AppendGroup:
+    return AppendGroup([MutableMessage(kind, header, vchannel) for vchannel in vchannels])
+
+
+InfoOf = Callable[[str], CollectionInfo]
+"""Return the live collection of a name. Raises `CollectionNotFound`, or `OnShutdown` when the node is closed."""
+
+
+class CatalogChanges:
+    """The changes of one node's catalog; lives on its event loop. Timeouts and errors are those of `Node`."""
+
+    def __init__(self, channel: Channel, info_of: InfoOf, append: Append) -> None:
+        self._channel = channel
+        self._info_of = info_of
+        self._append = append
+
+    async def create_collection(
+        self, definition: Definition, *, if_not_exists: bool, timeout: float | None
+    ) -> CollectionInfo:
+        """Make a collection, or find one that will do, and return it as it was made or found. Raises `AlreadyExists`."""
+        tried: list[AppendGroup] = []
+
+        async def create() -> CollectionInfo:
+            while True:  # once more for each time that others make it and drop it again meanwhile
+                existing = self._find(definition.name)
+                if existing is not None:
+                    same_definition(existing, definition, if_not_exists=if_not_exists)
+                    await self._settle(None)
+                    return existing
+                try:
+                    return await self._create(definition, tried)
+                except AlreadyExists:
+                    if not if_not_exists:
+                        raise
+
+        return await within(timeout, create, "the collection", begun=lambda: any(group.begun for group in tried))
+
+    async def _create(self, definition: Definition, tried: list[AppendGroup]) -> CollectionInfo:
+        header = new_collection(definition, self._channel.log.name, self._allocate_id)
+        group = create_collection_group(header)
+        tried.append(group)
+        result = await self._append(group)
+        return created_collection(header, result.time_tick)  # the catalog may have it no more
+
+    async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
+        """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
+        if if_exists and self._find(name) is None:
+            await self._settle(timeout)
+            return
+        info = self._info_of(name)
+        done_already = (CollectionNotFound,) if if_exists else ()
+        await self._change(drop_collection_group(info), "the drop", timeout, done_already)
+
+    async def create_partition(
+        self, info: CollectionInfo, partition: str, *, if_not_exists: bool, timeout: float | None
+    ) -> None:
+        """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`."""
+        if if_not_exists and has_partition(info, partition):
+            await self._settle(timeout)
+            return
+        group = create_partition_group(info, partition, self._allocate_id)
+        done_already = (AlreadyExists,) if if_not_exists else ()
+        await self._change(group, "the partition", timeout, done_already)
+
+    async def drop_partition(
+        self, info: CollectionInfo, partition: str, *, if_exists: bool, timeout: float | None
+    ) -> None:
+        """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
+        if if_exists and not has_partition(info, partition):
+            await self._settle(timeout)
+            return
+        done_already = (PartitionNotFound,) if if_exists else ()
+        await self._change(drop_partition_group(info, partition), "the drop", timeout, done_already)
+
+    async def _change(
+        self,
+        group: AppendGroup,
+        what: str,
+        timeout: float | None,
+        done_already: tuple[type[StreamingNodeError], ...],
+    ) -> None:
+        """Append a change; an error of `done_already` says that somebody made it meanwhile, which will do."""
+        try:
+            await within(timeout, partial(self._append, group), what, begun=lambda: group.begun)
+        except done_already:
+            await self._settle(timeout)
+
+    async def _settle(self, timeout: float | None) -> None:
+        """Wait until what the catalog says is durable."""
+        await read_within(timeout, self._channel.consistent_tick, "the look at the catalog")
+
+    def _allocate_id(self) -> int:
+        return self._channel.shards.allocate_id()
+
+    def _find(self, name: str) -> CollectionInfo | None:
+        return next((info for info in self._channel.catalog.collections() if info.name == name), None)

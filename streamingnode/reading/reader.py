@@ -1,0 +1,364 @@
+"""Reads one collection: `async with node.read("orders", policy) as messages`.
+
+In: batches of a scanner over the collection's pchannel. Out: one message for each tick, ticks strictly ascending, nothing
+missing and nothing twice. A transaction comes whole, with only this collection's bodies. Who is before: `scanner`.
+
+A named reader holds as little of the log as its acknowledgements allow. A reader of a quiet collection would otherwise hold
+everything that other collections write: so acknowledging the last message delivered acknowledges the quiet after it too,
+and a reader that has nothing to acknowledge moves on by itself from time to time.
+"""
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from numbers import Real
+from types import TracebackType
+from typing import Self, TypeVar
+
+import anyio
+import pyarrow as pa
+
+from interceptors.errors import CollectionNotFound
+from interceptors.shard.catalog import CollectionInfo
+from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartAfterTick, check_policy
+from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
+from scanner.scanner import ScanBatch, Scanner
+from streamingnode.channel import Channel
+from streamingnode.names import check_name
+from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
+from streamingnode.rows.schema import decode_schema
+from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, UnsupportedFormat, shown
+from wal.headers import SYSTEM, MessageType
+from wal.message import AnyMessage
+from wal.outlast import outlast
+from wal.position import message_id_kind
+from wal.timetick import tick_given
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What a reader asks for; see `Node.read`."""
+
+    policy: DeliverPolicy
+    until: int | None = None
+    name: str | None = None
+    types: frozenset[MessageType] | None = None
+    include_ticks: bool = False
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+        check_tick("until", self.until)
+        check_types(self.types)
+        if self.name is not None:
+            check_name("reader", self.name)
+
+
+class CollectionReader:
+    """An open reader of one collection; one task uses it at a time. Made by `Node.read`.
+
+    It ends after everything at or below `until`, or after the message that the collection was dropped. A reader that falls
+    behind costs nobody else anything. Raises, where it is iterated, `Truncated` when what it would read next is gone,
+    `Corrupt` for damage, `OnShutdown` when the node closes.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        readers: NamedReaders,
+        info: CollectionInfo,
+        options: ReadOptions,
+        *,
+        explain: Callable[[StreamingNodeError], None],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._channel = channel
+        self._readers = readers
+        self._info = info
+        self._options = options
+        self._explain = explain
+        """Raises what made the node fail, if that is why the reader is refused."""
+        self._clock = clock
+        self._vchannels = frozenset(info.vchannels)
+        self._types = options.types or DELIVERED_TYPES
+        self._scanned_types = self._types | {MessageType.DROP_COLLECTION}
+        """What ends the reader comes from the log even if it is not delivered."""
+        self._schemas = _payload_schemas(info)
+        self._ready: deque[ReadMessage] = deque()
+        self._entered, self._ended = False, False
+        self._scanner: Scanner | None = None
+        self._lease: ReaderLease | None = None
+        self._message_id = message_id_kind(channel.log.wal_name)
+
+    async def __aenter__(self) -> Self:
+        """Find the place to start. Raises `Truncated`, `ReaderBusy`, or `InvalidArgument` for an id of another log."""
+        if self._entered:
+            raise InvalidArgument("a reader reads once — open another with node.read()")
+        self._entered = True
+        try:
+            await self._explained(self._open())
+        except BaseException:
+            await outlast(self.close())
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await outlast(self.close())  # waits at most for one read, and one small write of the reader's position
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReadMessage:
+        """Return the next message. Cancelling loses nothing."""
+        while not self._ready:
+            if self._ended:
+                raise StopAsyncIteration
+            await self._fill()
+        return self._ready.popleft()
+
+    async def next_messages(self, *, max_messages: int = 1_024) -> list[ReadMessage]:
+        """Return the next messages, at least one, without waiting for more; an empty list at the end."""
+        if not isinstance(max_messages, int) or max_messages < 1:
+            raise InvalidArgument(f"{max_messages=} — pass at least 1: an empty list means the end")
+        while not self._ready and not self._ended:
+            await self._fill()
+        return [self._ready.popleft() for _ in range(min(max_messages, len(self._ready)))]
+
+    async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[list[ReadMessage]]:
+        """Yield lists of messages of up to `max_rows` rows, each at most `max_wait_s` after its first message.
+
+        A message of more rows comes alone; a message without rows counts as one. Nothing is yielded while nothing comes.
+        """
+        if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(max_wait_s, Real) or not max_wait_s >= 0:
+            raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
+        while first := await anext(self, None):
+            batch, rows = [first], first.num_rows or 1
+            deadline = self._clock() + max_wait_s
+            while rows < max_rows and await self._has_next(deadline):
+                rows += self._ready[0].num_rows or 1
+                if rows > max_rows:
+                    break
+                batch.append(self._ready.popleft())
+            yield batch
+
+    async def ack(self, message: ReadMessage) -> None:
+        """Start after `message` next time: durable when this returns; truncation stays behind it.
+
+        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name.
+        """
+        if self._options.name is None:
+            raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
+        if not isinstance(message, ReadMessage):
+            raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
+        if self._lease is None:
+            raise self._not_open()
+        await self._explained(self._lease.ack(message))
+
+    async def close(self) -> None:
+        """End the reader; idempotent."""
+        scanner, self._scanner = self._scanner, None
+        lease, self._lease = self._lease, None
+        self._ready.clear()
+        if scanner is not None:
+            await scanner.close()
+        if lease is not None:
+            await lease.close()
+
+    async def _open(self) -> None:
+        self._check_live()
+        if self._options.name is None:
+            await self._scan(self._options.policy)
+        else:
+            await self._open_named(self._options.name)
+
+    def _check_live(self) -> None:
+        """Refuse a collection that was dropped before the first look at the log: what would end the reader is past."""
+        if all(live.id != self._info.id for live in self._channel.catalog.collections()):
+            raise CollectionNotFound(
+                f"collection {self._info.name!r} was dropped meanwhile — create it again, or read another"
+            )
+
+    async def _open_named(self, name: str) -> None:
+        readers, policy = self._readers, self._options.policy
+        known = readers.list_readers(self._info.id).get(name)
+        start = known or await self._find_position(policy)
+        named = await readers.open(self._info.id, name, start=start)
+        self._lease = ReaderLease(named, self._clock)
+        try:
+            await self._scan(named.position.policy, after_tick=named.position.tick)
+        except Truncated as gone:
+            if known is not None:  # the log was cut shorter than the reader's place allows
+                next_step = f"delete_reader() forgets the place of {name!r}, which then starts where its policy says"
+                raise Truncated(gone.requested, gone.earliest, next_step) from gone
+            # The log was truncated between finding a place for a new reader and holding it.
+            await self.close()
+            await readers.delete_reader(self._info.id, name)
+            if not isinstance(policy, DeliverAll):
+                raise
+            self._check_live()
+            await self._open_named(name)
+
+    async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
+        self._scanner = self._channel.scanners.open(
+            policy, vchannels=self._vchannels, types=self._scanned_types, after_tick=after_tick
+        )
+        await self._scanner.open()
+
+    async def _find_position(self, policy: DeliverPolicy) -> ReaderPosition:
+        """Return where a policy starts, for a reader that is new to its name."""
+        log = self._channel.log
+        async with self._channel.scanners.open(policy) as scanner:
+            return ReaderPosition(log.name, log.wal_name, scanner.place.position, scanner.place.after_tick)
+
+    async def _explained(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except OnShutdown as refusal:
+            self._explain(refusal)
+            raise
+
+    async def _fill(self) -> None:
+        """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
+        if self._scanner is None:
+            raise self._not_open()
+        batch = await self._explained(self._scanner.next_batch())
+        delivered = self._merge(batch)
+        self._ready.extend(delivered)
+        until = self._options.until
+        self._ended = _has_drop(batch) or (until is not None and batch.confirmed_tick >= until)
+        if self._lease is not None:
+            self._lease.saw(delivered, self._passed(batch))
+            if not delivered:
+                await self._lease.follow()
+
+    def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
+        until = self._options.until
+        delivered = []
+        for tick, messages in groupby(batch.messages, _tick):
+            if until is not None and tick > until:
+                break
+            message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
+            if message is not None:
+                delivered.append(message)
+        if self._options.include_ticks:
+            passed = self._passed(batch)
+            delivered += [] if delivered and delivered[-1].time_tick >= passed.time_tick else [passed]
+        return delivered
+
+    def _passed(self, batch: ScanBatch) -> ReadMessage:
+        """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
+        until = self._options.until
+        if until is None or batch.confirmed_tick <= until:
+            return tick_message(batch.confirmed_tick, self._message_id(batch.resume_position))
+        held_back = next((message for message in batch.messages if message.time_tick > until), None)
+        return tick_message(until, held_back.last_confirmed if held_back else self._message_id(batch.resume_position))
+
+    def _not_open(self) -> StreamingNodeError:
+        if self._entered:
+            return OnShutdown("the reader is closed — open another with node.read()")
+        return InvalidArgument("the reader is not open — use it inside `async with node.read(...) as messages`")
+
+    async def _has_next(self, deadline: float) -> bool:
+        while not self._ready and not self._ended:
+            with anyio.move_on_after(deadline - self._clock()) as scope:
+                await self._fill()
+            if scope.cancelled_caught:
+                return False
+        return bool(self._ready)
+
+
+def _has_drop(batch: ScanBatch) -> bool:
+    return any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
+
+
+def _tick(message: AnyMessage) -> int:
+    return message.time_tick
+
+
+def _payload_schemas(info: CollectionInfo) -> PayloadSchemas:
+    schema = decode_schema(info.schema)
+
+    def rows(version: int) -> pa.Schema:
+        if version != info.schema_version:
+            raise UnsupportedFormat(f"rows have schema version {version}, the collection {info.schema_version}")
+        return schema
+
+    return PayloadSchemas(rows, pa.schema([schema.field(info.primary_key)]))
+
+
+LEASE_INTERVAL_S = 10.0
+"""How often an idle reader's place follows the log; each time is one synced write."""
+
+
+class ReaderLease:
+    """The place of one open named reader; `clock` returns seconds. Lives on the event loop."""
+
+    def __init__(self, named: NamedReader, clock: Callable[[], float]) -> None:
+        self._named = named
+        self._clock = clock
+        self._due_s = 0.0
+        self._last: ReadMessage | None = None
+        self._passed: ReadMessage | None = None
+
+    def saw(self, delivered: Sequence[ReadMessage], passed: ReadMessage) -> None:
+        """Take note of messages on their way to the caller, and of a tick up to which there are no others."""
+        self._passed = passed
+        self._last = delivered[-1] if delivered else self._last
+
+    async def ack(self, message: ReadMessage) -> None:
+        """Acknowledge a message and everything before it; durable when this returns."""
+        await self._named.ack(self._passed if message is self._last and self._passed is not None else message)
+
+    async def follow(self) -> None:
+        """Move on if everything delivered is acknowledged, and the last time is a while ago."""
+        passed, last, named = self._passed, self._last, self._named
+        if passed is None or passed.last_confirmed.position <= named.position.position:
+            return
+        if (last is not None and named.acknowledged_tick < last.time_tick) or self._clock() < self._due_s:
+            return
+        self._due_s = self._clock() + LEASE_INTERVAL_S
+        with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
+            await named.ack(passed)
+
+    async def close(self) -> None:
+        """Let the name be opened again."""
+        await self._named.close()
+
+
+def check_tick(what: str, tick: int | datetime | None) -> int | None:
+    """Return the tick given as the argument `what`, None for none. Raises `InvalidArgument`: a clock's number is no tick."""
+    return None if tick is None else tick_given(what, tick)
+
+
+def check_passed(policy: DeliverPolicy, until: int | None, newest: int) -> None:
+    """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
+    if until is not None and until > newest:
+        raise InvalidArgument(
+            f"until={until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() gave, "
+            "or leave it out to read on"
+        )
+    if isinstance(policy, StartAfterTick) and policy.tick > newest:
+        raise InvalidArgument(
+            f"tick {policy.tick} is yet to come, it is {newest} now — start at the end for what is to come"
+        )
+
+
+def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] | None:
+    """Return the types of message to deliver, None for all. Raises `InvalidArgument`: a wrong one would hide everything."""
+    if types is None:
+        return None
+    chosen = list(types) if isinstance(types, Iterable) else []
+    if not chosen or any(not isinstance(each, MessageType) or each in SYSTEM for each in chosen):
+        raise InvalidArgument(
+            f"types={shown(types)} — list what to deliver of inserts, deletes and DDL, as [sn.MessageType.INSERT]; "
+            "ticks come with include_ticks=True, transactions with the types of their bodies"
+        )
+    return frozenset(chosen)

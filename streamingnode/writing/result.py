@@ -1,0 +1,124 @@
+"""What callers get back for a write, and which part of a group each insert that went together with others gets. No I/O."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from streamingnode.rows.rows import Routed
+from wal.log import AppendResult
+from wal.position import MessageId
+
+Durability = Literal["fsync", "os"]
+"""What an acknowledgement means: synced to the disk, or handed to the operating system."""
+
+RowOffsets = Mapping[str, tuple[int, int]]
+
+
+class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What became of an insert, upsert, delete or transaction that is in the log.
+
+    Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows
+    inserted there; `message_ids` are the log positions of its messages, ascending; `txn_id` is 0 outside a transaction.
+    `durable` says whether it was synced when it was acknowledged; with `durability="os"` that follows within the sync
+    interval.
+
+    A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
+    each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of
+    no rows did nothing: its tick is one that everything acknowledged before the call is at or below.
+    It holds no cycles and is left out of garbage collection: a busy node makes a hundred thousand a second.
+    """
+
+    time_tick: int
+    row_offsets: RowOffsets
+    message_ids: tuple[MessageId, ...]
+    txn_id: int = 0
+    durable: bool = True
+    groups: tuple["WriteResult", ...] = ()
+
+
+def nothing_at(tick: int) -> WriteResult:
+    """Return the result of a write without rows, as of a consistent tick: whoever reads on from there misses nothing."""
+    return WriteResult(time_tick=tick, row_offsets={}, message_ids=())
+
+
+def result_of(appended: AppendResult) -> WriteResult:
+    """Return the result of a write that is one append group."""
+    return WriteResult(
+        time_tick=appended.time_tick,
+        row_offsets=dict(appended.row_offsets),
+        message_ids=appended.message_ids,
+        txn_id=appended.txn_id,
+        durable=appended.durable,
+    )
+
+
+def combined(results: Sequence[WriteResult]) -> WriteResult:
+    """Return the result of a write that took these groups, at least one, in order."""
+    if len(results) == 1:
+        return results[0]
+    row_offsets: dict[str, tuple[int, int]] = {}
+    for result in results:
+        for vchannel, (first, count) in result.row_offsets.items():
+            known_first, known_count = row_offsets.get(vchannel, (first, 0))
+            row_offsets[vchannel] = known_first, known_count + count
+    return WriteResult(
+        time_tick=results[-1].time_tick,
+        row_offsets=row_offsets,
+        message_ids=tuple(message_id for result in results for message_id in result.message_ids),
+        txn_id=results[-1].txn_id,
+        durable=all(result.durable for result in results),
+        groups=tuple(results),
+    )
+
+
+def share_result(
+    appended: AppendResult, routed: Routed, vchannels: Sequence[str], row_counts: Sequence[int]
+) -> list[WriteResult]:
+    """Return each caller's result; the group had one insert message for each of `routed.parts`, in order."""
+    if routed.shard_of_row is None:
+        return _share_one_shard(appended, vchannels[routed.parts[0][0]], row_counts)
+    shards = routed.shard_of_row.tolist()
+    ranks = _ranks(routed)
+    message_of_shard = {shard: index for index, (shard, _) in enumerate(routed.parts)}
+    results, start = [], 0
+    for count in row_counts:
+        offsets: dict[str, tuple[int, int]] = {}
+        touched = set()
+        for shard, rank in zip(shards[start : start + count], ranks[start : start + count], strict=True):
+            vchannel = vchannels[shard]
+            first, rows = offsets.get(vchannel, (appended.row_offsets[vchannel][0] + rank, 0))
+            offsets[vchannel] = first, rows + 1
+            touched.add(message_of_shard[shard])
+        ids = appended.message_ids
+        results.append(
+            WriteResult(
+                time_tick=appended.time_tick,
+                row_offsets=offsets,
+                message_ids=tuple(ids[index] for index in sorted(touched)),
+                durable=appended.durable,
+            )
+        )
+        start += count
+    return results
+
+
+def _share_one_shard(appended: AppendResult, vchannel: str, row_counts: Sequence[int]) -> list[WriteResult]:
+    tick, ids, durable = appended.time_tick, appended.message_ids, appended.durable
+    first, _ = appended.row_offsets[vchannel]
+    results = []
+    for count in row_counts:
+        offsets = {vchannel: (first, count)}
+        results.append(WriteResult(time_tick=tick, row_offsets=offsets, message_ids=ids, durable=durable))
+        first += count
+    return results
+
+
+def _ranks(routed: Routed) -> list[int]:
+    """Return, for each row, how many rows of its shard come before it."""
+    assert routed.shard_of_row is not None
+    ranks = np.empty(len(routed.shard_of_row), np.int64)
+    for shard, part in routed.parts:
+        ranks[routed.shard_of_row == shard] = np.arange(part.num_rows)
+    return ranks.tolist()

@@ -1,0 +1,160 @@
+"""Bugs of readers: rows left out, repeated, too early, not to the end, and places that are kept wrong."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+import scanner.starting_point
+import streamingnode.reading.read_message
+from scanner.named_reader import NamedReaders, ReaderPosition
+from scanner.source import CatchUp, SwitchableReader, Tailing
+from scanner.starting_point import StartingPoint
+from streamingnode.reading.reader import CollectionReader
+from tests.chaos.seeded.bug import Right, SeededBug
+from wal.errors import Truncated
+from wal.headers import MessageType
+from wal.live_tail import PendingQueue
+from wal.message import LogEntry, Message
+from wal.transaction_buffer import TransactionBuffer
+
+
+def _entry_left_out(right: Right) -> Right:
+    async def following(catch_up: CatchUp) -> list[LogEntry]:
+        entries: list[LogEntry] = await right(catch_up)
+        return entries[1:] if len(entries) > 2 else entries
+
+    return following
+
+
+def _starts_one_late(right: Right) -> Right:
+    def start_with(log: Any, entry: LogEntry, *, after_tick: int) -> Any:
+        start = right(log, entry, after_tick=after_tick)
+        return start._replace(position=min(start.position + 1, entry.first_position))
+
+    return start_with
+
+
+def _starts_one_early(right: Right) -> Right:
+    async def start_after_tick(*arguments: Any) -> Any:
+        start = await right(*arguments)
+        return start._replace(after_tick=start.after_tick - 1)
+
+    return start_after_tick
+
+
+def _all_with_a_hole(_right: Right) -> Right:
+    async def start_at_earliest(log: Any, _reader: Any) -> Any:
+        return StartingPoint(log.first_position, 0)
+
+    return start_at_earliest
+
+
+def _truncation_not_told(right: Right) -> Right:
+    async def search_after_tick(log: Any, reader: Any, tick: int) -> Any:
+        try:
+            return await right(log, reader, tick)
+        except Truncated:
+            return StartingPoint(log.first_position, tick)
+
+    return search_after_tick
+
+
+def _tail_skips(right: Right) -> Right:
+    def snapshot_from(queue: PendingQueue, position: int, *, bytes_max: int | None = None) -> list[LogEntry]:
+        entries: list[LogEntry] = right(queue, position, bytes_max=bytes_max)
+        return entries[:1] + entries[2:] if len(entries) > 2 else entries
+
+    return snapshot_from
+
+
+def _lost_at_the_switch(_right: Right) -> Right:
+    def cover(reader: SwitchableReader) -> bool:
+        skipped = int(reader._log.durable_position > reader.position)
+        tail = reader._tail.open_reader(reader.position + skipped) if reader._tail is not None else None
+        if tail is None:
+            return False
+        reader._tailing = Tailing(tail, read_bytes=reader._read_bytes)
+        reader._catch_up.close()
+        return True
+
+    return cover
+
+
+def _told_one_tick_too_many(right: Right) -> Right:
+    async def following(tailing: Tailing) -> Any:
+        read = await right(tailing)
+        return read._replace(confirmed_tick=read.confirmed_tick + 1)
+
+    return following
+
+
+def _bodies_at_once(right: Right) -> Right:
+    def observe_message(buffer: TransactionBuffer, message: Message) -> Any:
+        outcome = right(buffer, message)
+        is_body = message.txn_id and message.type in {MessageType.INSERT, MessageType.DELETE}
+        return msgspec.structs.replace(message, txn_id=0) if is_body and message.txn_id in buffer._open else outcome
+
+    return observe_message
+
+
+def _half_a_transaction(right: Right) -> Right:
+    def commit(buffer: TransactionBuffer, message: Message) -> Any:
+        transaction = right(buffer, message)
+        if transaction is not None and len(transaction.bodies) > 1:
+            return msgspec.structs.replace(transaction, bodies=transaction.bodies[1:])
+        return transaction
+
+    return commit
+
+
+def _one_shard_of_a_tick(right: Right) -> Right:
+    return lambda parts, schemas: right(parts[:1], schemas)
+
+
+def _ends_early(right: Right) -> Right:
+    def start(reader: CollectionReader, channel: Any, readers: Any, info: Any, options: Any, **rest: Any) -> None:
+        until = None if options.until is None else options.until - (1 << 20)
+        right(reader, channel, readers, info, replace(options, until=until), **rest)
+
+    return start
+
+
+def _repeats_what_was_acknowledged(right: Right) -> Right:
+    async def scan(reader: CollectionReader, policy: Any, *, after_tick: int = 0) -> None:
+        await right(reader, policy, after_tick=max(after_tick - 1, 0))
+
+    return scan
+
+
+def _acknowledged_in_memory(_right: Right) -> Right:
+    async def save(readers: NamedReaders, key: str, position: ReaderPosition) -> None:
+        readers._positions[key] = position
+
+    return save
+
+
+def _acknowledged_too_far(right: Right) -> Right:
+    async def save(readers: NamedReaders, key: str, position: ReaderPosition) -> None:
+        await right(readers, key, msgspec.structs.replace(position, tick=position.tick + (1 << 22)))
+
+    return save
+
+
+SCAN_OFF_BY_ONE = SeededBug("scan off by one", CatchUp, "next", _entry_left_out)
+OTHERS = (
+    SeededBug("a reader starts one late", scanner.starting_point, "_start_with", _starts_one_late),
+    SeededBug("a reader starts one early", scanner.starting_point, "_start_after_tick", _starts_one_early),
+    SeededBug("a history with a hole", scanner.starting_point, "_start_at_earliest", _all_with_a_hole),
+    SeededBug("a reader is not told of truncation", scanner.starting_point, "_search_after_tick", _truncation_not_told),
+    SeededBug("the live tail skips", PendingQueue, "snapshot_from", _tail_skips),
+    SeededBug("an entry lost at the switch to the tail", SwitchableReader, "_cover", _lost_at_the_switch),
+    SeededBug("readers are told of a tick too many", Tailing, "next", _told_one_tick_too_many),
+    SeededBug("bodies before their commit", TransactionBuffer, "_observe_message", _bodies_at_once),
+    SeededBug("half a transaction", TransactionBuffer, "_commit", _half_a_transaction),
+    SeededBug("one shard of an insert", streamingnode.reading.read_message, "_merged", _one_shard_of_a_tick),
+    SeededBug("a read ends early", CollectionReader, "__init__", _ends_early),
+    SeededBug("acknowledged messages come again", CollectionReader, "_scan", _repeats_what_was_acknowledged),
+    SeededBug("acknowledged in memory only", NamedReaders, "save", _acknowledged_in_memory),
+    SeededBug("acknowledged too far", NamedReaders, "save", _acknowledged_too_far),
+)

@@ -1,0 +1,67 @@
+"""Bugs of ticks: given twice, told too early, forgotten, and outcomes that are guessed."""
+
+from typing import Any
+
+from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
+from interceptors.txn_manager import TxnManager
+from tests.chaos.seeded.bug import Right, SeededBug
+from tests.chaos.simulation.store import SimulatedStore
+from wal.timetick import TickAllocator, compose_tick
+
+
+def _tick_goes_back(_right: Right) -> Right:
+    def allocate(ticks: TickAllocator) -> int:
+        ticks._last = compose_tick(ticks._now_ms()) + (ticks._last & 0xFF) + 1
+        return ticks._last
+
+    return allocate
+
+
+def _stale_tick(_right: Right) -> Right:
+    async def consistent_tick(operator: TimeTickSyncOperator, *, at_least: int = 0) -> int:
+        return operator._acks.confirmed_tick
+
+    return consistent_tick
+
+
+def _confirmed_when_queued(_right: Right) -> Right:
+    def decide(interceptor: TimeTickInterceptor, group: Any, acker: Any) -> None:
+        if group.ticket is None:
+            interceptor._acks.fail(acker)
+        else:
+            entry = interceptor._entry(group, group.ticket)
+            interceptor._mvcc.update(entry)
+            interceptor._acks.confirm(acker, entry)
+
+    return decide
+
+
+def _own_position_confirmed(_right: Right) -> Right:
+    return lambda _manager: None
+
+
+def _last_confirmed_one_too_far(right: Right) -> Right:
+    def oldest_open_begin(manager: TxnManager) -> int | None:
+        begin = right(manager)
+        return None if begin is None else begin + 1
+
+    return oldest_open_begin
+
+
+def _promise_nothing(_right: Right) -> Right:
+    async def promise_tick(_store: SimulatedStore, _tick: int) -> None:
+        """Forget it."""
+
+    return promise_tick
+
+
+TICK_GOES_BACK = SeededBug("tick goes back", TickAllocator, "allocate", _tick_goes_back)
+CONFIRMED_WHEN_QUEUED = SeededBug(
+    "readers see what is not durable", TimeTickInterceptor, "_decide", _confirmed_when_queued
+)
+STALE_TICK = SeededBug("stale consistent tick", TimeTickSyncOperator, "consistent_tick", _stale_tick)
+OTHERS = (
+    SeededBug("the floor does not know what readers know", SimulatedStore, "promise_tick", _promise_nothing),
+    SeededBug("readers resume at their own position", TxnManager, "oldest_open_begin", _own_position_confirmed),
+    SeededBug("last-confirmed one too far", TxnManager, "oldest_open_begin", _last_confirmed_one_too_far),
+)

@@ -1,0 +1,464 @@
+"""Rows that fit become batches of exactly the schema; the others are refused by column and row."""
+
+import datetime as dt
+import io
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interceptors.errors import SchemaMismatch
+from streamingnode.rows import rows as rows_module
+from streamingnode.rows.rows import RowShape, key_shape, keys_to_batches, row_shape, to_batches
+from tests.streamingnode.append_double import schema_of
+from wal.errors import InvalidArgument
+
+SCHEMA = schema_of(id=pa.int64(), item=pa.string(), amount=pa.float64())
+SHAPE = row_shape(SCHEMA, primary_key="id")
+NOW = dt.datetime(2026, 3, 29, 1, 2, 3)  # noqa: DTZ001  # naive on purpose
+POINT = pa.struct([pa.field("x", pa.int64(), nullable=False), ("y", pa.int64())])
+
+
+def shape_of(kind: pa.DataType, *, nullable: bool = True) -> RowShape:
+    return row_shape(
+        pa.schema([pa.field("id", pa.int64()), pa.field("value", kind, nullable=nullable)]), primary_key="id"
+    )
+
+
+def values_back(kind: pa.DataType, values: Sequence[object]) -> list[object]:
+    rows = [{"id": i, "value": value} for i, value in enumerate(values)]
+    return [row["value"] for batch in to_batches(rows, shape_of(kind)) for row in batch.to_pylist()]
+
+
+def refusal(rows: Any, shape: RowShape = SHAPE) -> SchemaMismatch:
+    with pytest.raises(SchemaMismatch) as caught:
+        to_batches(rows, shape)
+    return caught.value
+
+
+row_dicts = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(1 << 63), (1 << 63) - 1),
+        "item": st.none() | st.text(st.characters(codec="utf-8"), max_size=8),
+        "amount": st.none() | st.floats(allow_nan=False),
+    }
+)
+
+
+@given(st.lists(row_dicts, min_size=1))
+def test_dicts_come_back_as_they_went_in(rows: list[dict[str, object]]) -> None:
+    assert [row for batch in to_batches(rows, SHAPE) for row in batch.to_pylist()] == rows
+
+
+@given(st.lists(row_dicts, max_size=20), st.randoms(use_true_random=False))
+def test_dicts_batch_and_table_become_the_same_batches(rows: list[dict[str, object]], random: Any) -> None:
+    names = random.sample(SCHEMA.names, 3)
+    table = pa.Table.from_pylist(rows, schema=SCHEMA).select(names)
+    expected = pa.Table.from_batches(to_batches(rows, SHAPE), SCHEMA)
+    assert pa.Table.from_batches(to_batches(table, SHAPE), SCHEMA).equals(expected)
+    for batch in table.to_batches():
+        assert pa.Table.from_batches(to_batches(batch, SHAPE), SCHEMA).equals(expected)
+
+
+@pytest.mark.parametrize("rows", [[], (), pa.table({}), SCHEMA.empty_table().to_batches(), SCHEMA.empty_table()])
+def test_no_rows_become_no_batches(rows: Any) -> None:
+    if isinstance(rows, pa.Table) and not rows.column_names:
+        assert refusal(rows).column == "id"
+    else:
+        assert to_batches(rows, SHAPE) == []
+
+
+@pytest.mark.parametrize(
+    "kind, values",
+    [
+        (pa.int8(), [1, None, -128, np.int64(5)]),
+        (pa.float32(), [1.5, 2, None, np.float32(0.5)]),
+        (pa.bool_(), [True, None]),
+        (pa.string(), ["", "é", None]),
+        (pa.binary(), [b"", b"\xff", None]),
+        (pa.date32(), [dt.date(2024, 2, 29), None]),
+        (pa.timestamp("us"), [dt.datetime(2024, 2, 29, 1, 2, 3, 4), None]),  # noqa: DTZ001
+        (pa.decimal128(5, 2), [Decimal("1.25"), None]),
+        (pa.list_(pa.int64()), [[1, None], [], None]),
+        (pa.list_(pa.float32(), 2), [[1.0, 2.0], None]),
+        (pa.struct([("x", pa.int64()), ("y", pa.string())]), [{"x": 1, "y": None}, None]),
+    ],
+    ids=str,
+)
+def test_value_of_the_column_type_is_kept(kind: pa.DataType, values: list[object]) -> None:
+    assert values_back(kind, values) == values
+
+
+@pytest.mark.parametrize(
+    "kind, value",
+    [
+        (pa.int64(), 1.5),
+        (pa.int64(), 1.0),
+        (pa.int64(), "1"),
+        (pa.int64(), True),
+        (pa.int64(), 1 << 63),
+        (pa.int8(), 128),
+        (pa.float64(), True),
+        (pa.float64(), "1.5"),
+        (pa.float64(), (1 << 60) + 1),
+        (pa.bool_(), 1),
+        (pa.string(), b"bytes"),
+        (pa.string(), 5),
+        (pa.string(), "\ud800"),
+        (pa.binary(), "text"),
+        (pa.date32(), dt.datetime(2024, 1, 1)),  # noqa: DTZ001
+        (pa.date32(), 1.5),
+        (pa.list_(pa.string()), [b"bytes"]),
+        (pa.list_(pa.float64()), [True]),
+        (pa.list_(pa.float64()), np.array([True])),
+        (pa.list_(pa.int64()), np.array([1.5])),
+        (pa.int64(), np.timedelta64(5)),
+        (pa.float32(), 1e300),
+        (pa.float32(), -3.5e38),
+        (pa.float32(), (1 << 24) + 1),
+        (pa.float64(), np.longdouble("1e400")),
+        (pa.float64(), np.uint64((1 << 64) - 1)),
+        (pa.float32(), np.ulonglong((1 << 64) - 1)),
+        (pa.list_(pa.float64()), np.array([(1 << 64) - 1], np.uint64)),
+        (pa.list_(pa.float32()), [1e300]),
+        (pa.list_(pa.float32()), np.array([1e300])),
+        (pa.struct([("x", pa.float32())]), {"x": 1e300}),
+        (pa.timestamp("ms"), NOW.replace(microsecond=1)),
+        (pa.list_(pa.timestamp("ms")), [NOW.replace(microsecond=1)]),
+        (pa.timestamp("us"), 5),
+        (pa.timestamp("us"), NOW.replace(tzinfo=dt.UTC)),
+        (pa.timestamp("us"), pd.Timestamp(1)),
+        (pa.timestamp("us"), pd.NaT),
+        (pa.timestamp("us"), np.datetime64("NaT", "us")),
+        (pa.timestamp("us", "UTC"), NOW),
+        (pa.timestamp("us", "UTC"), np.datetime64(NOW)),
+        (pa.timestamp("us", "UTC"), NOW.replace(tzinfo=dt.timezone(dt.timedelta(microseconds=1)))),
+        (pa.struct([("t", pa.timestamp("us", "UTC"))]), {"t": NOW}),
+        (pa.decimal128(5, 2), Decimal("NaN")),
+        (pa.decimal128(5, 2), 1000),
+        (pa.timestamp("us"), 1.5),
+        (pa.timestamp("us"), "2024-01-01"),
+        (pa.decimal128(5, 2), 1.5),
+        (pa.decimal128(5, 2), Decimal("1.255")),
+        (pa.list_(pa.int64()), [1.5]),
+        (pa.list_(pa.string()), "ab"),
+        (pa.list_(pa.int64(), 2), [1]),
+        (pa.struct([("x", pa.int64())]), {"x": 1, "z": 2}),
+        (pa.struct([("x", pa.int64())]), {}),
+        (pa.struct([("x", pa.int64())]), {"x": 1.5}),
+        (pa.struct([("x", pa.int64())]), (1,)),
+        (pa.list_(pa.struct([("x", pa.int64())])), [{"x": 1, "z": 2}]),
+        (POINT, {"x": None, "y": 1}),
+        (pa.list_(pa.field("item", pa.float64(), nullable=False)), [None]),
+    ],
+    ids=str,
+)
+def test_value_that_would_change_or_does_not_fit_is_named_by_column_and_row(kind: pa.DataType, value: object) -> None:
+    filler: object = None
+    error = refusal([{"id": 0, "value": filler}, {"id": 1, "value": value}, {"id": 2, "value": filler}], shape_of(kind))
+    assert error.column is not None
+    assert error.column.startswith("value")
+    assert error.row == 1
+    assert "row 1" in str(error)
+
+
+# --- one rule for dicts and Arrow data ---------------------------------------------------------------------------------
+
+zones = st.sampled_from([dt.UTC, dt.timezone(dt.timedelta(hours=2)), ZoneInfo("Asia/Tokyo")])
+
+
+def whole(time: dt.datetime) -> dt.datetime:
+    return time.replace(microsecond=time.microsecond // 1000 * 1000)
+
+
+times = st.datetimes(dt.datetime(2, 1, 1), dt.datetime(9998, 1, 1))  # noqa: DTZ001
+naive = times | times.map(whole)
+aware = st.builds(lambda time, zone: time.replace(tzinfo=zone), naive, zones)
+decimals = st.decimals(-2000, 2000, places=3) | st.decimals(-9, 9, places=1)
+LEAVES: dict[str, tuple[list[pa.DataType], st.SearchStrategy[Any]]] = {
+    "flag": ([pa.bool_()], st.booleans()),
+    "integer": ([pa.int8(), pa.int32(), pa.int64()], st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-200, 200)),
+    "float": ([pa.float32(), pa.float64()], st.floats() | st.floats(width=32)),
+    "decimal": ([pa.decimal128(5, 2), pa.decimal128(38, 10)], decimals),
+    "text": ([pa.string(), pa.large_string()], st.text(max_size=3)),
+    "bytes": ([pa.binary(), pa.large_binary()], st.binary(max_size=3)),
+    "date": ([pa.date32()], st.dates()),
+    "time": ([pa.timestamp("ms"), pa.timestamp("us")], naive),
+    "instant": ([pa.timestamp("ms", "UTC"), pa.timestamp("us", "Europe/Berlin")], aware),
+}  # fmt: skip
+LEAF_TYPES = [kind for kinds, _ in LEAVES.values() for kind in kinds]
+
+
+@st.composite
+def column_and_value(draw: st.DrawFn) -> tuple[pa.DataType, object]:
+    """A column's type, and a value that may be for it or for another one; nested or not."""
+    kinds, values = LEAVES[draw(st.sampled_from(sorted(LEAVES)))]
+    kind = draw(st.sampled_from(kinds) if draw(st.integers(0, 3)) else st.sampled_from(LEAF_TYPES))
+    drawn: tuple[pa.DataType, object] = draw(
+        st.sampled_from(
+            [
+                (kind, draw(values)),
+                (pa.list_(kind), draw(st.lists(values, max_size=3))),
+                (pa.list_(kind, 2), draw(st.lists(values, min_size=1, max_size=3))),
+                (pa.struct([("x", kind), ("y", pa.int8())]), {"y": 1, "x": draw(values)}),
+                (pa.list_(pa.struct([("x", kind)])), [{"x": draw(values)}]),
+            ]
+        )
+    )
+    return drawn
+
+
+def same(got: Any, given: Any, kind: pa.DataType) -> bool:
+    """Whether a value came back: equal, the same instant, or the nearest float."""
+    if isinstance(given, list):
+        return len(got) == len(given) and all(same(*pair, kind.field(0).type) for pair in zip(got, given, strict=True))
+    if isinstance(given, dict):
+        return got.keys() == given.keys() and all(same(got[x], given[x], kind.field(x).type) for x in given)
+    if isinstance(given, float):
+        nearest = float(np.float32(given)) if pa.types.is_float32(kind) else given
+        return got == nearest or (math.isnan(got) and math.isnan(given))
+    if isinstance(given, dt.datetime) and given.tzinfo:
+        return got.tzinfo is not None and got.astimezone(dt.UTC) == given.astimezone(dt.UTC)
+    return got == given and isinstance(got, bool) is isinstance(given, bool)
+
+
+@given(column_and_value())
+def test_dict_and_table_keep_a_value_or_both_refuse_it(drawn: tuple[pa.DataType, object]) -> None:
+    kind, value = drawn
+    shape = shape_of(kind)
+    try:
+        (by_dict,) = to_batches([{"id": 0, "value": value}], shape)
+    except SchemaMismatch:
+        by_dict = None
+    try:
+        (by_table,) = to_batches(pa.table({"id": [0], "value": [value]}), shape)
+    except (SchemaMismatch, pa.ArrowException, OverflowError, UnicodeEncodeError):
+        by_table = None  # Arrow alone may have no type for it
+    assert (by_dict is None) == (by_table is None)
+    if by_dict is not None and by_table is not None:
+        assert same(by_dict.column("value")[0].as_py(), value, kind)
+        assert same(by_table.column("value")[0].as_py(), value, kind)
+
+
+@pytest.mark.parametrize(
+    "kind, value",
+    [
+        (pa.float32(), math.inf),
+        (pa.float32(), math.nan),
+        (pa.list_(pa.float32()), [-math.inf, 1.5]),
+        (pa.float64(), 1 << 53),
+        (pa.timestamp("us"), np.datetime64(NOW)),
+        (pa.timestamp("us"), pd.Timestamp(NOW)),
+        (pa.timestamp("us", "UTC"), pd.Timestamp(NOW, tz="Europe/Berlin")),
+        (pa.timestamp("us", "UTC"), dt.datetime(1800, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))),
+        (pa.decimal128(5, 2), Decimal("1.250")),
+        (pa.list_(pa.float32()), np.array([0.5, 1.5])),
+    ],
+    ids=str,
+)
+def test_unusual_value_that_fits_is_kept(kind: pa.DataType, value: Any) -> None:
+    (kept,) = values_back(kind, [value])
+    assert np.array_equal(np.array(kept), np.array(value), equal_nan=isinstance(value, float))
+
+
+def test_list_nested_deeper_than_python_prints_is_refused_by_row() -> None:
+    deep: object = 1
+    for _ in range(20_000):
+        deep = [deep]
+    for kind in (pa.int64(), pa.list_(pa.int64()), pa.struct([("x", pa.int64())])):
+        assert refusal([{"id": 0, "value": None}, {"id": 1, "value": deep}], shape_of(kind)).row == 1
+    with pytest.raises(SchemaMismatch):
+        keys_to_batches([deep], KEYS)
+
+
+def test_megabytes_of_a_refused_value_are_not_repeated() -> None:
+    assert len(str(refusal([{"id": 1, "item": "a", "amount": "x" * (1 << 20)}]))) < 300
+    assert len(str(refusal([{"id": 1, "item": "a", "amount": 10 ** (1 << 12)}]))) < 600
+
+
+@pytest.mark.parametrize(
+    "row, column, text",
+    [
+        ({"id": 2, "item": "tea"}, "amount", "is missing"),
+        ({"id": 2, "item": "tea", "amount": 1.0, "extra": 1}, "extra", "is not in the schema"),
+        ({"id": 2, "item": "tea", "total": 1.0}, "amount", "is missing"),
+        ({"id": None, "item": "tea", "amount": 1.0}, "id", "null"),
+        ({"id": "2", "item": "tea", "amount": 1.0}, "id", "is no int64"),
+    ],
+)
+def test_row_that_does_not_fit_is_named(row: dict[str, object], column: str, text: str) -> None:
+    good = {"id": 1, "item": "tea", "amount": 1.0}
+    error = refusal([good, row, good])
+    assert (error.column, error.row) == (column, 1)
+    assert text in str(error)
+
+
+def test_row_behind_the_first_batch_is_named_by_its_place_in_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "DICTS_PER_BATCH", 4)
+    rows: list[dict[str, object]] = [{"id": i, "item": "tea", "amount": 1.0} for i in range(10)]
+    assert [batch.num_rows for batch in to_batches(rows, SHAPE)] == [4, 4, 2]
+    rows[9] = {"id": 9, "item": 9, "amount": 1.0}
+    error = refusal(rows)
+    assert error.row == 9
+    assert "row 9" in str(error)
+
+
+@pytest.mark.parametrize("rows", [{"id": 1}, "rows", b"rows", None, 5, {1, 2}])
+def test_what_holds_no_rows_is_an_invalid_argument(rows: Any) -> None:
+    with pytest.raises(InvalidArgument, match="list of dicts"):
+        to_batches(rows, SHAPE)
+
+
+@pytest.mark.parametrize("row", [(1, "tea", 2.0), None, "abc", 5])
+def test_row_that_is_no_dict_is_an_invalid_argument(row: Any) -> None:
+    with pytest.raises(InvalidArgument, match="each row is a dict"):
+        to_batches([row], SHAPE)
+
+
+def batch_of(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": [1, 2], "item": ["a", "b"], "amount": [1.0, 2.0], **columns})
+
+
+@pytest.mark.parametrize(
+    "columns, column, row",
+    [
+        ({"id": pa.array([1, None])}, "id", 1),
+        ({"id": pa.array(["1", "2"])}, "id", None),
+        ({"id": pa.array([1.0, 2.0])}, "id", None),
+        ({"id": pa.array([1, 1 << 63], pa.uint64())}, "id", 1),
+        ({"amount": pa.array([1, (1 << 60) + 1])}, "amount", 1),
+        ({"amount": pa.array([Decimal(1), Decimal(2)])}, "amount", None),
+        ({"item": pa.array([b"a", b"b"])}, "item", None),
+        ({"extra": pa.array([1, 2])}, "extra", None),
+    ],
+)
+def test_batch_that_does_not_fit_is_refused_by_column(columns: dict[str, object], column: str, row: int | None) -> None:
+    error = refusal(batch_of(**columns))
+    assert (error.column, error.row) == (column, row)
+
+
+def test_batch_with_a_column_twice_or_missing_is_refused() -> None:
+    batch = batch_of()
+    assert "appears twice" in str(
+        refusal(pa.RecordBatch.from_arrays([*batch.columns, batch.column(0)], [*SCHEMA.names, "id"]))
+    )
+    assert refusal(batch.select(["id", "item"])).column == "amount"
+
+
+def test_batch_of_narrower_types_is_widened_exactly() -> None:
+    batch = batch_of(
+        id=pa.array([1, 2], pa.int16()),
+        item=pa.array(["a", None]).dictionary_encode(),
+        amount=pa.array([1, 2], pa.int32()),
+    )
+    (fitted,) = to_batches(batch, SHAPE)
+    assert fitted.schema.equals(SCHEMA)
+    assert fitted.to_pylist() == [{"id": 1, "item": "a", "amount": 1.0}, {"id": 2, "item": None, "amount": 2.0}]
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.list_(pa.float32()), pa.struct([("x", pa.float32())])], ids=str)
+def test_float_that_overflows_is_refused_in_a_dictionary_as_well(kind: pa.DataType) -> None:
+    encoded = pa.array([1.5, 1e300]).dictionary_encode()
+    wrapped: Any = encoded
+    if pt.is_list(kind):
+        wrapped = pa.ListArray.from_arrays([0, 1, 2], encoded)
+    elif pt.is_struct(kind):
+        wrapped = pa.StructArray.from_arrays([encoded], ["x"])
+    error = refusal(pa.RecordBatch.from_pydict({"id": [0, 1], "value": wrapped}), shape_of(kind))
+    assert (error.column, error.row) == ("value", 1)
+
+
+def test_row_of_a_table_is_named_by_its_place_in_the_table() -> None:
+    table = pa.concat_tables(
+        [pa.Table.from_batches([batch_of()]), pa.Table.from_batches([batch_of(id=pa.array([3, None]))])]
+    )
+    error = refusal(table)
+    assert (error.column, error.row) == ("id", 3)
+
+
+def test_text_that_is_not_utf8_is_refused_before_it_can_reach_a_file() -> None:
+    item = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"b"]).buffers())
+    assert "not valid" in str(refusal(batch_of(item=item)))
+
+
+def test_offsets_that_point_outside_their_buffer_are_refused() -> None:
+    offsets = pa.py_buffer(np.array([0, 1 << 20, 2], np.int32).tobytes())
+    item = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab")])
+    assert "not valid" in str(refusal(batch_of(item=item)))
+
+
+def test_null_in_a_required_column_is_refused_in_dicts_and_batches() -> None:
+    shape = shape_of(pa.string(), nullable=False)
+    rows: list[dict[str, object]] = [{"id": 1, "value": "a"}, {"id": 2, "value": None}]
+    assert refusal(rows, shape).row == 1
+    assert refusal(pa.RecordBatch.from_pylist(rows), shape).row == 1
+
+
+def test_null_in_a_required_nested_field_is_refused_but_one_under_a_null_parent_is_not() -> None:
+    shape = shape_of(POINT)
+    nullable = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    good = pa.array([{"x": 1, "y": None}, None], nullable)
+    bad = pa.array([{"x": 1, "y": 1}, {"x": None, "y": 1}], nullable)
+    ids = pa.array([1, 2])
+    assert len(to_batches(pa.RecordBatch.from_arrays([ids, good.cast(POINT)], ["id", "value"]), shape)) == 1
+    unchecked = pa.StructArray.from_arrays([pc.struct_field(bad, 0), pc.struct_field(bad, 1)], fields=list(POINT))
+    assert "takes none" in str(refusal(pa.RecordBatch.from_arrays([ids, unchecked], ["id", "value"]), shape))
+
+
+REQUIRED_ITEM = pa.field("item", pa.int64(), nullable=False)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [pa.string(), pa.decimal128(5, 2), pa.timestamp("ms", "UTC"), POINT, pa.list_(POINT), pa.list_(REQUIRED_ITEM)],
+    ids=str,
+)
+def test_required_field_that_is_null_under_a_null_can_be_written_as_parquet(inner: pa.DataType) -> None:
+    required = pa.field("x", inner, nullable=False)
+    nothing = pa.array([None, None], inner)
+    under_null = pa.StructArray.from_arrays([nothing], fields=[required], mask=pa.array([True, True]))
+    rows = pa.table({"id": range(2), "value": under_null})
+    (batch,) = to_batches(rows.slice(1), shape_of(under_null.type))
+    batch.validate(full=True)
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_batches([batch]), file)
+    assert pq.read_table(file).to_pylist() == [{"id": 1, "value": None}]
+
+
+KEYS = key_shape(SHAPE)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [[1, 2], (1, 2), range(1, 3), pa.array([1, 2]), pa.chunked_array([[1], [2]]), pa.table({"id": [1, 2]})],
+    ids=lambda keys: type(keys).__name__,
+)
+def test_keys_of_any_form_become_the_key_column(keys: Any) -> None:
+    assert [row for batch in keys_to_batches(keys, KEYS) for row in batch.to_pylist()] == [{"id": 1}, {"id": 2}]
+
+
+@pytest.mark.parametrize("keys", [[1, None], [1, "2"], pa.array([1, None]), pa.table({"key": [1]})])
+def test_keys_that_do_not_fit_are_refused(keys: Any) -> None:
+    with pytest.raises(SchemaMismatch):
+        keys_to_batches(keys, KEYS)
+
+
+@pytest.mark.parametrize("keys", [5, "key", None])
+def test_single_key_outside_a_list_is_an_invalid_argument(keys: Any) -> None:
+    with pytest.raises(InvalidArgument, match="list of key values"):
+        keys_to_batches(keys, KEYS)
+
+
+def test_empty_list_of_keys_becomes_no_batches() -> None:
+    assert keys_to_batches([], KEYS) == []

@@ -1,0 +1,149 @@
+"""How large the project is: lines, files, doors, settings, errors. A bound may only go down; beside it stands its aim.
+
+Who needs more room takes it from another row, or says in the commit why the project has to grow.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import streamingnode as sn
+from streamingnode.ownership import ROOT_PACKAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+LINES_MIN, LINES_MAX = 40, 500  # a file is a chapter
+SHORT_BY_NATURE = {"__init__.py", "__main__.py"}  # what a package is, and how it starts
+
+
+class Budget(NamedTuple):
+    """What holds today, and what shall hold."""
+
+    bound: int
+    target: int
+
+
+LINES = {
+    "wal": Budget(6_572, 5_200),
+    "interceptors": Budget(4_078, 2_900),
+    "scanner": Budget(1_403, 1_050),
+    "flusher": Budget(3_353, 2_200),
+    "spark_sink": Budget(2_761, 2_100),
+    "streamingnode": Budget(14_180, 8_500),
+}
+LINES_IN_ALL = Budget(32_347, 22_000)
+FILES = Budget(191, 130)
+SHORT_FILES = Budget(35, 0)
+SETTINGS = Budget(38, 38)
+ERROR_CLASSES = Budget(28, 28)
+
+DOORS = {
+    "insert": Budget(48, 32),
+    "insert of a batch": Budget(48, 34),
+    "upsert": Budget(48, 34),
+    "transaction": Budget(48, 36),
+    "read": Budget(32, 22),
+    "cut": Budget(70, 42),
+    "open": Budget(74, 48),
+}
+"""Files that one operation passes through; see `tests.doors`. A few are on top of what it takes alone: on a
+busy disk it lasts so long that idle ticks and statistics come in between."""
+
+
+def product_files() -> Iterator[Path]:
+    for package in ROOT_PACKAGES:
+        yield from (ROOT / package).rglob("*.py")
+
+
+def own_files() -> Iterator[Path]:
+    yield from product_files()
+    for folder in ("tests", "bench"):
+        yield from (ROOT / folder).rglob("*.py")
+
+
+@cache
+def length(path: Path) -> int:
+    return len(path.read_text("utf-8").splitlines())
+
+
+@pytest.fixture(scope="module")
+def doors() -> dict[str, int]:
+    """Measure in a process of its own: the profiler of this one may be taken, and imports are part of an operation."""
+    command = [sys.executable, "-m", "tests.doors", "--json"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found: dict[str, int] = json.loads(said.stdout)
+    return found
+
+
+@pytest.mark.parametrize("package", LINES)
+def test_a_package_has_no_more_lines_than_its_budget(package: str) -> None:
+    assert sum(length(path) for path in product_files() if path.is_relative_to(ROOT / package)) <= LINES[package].bound
+
+
+def test_every_package_of_the_product_has_a_budget() -> None:
+    assert sorted(LINES) == sorted(ROOT_PACKAGES)
+
+
+def test_the_product_has_no_more_lines_than_its_budget() -> None:
+    assert sum(length(path) for path in product_files()) <= LINES_IN_ALL.bound
+
+
+def test_the_product_has_no_more_files_than_its_budget() -> None:
+    assert len(list(product_files())) <= FILES.bound
+
+
+def test_no_python_file_outgrows_its_chapter() -> None:
+    assert not [path.relative_to(ROOT) for path in own_files() if length(path) > LINES_MAX]
+
+
+def test_no_more_files_are_short_than_the_budget_has() -> None:
+    short = [path for path in own_files() if length(path) < LINES_MIN and path.name not in SHORT_BY_NATURE]
+    assert len(short) <= SHORT_FILES.bound
+
+
+@pytest.mark.parametrize("operation", DOORS)
+def test_an_operation_passes_through_no_more_files_than_its_budget(operation: str, doors: dict[str, int]) -> None:
+    assert doors[operation] <= DOORS[operation].bound, "python -m tests.doors --list names them"
+
+
+def test_every_operation_that_is_walked_has_a_budget(doors: dict[str, int]) -> None:
+    assert sorted(doors) == sorted(DOORS)
+
+
+def test_there_are_no_more_settings_than_the_budget_has() -> None:
+    assert len(sn.load_config().origins()) <= SETTINGS.bound
+
+
+def test_there_are_no_more_error_classes_than_the_budget_has() -> None:
+    assert len(error_classes()) <= ERROR_CLASSES.bound
+
+
+def error_classes() -> set[str]:
+    """Return the errors a user may meet, by following base classes; nothing has to be imported."""
+    parents = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for path in product_files()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {sn.StreamingNodeError.__name__}
+    while more := {name for name, bases in parents.items() if bases & found} - found:
+        found |= more
+    return found
+
+
+def test_every_bound_is_on_its_way_to_its_target() -> None:
+    single = {
+        "lines": LINES_IN_ALL,
+        "files": FILES,
+        "short": SHORT_FILES,
+        "settings": SETTINGS,
+        "errors": ERROR_CLASSES,
+    }
+    assert not [name for name, budget in (LINES | DOORS | single).items() if budget.bound < budget.target]

@@ -1,0 +1,188 @@
+"""How a log store lies in RocksDB: what an operator may choose, what RocksDB is told, and the keys.
+
+RocksDB's own settings are chosen with figures in `docs/adr/0004-log-layout-on-rocksdb.md`.
+
+Keys are bytes, big endian, so that they sort as their numbers do. Column family `default`: `s<name>` facts about the store,
+`t<name>` log id of a pchannel, `f<log id>` first position kept, `m<key>` the state map. Column family `entries`:
+`<log id><last position>`. Log ids are numbers, so no log's keys are a prefix of another's, whatever a pchannel is called.
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rocksdict import DBCompressionType, DBRecoveryMode, Options
+
+from wal.files import open_files_max
+
+Durability = Literal["fsync", "os"]
+
+DATABASE_NAME = "log"
+"""The database's directory in the node directory."""
+META_FAMILY = "default"
+ENTRY_FAMILY = "entries"
+"""Entries have a column family of their own: their tables then never overlap those of the state map, and move down the
+levels without being rewritten."""
+
+_SETTINGS = Path(__file__).parent / "settings"
+"""An options file of RocksDB's own, for what rocksdict has no call for. Opening replays the log into memory and no further:
+bringing it into tables is a call of its own then, which lets the event loop run."""
+
+MEMTABLE_BYTES = 8 << 20
+"""RocksDB's log is at most about two of these, four on a slow disk, which bounds what a start has to replay, with the
+interpreter lock held."""
+OPEN_TABLES_MAX = 256
+"""RocksDB would keep every table open, and a log of days has thousands: more than a process may open by default."""
+OPEN_TABLES_SHARE = 4
+"""One part in so many of what the process may open: a backup is verified beside the open log, and programs have sockets."""
+WAITING_MEMTABLES_MAX = 2
+"""This many full memtables may wait to be written; with one more to spare, no single write has to wait for them."""
+INFO_LOG_BYTES = 1 << 20
+INFO_LOG_FILES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncOptions:
+    """How the writer thread syncs: each batch when `interval_s` is None, else at least that often."""
+
+    interval_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RocksOptions:
+    """Limits and durability of a RocksDB log store.
+
+    `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the operating system, which
+    loses up to `sync_interval_ms` of it in a power cut, never a hole). `queue_bytes_max` bounds appends that wait for
+    the disk. Appends are refused while the disk has less than `free_bytes_min` left, or less than twice RocksDB's own log;
+    0 refuses nothing. See `wal.rocks.space`.
+    """
+
+    durability: Durability = "fsync"
+    sync_interval_ms: int = 100
+    queue_bytes_max: int = 64 << 20
+    free_bytes_min: int = 256 << 20
+    memtable_bytes: int = MEMTABLE_BYTES
+
+    @property
+    def sync(self) -> SyncOptions:
+        """What the writer thread has to know of this."""
+        interval_s = None if self.durability == "fsync" else self.sync_interval_ms / 1000
+        return SyncOptions(interval_s=interval_s)
+
+
+def open_tables_max(open_files: int | None) -> int:
+    """Return how many tables RocksDB may keep open in a process that may have `open_files`; it takes 20 at least."""
+    return OPEN_TABLES_MAX if open_files is None else min(OPEN_TABLES_MAX, open_files // OPEN_TABLES_SHARE)
+
+
+def replay_memtable_bytes(options: RocksOptions) -> int:
+    """Return how much room replaying needs: RocksDB writes what is full to a table there and then, and nobody else runs."""
+    return (WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes
+
+
+def memtable_settings(options: RocksOptions) -> dict[str, str]:
+    """Return what each family is told once nothing is to be replayed any more."""
+    return {"write_buffer_size": str(options.memtable_bytes)}
+
+
+def database_options(
+    options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False, memtable_bytes: int | None = None
+) -> Options:
+    """Return the settings of the database as a whole; `memtable_bytes` takes the place of the option."""
+    database, _ = Options.load_latest(str(_SETTINGS))
+    _tune(database, memtable_bytes or options.memtable_bytes)
+    database.create_if_missing(create)
+    database.create_missing_column_families(create)
+    database.set_wal_recovery_mode(recovery)
+    database.set_paranoid_checks(True)
+    database.set_max_background_jobs(2)
+    database.set_max_open_files(open_tables_max(open_files_max()))
+    database.set_max_total_wal_size(2 * options.memtable_bytes)
+    database.set_stats_dump_period_sec(0)
+    database.set_stats_persist_period_sec(0)
+    database.set_max_log_file_size(INFO_LOG_BYTES)
+    database.set_keep_log_file_num(INFO_LOG_FILES)
+    return database
+
+
+def families(options: RocksOptions, *, memtable_bytes: int | None = None) -> dict[str, Options]:
+    """Return the column families beside the default one.
+
+    Raw mode always: RocksDB's own notes on keys do not survive a power cut.
+    """
+    entries = Options(raw_mode=True)
+    _tune(entries, memtable_bytes or options.memtable_bytes)
+    return {ENTRY_FAMILY: entries}
+
+
+def _tune(family: Options, memtable_bytes: int) -> None:
+    family.set_write_buffer_size(memtable_bytes)
+    family.set_max_write_buffer_number(WAITING_MEMTABLES_MAX + 1)
+    family.set_compression_type(DBCompressionType.none())
+
+
+FORMAT_KEY = b"sformat"
+NODE_ID_KEY = b"snode_id"
+TERM_KEY = b"sterm"
+DURABILITY_KEY = b"sdurability"
+"""What an acknowledgement meant in the last term; absent means `fsync`."""
+META_VERSION_KEY = b"smeta_version"
+"""Counts the changes of the state map, so that a lost one is missed like a lost entry."""
+
+LOG_ID_PREFIX = b"t"
+FIRST_POSITION_PREFIX = b"f"
+META_PREFIX = b"m"
+
+_ENTRY = struct.Struct(">IQ")
+_NUMBER = struct.Struct(">Q")
+_LOG_ID = struct.Struct(">I")
+
+
+def entry_key(log_id: int, last_position: int) -> bytes:
+    """Return the key of the entry whose last message has `last_position`; a seek to any position it holds finds it."""
+    return _ENTRY.pack(log_id, last_position)
+
+
+def split_entry_key(key: bytes) -> tuple[int, int]:
+    """Return the log id and the last position in an entry's key."""
+    log_id, position = _ENTRY.unpack(key)
+    return log_id, position
+
+
+def log_id_key(name: str) -> bytes:
+    """Return the key that holds the id of the log called `name`."""
+    return LOG_ID_PREFIX + name.encode()
+
+
+def encode_log_id(log_id: int) -> bytes:
+    """Return a log id as stored."""
+    return _LOG_ID.pack(log_id)
+
+
+def decode_log_id(data: bytes) -> int:
+    """Return the log id `encode_log_id` wrote."""
+    log_id: int = _LOG_ID.unpack(data)[0]
+    return log_id
+
+
+def first_position_key(log_id: int) -> bytes:
+    """Return the key that holds the first position kept of a log; absent until it is truncated."""
+    return FIRST_POSITION_PREFIX + _LOG_ID.pack(log_id)
+
+
+def meta_key(key: str) -> bytes:
+    """Return the key of an item of the state map."""
+    return META_PREFIX + key.encode()
+
+
+def encode_number(number: int) -> bytes:
+    """Return an unsigned 64-bit number as stored."""
+    return _NUMBER.pack(number)
+
+
+def decode_number(data: bytes) -> int:
+    """Return the number `encode_number` wrote."""
+    number: int = _NUMBER.unpack(data)[0]
+    return number

@@ -1,0 +1,460 @@
+"""Opening a node directory: own it, make what is missing, verify without changing anything, open it, take the term.
+
+In: a directory. Out: an `OwnedDirectory` with its database open under a term above all earlier ones. The same steps from
+verifying on bring a database back after a failed write. Blocks.
+
+A node is made in a directory that is new or empty, or where the making of one was cut off; nothing else is touched. In
+this order, each step synced: the floor file; the database under a temporary name, with its facts; the database under its own
+name. A crash before the last step leaves a floor that has seen nothing, and at most a temporary database: by that floor,
+which carries a magic number and a checksum, the next open knows that it may start again. Later on, a database without a
+floor or a floor without its database is damage.
+
+The fencing token is written before the database is opened for good, so that everything is found that an owner which no lock
+kept out acknowledged before it was fenced. What is recovered is written into new files by RocksDB and synced: after a failed
+sync the pages of the old ones may look clean in memory without being on the disk.
+"""
+
+import os
+import shutil
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocksdict import AccessType, DBRecoveryMode, Rdict, WriteBatch
+
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
+from wal.event_log import event_log
+from wal.failpoint import failpoint
+from wal.files import DIRECTORY_MODE, read_regular, sync_directory
+from wal.rocks.failures import classify_failure
+from wal.rocks.floor import (
+    FLOOR_BYTES,
+    FLOOR_NAME,
+    FLOOR_TEMPORARY_NAME,
+    Floor,
+    FloorFile,
+    create_floor,
+    is_begun_floor,
+    read_floor,
+)
+from wal.rocks.layout import (
+    DATABASE_NAME,
+    DURABILITY_KEY,
+    ENTRY_FAMILY,
+    FORMAT_KEY,
+    META_VERSION_KEY,
+    NODE_ID_KEY,
+    TERM_KEY,
+    RocksOptions,
+    database_options,
+    encode_number,
+    families,
+    memtable_settings,
+    replay_memtable_bytes,
+)
+from wal.rocks.ownership import LOCK_NAME, DirectoryLock, FencingToken
+from wal.rocks.recovery import (
+    STORE_FORMAT,
+    Survey,
+    check_framing,
+    drop_behind_holes,
+    drop_torn_end,
+    has_torn_end,
+    judge,
+    survey,
+    without_torn_end,
+)
+from wal.rocks.space_watch import SpaceWatch, free_bytes_of
+
+_log = event_log(__name__)
+
+TEMPORARY_SUFFIX = ".tmp"
+NAMED_MAX = 5
+BACKUP_RECORD_NAME = "backup.json"
+"""Marks a directory as a backup; opening it as a node would change it."""
+
+
+def _new_node_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What a store needs of the world beside its directory; tests bring their own.
+
+    `monotonic` is a clock in seconds, `free_bytes` the space left on the disk of a path; both are called in threads.
+    """
+
+    make_node_id: Callable[[], str] = _new_node_id
+    monotonic: Callable[[], float] = time.monotonic
+    free_bytes: Callable[[Path], int] = free_bytes_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedDatabase:
+    """A verified database, open for writing under `term`, with what was found in it."""
+
+    database: Rdict
+    found: Survey
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedDirectory:
+    """What an owner holds for as long as it owns the directory; `opened` is the database as it was found first."""
+
+    directory: Path
+    lock: DirectoryLock
+    token: FencingToken
+    floor: FloorFile
+    space: SpaceWatch
+    opened: OpenedDatabase
+    promised_tick: int
+
+    def release(self) -> None:
+        """Give the directory up; idempotent. The database is closed before."""
+        self.token.close()
+        self.floor.close()
+        self.lock.release()
+
+
+def take_directory(directory: Path, options: RocksOptions, environment: Environment) -> OwnedDirectory:
+    """Own a directory and open its database.
+
+    Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
+    """
+    make_directory(directory)
+    failpoint("recovery.directory_made")
+    with classified(directory), ExitStack() as undo:
+        check_place(directory)  # before anything is put there, the lock included
+        lock = DirectoryLock(directory)
+        undo.callback(lock.release)
+        failpoint("recovery.directory_locked")
+        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min, free_bytes=environment.free_bytes)
+        space.make_room_to_start()
+        floor = prepare_database(directory, options, environment.make_node_id)
+        failpoint("recovery.database_prepared")
+        found = verify_database(directory, options, floor)
+        failpoint("recovery.verified")
+        token = FencingToken(directory)
+        undo.callback(token.close)
+        term = _take_token(token, _term_after(found, floor))
+        floor = _floor_of(directory)  # once more: what an owner that is fenced now had acknowledged until then
+        floor_file = FloorFile(directory, floor)
+        undo.callback(floor_file.close)
+        opened = _open_under(directory, options, floor_file, floor, term)
+        undo.callback(opened.database.close)
+        space.look()
+        undo.pop_all()
+    return OwnedDirectory(
+        directory=directory,
+        lock=lock,
+        token=token,
+        floor=floor_file,
+        space=space,
+        opened=opened,
+        promised_tick=floor.tick,
+    )
+
+
+def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:
+    """Verify and open the database of an owned directory after it was closed, under the next term.
+
+    The next term is the one of the token, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
+    no term gets that far does not use them up. The floor in memory counts too: it knows everything that was acknowledged,
+    even if the floor file does not any more. Raises as `take_directory`.
+    """
+    owned.space.make_room_to_start()
+    floor = owned.floor.known
+    _floor_of(owned.directory)
+    found = verify_database(owned.directory, options, floor)
+    failpoint("recovery.verified")
+    term = _take_token(owned.token, _term_after(found, floor) if term_is_spent else owned.token.term)
+    opened = _open_under(owned.directory, options, owned.floor, floor, term)
+    owned.space.look()
+    return opened
+
+
+def _term_after(found: Survey, floor: Floor) -> int:
+    return 1 + max(found.term, floor.term)
+
+
+def _take_token(token: FencingToken, term: int) -> int:
+    token.take(term)
+    failpoint("recovery.claimed")
+    return term
+
+
+def _floor_of(directory: Path) -> Floor:
+    floor = read_floor(directory)
+    if floor is None:
+        raise Corrupt(f"the floor file of {directory} is gone — restore the node directory from a backup")
+    return floor
+
+
+def _open_under(
+    directory: Path, options: RocksOptions, floor_file: FloorFile, floor: Floor, term: int
+) -> OpenedDatabase:
+    database, found = open_database(directory, options, floor)
+    failpoint("recovery.database_opened")
+    with classified(directory / DATABASE_NAME):
+        try:
+            _take_term(database, floor_file, found, term, options)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
+                database.close()
+            raise
+    return OpenedDatabase(database=database, found=found, term=term)
+
+
+def _take_term(database: Rdict, floor: FloorFile, found: Survey, term: int, options: RocksOptions) -> None:
+    """Make the new term durable in both places before anything is done under it."""
+    if found.term != term:
+        database.put(DURABILITY_KEY, options.durability.encode())
+        database.put(TERM_KEY, encode_number(term))
+        failpoint("recovery.term_written")
+    database.flush_wal(sync=True)
+    failpoint("recovery.term_synced")
+    # What a killed owner wrote without acknowledging is part of the log now, and readers may see it.
+    floor.record(found.last_positions, term=term, meta=found.meta_version)
+    failpoint("recovery.floor_recorded")
+    floor.sync()
+    failpoint("recovery.floor_synced")
+
+
+# --- the steps ---------------------------------------------------------------------------------------------------------
+
+
+def make_directory(directory: Path) -> None:
+    """Make the node directory if it is missing, so that it survives a power cut.
+
+    Raises `InvalidArgument` for a file, `StorageFailed`.
+    """
+    try:
+        if directory.exists() and not directory.is_dir():
+            raise InvalidArgument(f"{directory} is a file — name a directory")
+        if not directory.is_dir():
+            directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)  # another opener may make it in between
+            sync_directory(directory.parent)
+    except OSError as error:
+        raise StorageFailed(f"cannot make {directory}: {error.strerror} — choose a writable place") from error
+
+
+def prepare_database(directory: Path, options: RocksOptions, make_node_id: Callable[[], str]) -> Floor:
+    """Make the database if there is none yet, and return the floor of the directory. The caller owns the directory.
+
+    Raises as `check_place`.
+    """
+    check_place(directory)  # once more, now that nobody else makes a node here
+    if not (directory / DATABASE_NAME).exists():
+        _create(directory, options, make_node_id())
+    floor = read_floor(directory)
+    assert floor is not None, "checked above, or just made"
+    return floor
+
+
+def check_place(directory: Path) -> None:
+    """Return if a node is in this directory, or one may be made in it. Changes nothing.
+
+    Raises `UnsupportedFormat` naming what is there when that is something else, `Corrupt` when half of a node is missing,
+    `InvalidArgument` for a backup, `OSError`.
+    """
+    names = set(os.listdir(directory)) - {"lost+found"}  # noqa: PTH208 - names are all we need
+    if BACKUP_RECORD_NAME in names:
+        raise InvalidArgument(f"{directory} is a backup — run: streamingnode restore {directory} <new directory>")
+    floor, database = read_floor(directory), directory / DATABASE_NAME
+    if database.exists():
+        if floor is None and not (database / "CURRENT").exists():
+            raise UnsupportedFormat(f"{directory} holds a {DATABASE_NAME} that is no node's — choose another directory")
+        if floor is None:
+            raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
+    elif floor is not None and floor.term:
+        if "log.repaired" in names:  # left by a command that is gone
+            raise Corrupt(f"{directory} was being repaired by an earlier release — restore it from a backup")
+        raise Corrupt(f"{directory} has a floor file and no database — restore it from a backup")
+    elif strangers := sorted(name for name in names if not _is_of_creation(directory, name, begun=floor is not None)):
+        named = ", ".join(map(repr, strangers[:NAMED_MAX])) + (" and more" if len(strangers) > NAMED_MAX else "")
+        raise UnsupportedFormat(f"{directory} holds {named} and no node — choose a new or an empty directory")
+
+
+def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
+    """Whether the making of a node that was cut off leaves this; with `begun` there is a floor that has seen nothing."""
+    if name not in {LOCK_NAME, FLOOR_TEMPORARY_NAME}:
+        return begun and name in {FLOOR_NAME, DATABASE_NAME + TEMPORARY_SUFFIX}
+    try:
+        content = read_regular(directory / name, bytes_max=FLOOR_BYTES)
+    except FileNotFoundError:  # whoever makes a node here right now has gone on
+        return True
+    except Corrupt:
+        return False
+    return is_begun_floor(content) if name == FLOOR_TEMPORARY_NAME else not content.strip(b"0123456789\n")
+
+
+def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Survey:
+    """Check, without changing anything, that the database holds all it should, and return what it holds.
+
+    Raises `Corrupt` with the place.
+    """
+    path = directory / DATABASE_NAME
+    check_framing(path)
+    try:
+        return _verify(path, options, floor)
+    except Corrupt:
+        found = _verify_without_torn_end(path, options, floor)
+        if found is None:
+            raise
+        return found
+
+
+def _verify_without_torn_end(path: Path, options: RocksOptions, floor: Floor) -> Survey | None:
+    """Return what a database holds that is sound but for the torn end of its manifest, None for any other."""
+    if not has_torn_end(path):
+        return None
+    try:
+        with without_torn_end(path) as look_alike:
+            return _verify(look_alike, options, floor)
+    except (StreamingNodeError, OSError):
+        return None  # what is wrong with the original is the error to tell
+
+
+def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
+    found = _survey_read_only(path, options, DBRecoveryMode.point_in_time())
+    behind_damage = _survey_behind_damage(path, options, found)
+    judge(found, behind_damage, floor, place=str(path))
+    _report_torn_tail(path, found, behind_damage)
+    return found
+
+
+def _survey_behind_damage(path: Path, options: RocksOptions, found: Survey) -> Survey:
+    """Return what is there behind a damaged record, `found` where that cannot be read and proves nothing.
+
+    RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such record,
+    and refuses the database for it. Under durability `os` a power cut leaves both.
+    """
+    try:
+        return _survey_read_only(path, options, DBRecoveryMode.skip_any_corrupted_record())
+    except Corrupt:
+        if found.synced_each_batch:
+            raise
+        return found
+
+
+def _report_torn_tail(path: Path, found: Survey, behind_damage: Survey) -> None:
+    """Say what a power cut took of what was acknowledged under durability `os`: opening for writing drops it."""
+    for name, log_id in found.log_ids.items():
+        kept, reached = found.last_positions[log_id], behind_damage.last_positions.get(log_id, 0)
+        if reached > kept:
+            _log.warning("torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept)
+
+
+def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
+    """Open a database that cannot be written now, so that what is in it can be read meanwhile; changes nothing."""
+    path = directory / DATABASE_NAME
+    with classified(path):
+        return _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_only())
+
+
+def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple[Rdict, Survey]:
+    """Open a verified database for writing, and check once more that it holds what the floor says.
+
+    What was in its log is in new tables then, synced, whatever became of the pages of the old files.
+    """
+    path = directory / DATABASE_NAME
+    with classified(path):
+        _drop_torn_end(path)
+        room_bytes = replay_memtable_bytes(options)
+        database = _open(
+            path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), memtable_bytes=room_bytes
+        )
+    try:
+        with classified(path):
+            found = drop_behind_holes(database, survey(database), floor)
+            _bring_into_tables(database, options)
+        judge(found, found, floor, place=str(path))
+    except BaseException:
+        with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
+            database.close()
+        raise
+    return database, found
+
+
+def _drop_torn_end(path: Path) -> None:
+    if has_torn_end(path):
+        _log.warning("torn_manifest_dropped", path=str(path))
+        drop_torn_end(path)
+
+
+def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
+    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
+    entries = database.get_column_family(ENTRY_FAMILY)
+    try:
+        for family in (entries, database):
+            family.set_options(memtable_settings(options))
+            family.flush()
+    finally:
+        entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
+
+
+def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
+    create_floor(directory, node_id)
+    failpoint("recovery.floor_created")
+    sync_directory(directory)
+    path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
+    shutil.rmtree(path, ignore_errors=True)  # made behind a floor of ours: nobody else's
+    with classified(directory):
+        path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
+        database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), create=True)
+        facts = WriteBatch(raw_mode=True)
+        facts.put(FORMAT_KEY, encode_number(STORE_FORMAT))
+        facts.put(NODE_ID_KEY, node_id.encode())
+        facts.put(TERM_KEY, encode_number(0))
+        facts.put(META_VERSION_KEY, encode_number(0))
+        database.write(facts)
+        failpoint("recovery.facts_written")
+        database.flush_wal(sync=True)
+        database.close()
+    sync_directory(path)
+    failpoint("recovery.database_created")
+    path.rename(directory / DATABASE_NAME)
+    failpoint("recovery.database_renamed")
+    sync_directory(directory)
+
+
+def _survey_read_only(path: Path, options: RocksOptions, recovery: DBRecoveryMode) -> Survey:
+    with classified(path):
+        database = _open(path, options, recovery, AccessType.read_only())
+        try:
+            return survey(database)
+        finally:
+            database.close()
+
+
+def _open(
+    path: Path,
+    options: RocksOptions,
+    recovery: DBRecoveryMode,
+    access: AccessType,
+    *,
+    create: bool = False,
+    memtable_bytes: int | None = None,
+) -> Rdict:
+    settings = database_options(options, recovery=recovery, create=create, memtable_bytes=memtable_bytes)
+    column_families = families(options, memtable_bytes=memtable_bytes)
+    return Rdict(str(path), settings, column_families=column_families, access_type=access)
+
+
+@contextmanager
+def classified(path: Path) -> Iterator[None]:
+    """Raise what RocksDB raises in the block as what it means for the database at `path`."""
+    try:
+        yield
+    except Exception as error:
+        # Its traceback keeps the frames that ended, these an iterator or a family, and either the database and its lock.
+        traceback.clear_frames(error.__traceback__)
+        if isinstance(error, StreamingNodeError):
+            raise
+        raise classify_failure(error, path) from error
