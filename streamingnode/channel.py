@@ -22,7 +22,6 @@ from streamingnode.errors import LogReopening
 from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
 from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
@@ -30,6 +29,7 @@ from wal.log import AppendGroup, AppendObserver, AppendResult, LogStore
 from wal.message import MutableMessage
 from wal.position import Place
 from wal.queue import PendingBytes
+from wal.tasks import event_log
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)

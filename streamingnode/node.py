@@ -61,7 +61,7 @@ from streamingnode.writing.write import (
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.log import AppendGroup, AppendResult
-from wal.outlast import outlast
+from wal.tasks import outlast
 
 T = TypeVar("T")
 

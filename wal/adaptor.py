@@ -19,13 +19,13 @@ import anyio
 
 from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import ChannelFenced, Indeterminate, InvalidArgument, StreamingNodeError, TooLarge
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.headers import DML, MessageType, TimeTickHeader
 from wal.lifecycle import WalEvent, WalLifecycle, WalState, refusal
 from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore
 from wal.message import LogEntry, MutableMessage, into_entry
 from wal.position import message_id_kind
+from wal.tasks import event_log
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)

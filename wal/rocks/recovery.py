@@ -25,7 +25,6 @@ from rocksdict import Rdict, WriteBatch
 
 from wal.codec import crc32c, decode_entry
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.event_log import event_log
 from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
 from wal.position import RocksMessageId
 from wal.rocks.floor import Floor
@@ -44,6 +43,7 @@ from wal.rocks.layout import (
     split_entry_key,
 )
 from wal.rocks.log import last_position
+from wal.tasks import event_log
 
 STORE_FORMAT = 1
 """Layout of the keys; a newer one is refused, never guessed at."""
