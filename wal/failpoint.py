@@ -1,8 +1,8 @@
 """Named places where a test can make the process die or fail.
 
 Code calls `failpoint` with a name, `area.step`, between two steps whose order matters. Tests arm it in the process, or from
-outside through the environment variable `STREAMINGNODE_FAILPOINTS`: `append.written=kill@3,flush.cut_met=error`. What a crash
-at each place leaves behind is told in docs/guarantees.md. Not for a per-row path, and no switch for behaviour.
+outside through the environment variable `STREAMINGNODE_FAILPOINTS`: `append.written=kill@3,flush.cut_met=error`. What is
+left behind at each is told in docs/guarantees.md. Not for a per-row path, and no switch for behaviour.
 """
 
 import errno
