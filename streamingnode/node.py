@@ -30,7 +30,6 @@ from streamingnode.flush import FlushResult, flush
 from streamingnode.meter import NodeMeter
 from streamingnode.names import check_name, check_path, not_text
 from streamingnode.reading.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
-from streamingnode.retry import Retry
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
@@ -100,8 +99,7 @@ class Node:
         """What closing leaves, in reverse order."""
         self._channel, self._flusher, self._readers = channel, flusher, readers
         self._upkeep, self._meter = upkeep, meter
-        self._retry = Retry(channel.append, config.retry, epoch=channel.store.term, explain=supervisor.explain)
-        self._targets = WriteTargets({channel.log.name: self._retry.append}, channel.consistent_tick)
+        self._targets = WriteTargets({channel.log.name: channel.append}, channel.consistent_tick)
         self._group_bytes_max = config.wal.group_bytes_max
         self._coalescer = Coalescer(
             supervisor.spawn,
@@ -111,7 +109,7 @@ class Node:
             limits=config.coalescer,
         )
         self._coalesced_rows_max = config.coalescer.insert_rows_max
-        self._changes = CatalogChanges(channel, self._info, self._retry.append)
+        self._changes = CatalogChanges(channel, self._info, channel.append)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -261,7 +259,7 @@ class Node:
         return Producer(
             name,
             opened,
-            directory=self._channel,
+            channel=self._channel,
             find_target=self._target,
             consistent_tick=self._channel.consistent_tick,
             outstanding_max=self._config.producers.results_per_producer_max,
@@ -321,9 +319,8 @@ class Node:
         self._check_open()
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
-        for name in collections or ():
-            self._info(name)  # raises for one that is not there; all that are share the one log
-        return await self._run(self._channel.consistent_tick, "the tick", timeout, changes=False)
+        vchannels = [vchannel for name in collections or () for vchannel in self._info(name).vchannels]
+        return await self._run(partial(self._channel.consistent_tick, vchannels), "the tick", timeout, changes=False)
 
     async def delete_reader(self, collection: str, name: str) -> bool:
         """Forget a named reader and let go of what it holds; return whether there was one. Raises `ReaderBusy` while open.
@@ -439,12 +436,11 @@ class Node:
         After `GRACE_S` only those are waited for that the disk has; the others, which wait for a segment, get `OnShutdown`.
         """
         async with self._parts:
-            self._retry.close()
-            self._channel.stop_waiting()
+            self._channel.wal.stop_waiting()
             with anyio.move_on_after(GRACE_S) as grace:
                 await self._coalescer.drain()
             if grace.cancelled_caught:
-                await self._channel.stop_appends()
+                await self._channel.wal.close()
                 await self._coalescer.drain()
 
     async def _run(
@@ -463,7 +459,7 @@ class Node:
         self._check_open()
         if pchannel not in (None, self._channel.log.name):
             raise InvalidArgument(f"there is no log {pchannel!r} — one of {self._channel.log.name}")
-        return await within(timeout, partial(self._retry.append, group), what, begun=lambda: group.begun)
+        return await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
 
     def _target(self, collection: str) -> WriteTarget:
         return self._targets.target(self._info(collection))

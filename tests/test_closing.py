@@ -119,9 +119,9 @@ async def test_term_that_opens_while_appends_are_stopped_takes_none(
             disk.fail_at(1)
             refused = asyncio.ensure_future(error_of(node.insert("a", [{"key": 1}])))
             await anyio.to_thread.run_sync(reopens.wait)
-            await node._channel.stop_appends()
-            stopped.set()
+            closing = asyncio.ensure_future(node._channel.wal.close())
             assert type(await refused) in (OnShutdown, Indeterminate)
-            while node.statistics().log.reopened == 0:
-                await anyio.lowlevel.checkpoint()
+            assert not closing.done()
+            stopped.set()
+            await closing
             assert type(await error_of(node.begin_transaction())) is OnShutdown

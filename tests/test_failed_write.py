@@ -19,10 +19,10 @@ from flusher.run import FlushOptions
 from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
 from streamingnode.errors import LogReopening
-from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk, Fault
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, StreamingNodeError
+from wal.lifecycle import ReopenOptions
 from wal.rocks.floor import FloorFile
 from wal.rocks.opening import OpenedDatabase, open_again
 

@@ -110,7 +110,7 @@ class Producer:
         name: str,
         opened: OpenedProducer,
         *,
-        directory: Channel,
+        channel: Channel,
         find_target: Callable[[str], WriteTarget],
         consistent_tick: Callable[[], Awaitable[int]],
         outstanding_max: int,
@@ -121,7 +121,7 @@ class Producer:
         self._name = name
         self._epoch = opened.epoch
         self._id = opened.producer_id
-        self._directory = directory
+        self._channel = channel
         self._note = opened.note
         self._find_target = find_target
         self._consistent_tick = consistent_tick
@@ -144,7 +144,7 @@ class Producer:
     @property
     def last_sequence(self) -> int:
         """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
-        return self._directory.last_sequence(self._id)
+        return self._channel.producers.last_sequence(self._id)
 
     @property
     def note(self) -> bytes:
@@ -159,7 +159,7 @@ class Producer:
         """
         if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
             raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
-        await self._directory.put_producer_note(self._name, self._epoch, note)
+        await self._channel.put_producer_note(self._name, self._epoch, note)
         self._note = note
 
     async def insert(
@@ -258,7 +258,7 @@ class Producer:
         """Return the place of a write; one whose sequence is given is held from now on."""
         if sequence is None:
             return Place(ProducerStamp(self._id, self._epoch, 0))
-        return self._directory.place(self._id, self._epoch, check_sequence(sequence))
+        return self._channel.producers.place(self._id, self._epoch, check_sequence(sequence))
 
     def _through(self, place: Place) -> Callable[[Append], Append]:
         """Return what makes an append carry the stamp and wait for its turn among the outstanding ones."""

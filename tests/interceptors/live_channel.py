@@ -23,7 +23,6 @@ from interceptors.txn import RollbackWorker, TxnInterceptor
 from interceptors.txn_manager import TxnManager
 from interceptors.txn_session import TxnLimits
 from interceptors.window import Places
-from wal.adaptor import log_end
 from wal.headers import (
     BeginTxnHeader,
     CommitTxnHeader,
@@ -38,7 +37,7 @@ from wal.headers import (
     MessageType,
     RollbackTxnHeader,
 )
-from wal.log import Append, AppendGroup, AppendResult, AppendTicket, Interceptor, Log
+from wal.log import Append, AppendGroup, AppendResult, AppendTicket, Interceptor, Log, log_end
 from wal.memory_store import MemoryLog, MemoryLogStore
 from wal.message import AnyMessage, LogEntry, MutableMessage, TransactionBuffer
 from wal.position import MemoryMessageId

@@ -8,9 +8,8 @@ from interceptors.chain import build
 from interceptors.redo import RedoInterceptor, RedoLimits
 from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
 from tests.wal.manual_log import ManualLog, StillClock, allocator, settle
-from wal.adaptor import log_end
 from wal.live_tail import LiveTail
-from wal.log import AppendGroup, AppendResult
+from wal.log import AppendGroup, AppendResult, log_end
 
 
 class TickChannel:

@@ -6,14 +6,17 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
 from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_group
-from wal.errors import Indeterminate, OnShutdown, StorageFull
+from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull
 from wal.rocks.floor import read_floor
-from wal.rocks.group_commit import TRANSITIONS, CommitEvent, CommitState
+from wal.rocks.group_commit import GroupCommit, StoreState
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import Environment
+from wal.rocks.space import NOT_LOOKED
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocks.writer import WRITE_BYTES_MAX, Writer
 
@@ -66,7 +69,7 @@ async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
     for ticket in tickets:
         with pytest.raises(Indeterminate):
             await ticket.written
-    assert store.state is CommitState.POISONED
+    assert store.state is StoreState.FAILED
     monkeypatch.undo()  # the disk works again, and that changes nothing
     with pytest.raises(Indeterminate):
         await waiting
@@ -259,24 +262,31 @@ async def test_with_os_durability_the_background_sync_comes_by_itself(tmp_path: 
     await store.close()
 
 
-@pytest.mark.parametrize("state", CommitState)
-def test_only_verifying_opens_a_store_again(state: CommitState) -> None:
-    for event in CommitEvent:
-        opens = TRANSITIONS.get((state, event)) is CommitState.OPEN
-        assert opens == ((state, event) == (CommitState.VERIFYING, CommitEvent.VERIFIED))
+EVENTS = [*(StoreState)][1:]
 
 
-@pytest.mark.parametrize("state", [CommitState.CLOSED, CommitState.FENCED, CommitState.FORKED])
-def test_what_has_ended_never_takes_writes_again(state: CommitState) -> None:
-    reached, seen = {state}, set[CommitState]()
-    while reached:
-        seen |= reached
-        reached = {after for (before, _), after in TRANSITIONS.items() if before in reached} - seen
-    assert CommitState.OPEN not in seen
+@given(events=st.lists(st.sampled_from([*EVENTS, None]), max_size=8))
+def test_only_a_failed_write_is_outlived_and_only_by_reopening(events: list[StoreState | None]) -> None:
+    async def run() -> None:
+        commit, worst = GroupCommit(Path("node"), RocksOptions(), space=NOT_LOOKED), StoreState.OPEN
+        for event in events:
+            if event is None:
+                commit.resume()
+                worst = StoreState.OPEN if worst is StoreState.FAILED else worst
+            else:
+                commit.refuse(event)
+                worst = max(worst, event)
+            assert commit.state is worst
+            refused = type(commit.refusal()) if worst is not StoreState.OPEN else None
+            assert refused is REFUSALS[worst]
+
+    asyncio.run(run())
 
 
-def test_a_fork_and_a_failed_write_are_decided_in_every_state_that_can_meet_them() -> None:
-    for state in CommitState:
-        assert (state, CommitEvent.PROCESS_FORKED) in TRANSITIONS
-        writer_is_gone = state in (CommitState.VERIFYING, CommitState.FORKED)
-        assert ((state, CommitEvent.WRITE_FAILED) in TRANSITIONS) is not writer_is_gone
+REFUSALS = {
+    StoreState.OPEN: None,
+    StoreState.FAILED: Indeterminate,
+    StoreState.FENCED: ChannelFenced,
+    StoreState.CLOSED: OnShutdown,
+    StoreState.FORKED: StorageFailed,
+}
