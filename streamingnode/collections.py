@@ -18,7 +18,7 @@ from streamingnode.channel import Channel
 from streamingnode.names import DEFAULT_PARTITION, check_name
 from streamingnode.rows.rows import SHARDS_MAX
 from streamingnode.rows.schema import check_schema, decode_schema, encode_schema
-from streamingnode.writing.write import read_within, within
+from streamingnode.writing.write import within
 from wal.errors import InvalidArgument, StreamingNodeError
 from wal.headers import (
     CreateCollectionHeader,
@@ -252,7 +252,7 @@ class CatalogChanges:
 
     async def _settle(self, timeout: float | None) -> None:
         """Wait until what the catalog says is durable."""
-        await read_within(timeout, self._channel.consistent_tick, "the look at the catalog")
+        await within(timeout, self._channel.consistent_tick, "the look at the catalog", changes=False)
 
     def _allocate_id(self) -> int:
         return self._channel.shards.allocate_id()
