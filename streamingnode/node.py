@@ -43,11 +43,10 @@ from streamingnode.writing.transaction import (
     Transaction,
     begin_group,
     check_keepalive_ms,
-    check_txn_id,
     commit_group,
     rollback_group,
 )
-from streamingnode.writing.write import Writes, append_rows, delete_of, insert_of, upsert_of, within
+from streamingnode.writing.write import Writes, append_rows, check_txn_id, delete_of, insert_of, upsert_of, within
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.log import AppendGroup, AppendResult
@@ -95,7 +94,7 @@ class Node:
         )
         self._coalescer = Coalescer(supervisor.spawn, self._writes, config.coalescer)
         self._coalesced_rows_max = config.coalescer.insert_rows_max
-        self._changes = CatalogChanges(channel, self._info, channel.append)
+        self._changes = CatalogChanges(channel, self._info)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 

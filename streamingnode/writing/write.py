@@ -347,6 +347,13 @@ def _is_small(rows: Rows | Keys) -> bool:
     return not isinstance(rows, Sequence) or len(rows) <= INLINE_ROWS_MAX
 
 
+def check_txn_id(txn_id: int) -> int:
+    """Return the id of a transaction, 0 for none. Raises `InvalidArgument`."""
+    if isinstance(txn_id, bool) or not isinstance(txn_id, int):
+        raise InvalidArgument(f"txn_id={txn_id!r} is no transaction — pass what begin_transaction() returned")
+    return txn_id
+
+
 # --- deadlines: `timeout=` in seconds, and what is known about a call that ran into it ----------------------------------
 
 
