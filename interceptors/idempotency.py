@@ -19,8 +19,8 @@ from interceptors.errors import ProducerFenced
 from interceptors.window import Places, ProducerLimits, Window, result_of_group
 from wal.errors import Corrupt, Indeterminate, Overloaded
 from wal.log import Append, AppendGroup, AppendResult, AppendTicket, LogStore
-from wal.outlast import carry_on
 from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
+from wal.tasks import carry_on
 
 
 class _Try:

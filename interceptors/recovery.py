@@ -18,9 +18,8 @@ from wal.errors import Corrupt
 from wal.failpoint import failpoint
 from wal.headers import EXCLUSIVE, MessageType
 from wal.log import Log
-from wal.message import LogEntry, Message
+from wal.message import LogEntry, Message, OpenTransaction, TransactionBuffer
 from wal.position import FIRST_POSITION, message_id_kind
-from wal.transaction_buffer import OpenTransaction, TransactionBuffer
 
 READ_BYTES = 1 << 20
 """One read's worth of entries: what is decoded and applied before other tasks get their turn."""

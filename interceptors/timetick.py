@@ -12,11 +12,11 @@ import anyio
 
 from interceptors.acks import Acker, AckManager, MvccManager, Unpromised
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.headers import MessageType, TimeTickHeader
 from wal.log import Append, AppendGroup, AppendResult, AppendTicket
 from wal.message import LogEntry, MutableMessage, into_entry
+from wal.tasks import event_log
 from wal.timetick import add_ms
 
 OldestOpenBegin = Callable[[], int | None]

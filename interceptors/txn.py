@@ -15,11 +15,11 @@ from interceptors.redo import Redo
 from interceptors.txn_manager import TxnManager
 from interceptors.txn_session import Doom, Session, SessionEvent, SessionState
 from wal.errors import ChannelFenced, Indeterminate, InvalidArgument, OnShutdown, StorageFailed, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.headers import DML, EXCLUSIVE, BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup, AppendResult
 from wal.message import ALL_VCHANNELS, MutableMessage
+from wal.tasks import event_log
 
 _CONTROL = frozenset({MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 

@@ -15,8 +15,8 @@ import msgspec
 from scanner.deliver_policy import DeliverPolicy
 from scanner.errors import ReaderBusy
 from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
-from wal.outlast import carry_on
 from wal.position import MessageId, message_id_kind
+from wal.tasks import carry_on
 
 NAME_PATTERN = re.compile(r"[a-z0-9](?!.*\.\.)[a-z0-9._-]{0,127}")
 _PREFIX = "reader/"

@@ -22,9 +22,8 @@ from wal.headers import MessageType
 from wal.live_tail import LiveTail, TailRead
 from wal.log import Log
 from wal.measure import Distribution
-from wal.message import AnyMessage, LogEntry, Message, TransactionMessage
+from wal.message import AnyMessage, LogEntry, Message, TransactionBuffer, TransactionMessage
 from wal.position import message_id_kind
-from wal.transaction_buffer import TransactionBuffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

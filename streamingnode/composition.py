@@ -34,12 +34,12 @@ from streamingnode.verification.opening_check import refuse_mixed
 from streamingnode.verification.running import RunningParts
 from wal.adaptor import WalOptions
 from wal.errors import StorageFailed
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.log import AppendObserver, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.queue import PendingBytes
 from wal.rocks.store import RocksStore, open_rocks_store
+from wal.tasks import event_log
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
 _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

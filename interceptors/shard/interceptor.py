@@ -15,10 +15,10 @@ from interceptors.shard.manager import ShardManager
 from interceptors.shard.seal_policy import Seal, due_seals
 from interceptors.shard.state import SegmentKey
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, Overloaded, StorageFailed, StreamingNodeError
-from wal.event_log import event_log
 from wal.headers import FlushHeader, MessageType
 from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
+from wal.tasks import event_log
 
 # --- allocator ---
 #

@@ -34,8 +34,8 @@ from streamingnode.rows.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, UnsupportedFormat, shown
 from wal.headers import SYSTEM, MessageType
 from wal.message import AnyMessage
-from wal.outlast import outlast
 from wal.position import message_id_kind
+from wal.tasks import outlast
 from wal.timetick import tick_given
 
 T = TypeVar("T")

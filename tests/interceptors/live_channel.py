@@ -39,10 +39,9 @@ from wal.headers import (
 )
 from wal.log import Append, AppendGroup, AppendResult, AppendTicket, Interceptor, Log, log_end
 from wal.memory_store import MemoryLog, MemoryLogStore
-from wal.message import AnyMessage, LogEntry, MutableMessage
+from wal.message import AnyMessage, LogEntry, MutableMessage, TransactionBuffer
 from wal.position import MemoryMessageId
 from wal.timetick import TickAllocator, physical_ms
-from wal.transaction_buffer import TransactionBuffer
 
 START_MS = 1_000_000
 

@@ -17,8 +17,7 @@ from interceptors.txn_session import TxnLimits
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert
 from wal.errors import Corrupt, StorageFull, StreamingNodeError, Truncated
 from wal.headers import EXCLUSIVE, CutHeader, InsertHeader, MessageType
-from wal.message import Message, TransactionMessage
-from wal.transaction_buffer import TransactionBuffer
+from wal.message import Message, TransactionBuffer, TransactionMessage
 
 TIGHT = Limits(
     txn=TxnLimits(size_bytes_max=2000, age_s_max=30, keepalive_ms_default=5_000),

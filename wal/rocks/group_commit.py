@@ -11,12 +11,12 @@ from enum import IntEnum, unique
 from pathlib import Path
 
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.queue import Admission
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.write import Write, acknowledge, fail, settle
+from wal.rocks.writer import Write, acknowledge, fail, settle
+from wal.tasks import event_log
 
 _log = event_log(__name__)
 

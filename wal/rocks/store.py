@@ -19,9 +19,7 @@ import anyio
 import anyio.to_thread
 
 from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFull, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.outlast import outlast
 from wal.rocks.database import Engine, link_database
 from wal.rocks.floor import LOGS_MAX
 from wal.rocks.group_commit import GroupCommit, StoreState
@@ -39,8 +37,8 @@ from wal.rocks.log import RocksLog, load_ends
 from wal.rocks.opening import Environment, OpenedDatabase, OwnedDirectory, open_again, open_for_reading, take_directory
 from wal.rocks.recovery import scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.write import RecordWrite, Write
-from wal.rocks.writer import Writer
+from wal.rocks.writer import RecordWrite, Write, Writer
+from wal.tasks import event_log, outlast
 
 _log = event_log(__name__)
 
@@ -212,12 +210,11 @@ class RocksStore:
         self._writer = Writer(
             self._engine,
             self._owned.floor,
-            self._options.sync,
+            self._owned.space,
+            sync_interval_s=self._options.sync_interval_s,
             queue=queue,
             listener=self._commit,
             tell=asyncio.get_running_loop().call_soon_threadsafe,
-            check_owned=self._owned.token.check,
-            space=self._owned.space,
             monotonic=self._environment.monotonic,
         )
         self._writer.start()
@@ -242,7 +239,7 @@ class RocksStore:
     async def _check_owned(self) -> None:
         """Raise `ChannelFenced` before the database is closed: closing would remove files of the owner that took over."""
         try:
-            await anyio.to_thread.run_sync(self._owned.token.check)
+            await anyio.to_thread.run_sync(self._owned.floor.check_token)
         except ChannelFenced:
             self._commit.refuse(StoreState.FENCED)
             raise
@@ -258,7 +255,7 @@ class RocksStore:
     async def _install_next(self) -> None:
         """Verify what is on the disk and open it under the next term; failing that, leave what can be read."""
         # The token may be of a term that was never opened: of an attempt that failed later.
-        spent = self._commit.has_acknowledged and self._owned.token.term == self.term
+        spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
         again = functools.partial(open_again, self._owned, self._options, term_is_spent=spent)
         try:
             opened = await anyio.to_thread.run_sync(again)
@@ -322,7 +319,7 @@ class RocksStore:
 
     async def _put(self, records: Mapping[bytes, bytes | None], *, meta_version: int = 0) -> None:
         done = asyncio.get_running_loop().create_future()
-        self._commit.submit(RecordWrite(self._engine.meta_family, records, done, done, meta_version=meta_version))
+        self._commit.submit(RecordWrite(records, done, meta_version))
         await asyncio.shield(done)
 
 

@@ -14,9 +14,8 @@ from streamingnode.reading.reader import CollectionReader
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.errors import Truncated
 from wal.headers import MessageType
-from wal.live_tail import PendingQueue
-from wal.message import LogEntry, Message
-from wal.transaction_buffer import TransactionBuffer
+from wal.live_tail import LiveTail
+from wal.message import LogEntry, Message, TransactionBuffer
 
 
 def _entry_left_out(right: Right) -> Right:
@@ -61,8 +60,8 @@ def _truncation_not_told(right: Right) -> Right:
 
 
 def _tail_skips(right: Right) -> Right:
-    def snapshot_from(queue: PendingQueue, position: int, *, bytes_max: int | None = None) -> list[LogEntry]:
-        entries: list[LogEntry] = right(queue, position, bytes_max=bytes_max)
+    def snapshot_from(tail: LiveTail, position: int, *, bytes_max: int) -> list[LogEntry]:
+        entries: list[LogEntry] = right(tail, position, bytes_max=bytes_max)
         return entries[:1] + entries[2:] if len(entries) > 2 else entries
 
     return snapshot_from
@@ -147,7 +146,7 @@ OTHERS = (
     SeededBug("a reader starts one early", scanner.starting_point, "_start_after_tick", _starts_one_early),
     SeededBug("a history with a hole", scanner.starting_point, "_start_at_earliest", _all_with_a_hole),
     SeededBug("a reader is not told of truncation", scanner.starting_point, "_search_after_tick", _truncation_not_told),
-    SeededBug("the live tail skips", PendingQueue, "snapshot_from", _tail_skips),
+    SeededBug("the live tail skips", LiveTail, "snapshot_from", _tail_skips),
     SeededBug("an entry lost at the switch to the tail", SwitchableReader, "_cover", _lost_at_the_switch),
     SeededBug("readers are told of a tick too many", Tailing, "next", _told_one_tick_too_many),
     SeededBug("bodies before their commit", TransactionBuffer, "_observe_message", _bodies_at_once),

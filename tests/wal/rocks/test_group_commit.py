@@ -12,14 +12,13 @@ from rocksdict import WriteBatch
 
 from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_group
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull
-from wal.rocks.database import Engine
 from wal.rocks.floor import read_floor
 from wal.rocks.group_commit import GroupCommit, StoreState
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import Environment
 from wal.rocks.space import NOT_LOOKED
 from wal.rocks.store import RocksStore, open_rocks_store
-from wal.rocks.writer import WRITE_BYTES_MAX
+from wal.rocks.writer import WRITE_BYTES_MAX, Writer
 
 pytestmark = pytest.mark.anyio
 
@@ -50,15 +49,15 @@ async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
 
 
 def fail_calls(store: RocksStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """Let the next `write` or `sync` of the store's database fail, as a broken disk does."""
+    """Let the next write or sync of the store fail, as a broken disk does."""
 
-    def broken(_engine: object, *_arguments: object) -> None:
+    def broken(_writer: object, *_arguments: object) -> None:
         raise OSError(5, f"{call} failed")
 
-    monkeypatch.setattr(type(store._engine), call, broken)
+    monkeypatch.setattr(Writer, call, broken)
 
 
-@pytest.mark.parametrize("call", ["write", "sync"])
+@pytest.mark.parametrize("call", ["write_batch", "sync_log"])
 async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -88,16 +87,16 @@ async def test_writes_queued_behind_a_failed_one_are_not_written(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = await store.open_log("p0")
-    working = type(store._engine).write
+    working = Writer.write_batch
     calls: list[object] = []
 
-    def fails_once(engine: Engine, batch: WriteBatch) -> None:
+    def fails_once(writer: Writer, batch: WriteBatch) -> None:
         calls.append(batch)
         if len(calls) == 1:
             raise OSError(5, "write failed")
-        working(engine, batch)
+        working(writer, batch)
 
-    monkeypatch.setattr(type(store._engine), "write", fails_once)
+    monkeypatch.setattr(Writer, "write_batch", fails_once)
     tickets = [log.append(stamped_group(bytes(WRITE_BYTES_MAX))) for _ in range(3)]
     for ticket in tickets:
         with pytest.raises(Indeterminate):
@@ -110,7 +109,7 @@ async def test_reads_go_on_after_a_failed_write_and_show_only_what_was_synced(
 ) -> None:
     log = await store.open_log("p0")
     await append(log, b"before")
-    fail_calls(store, monkeypatch, "sync")
+    fail_calls(store, monkeypatch, "sync_log")
     with pytest.raises(Indeterminate):
         await log.append(stamped_group(b"unknown")).written
     assert payloads_of(await read_all(log)) == [[b"before"]]
@@ -124,7 +123,7 @@ async def test_a_poisoned_store_closes_and_opens_again_with_everything_acknowled
         store = await open_rocks_store(tmp_path / "node")
         log = await store.open_log("p0")
         await append(log, b"acknowledged")
-        fail_calls(store, monkeypatch, "sync")
+        fail_calls(store, monkeypatch, "sync_log")
         with pytest.raises(Indeterminate):
             await log.append(stamped_group(b"unknown")).written
         monkeypatch.undo()
@@ -140,7 +139,7 @@ async def test_the_floor_does_not_rise_over_a_failed_sync(
 ) -> None:
     log = await store.open_log("p0")
     await append(log, b"before")
-    fail_calls(store, monkeypatch, "sync")
+    fail_calls(store, monkeypatch, "sync_log")
     with pytest.raises(Indeterminate):
         await log.append(stamped_group(b"unknown")).written
     floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
@@ -153,7 +152,7 @@ async def test_an_abandoned_append_that_fails_is_silent(store: RocksStore, monke
     heard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
     log = await store.open_log("p0")
-    fail_calls(store, monkeypatch, "sync")
+    fail_calls(store, monkeypatch, "sync_log")
     log.append(stamped_group(b"abandoned"))
     with pytest.raises(Indeterminate):
         await log.append(stamped_group(b"kept")).written

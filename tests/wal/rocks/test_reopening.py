@@ -18,11 +18,10 @@ from rocksdict import Rdict
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, OnShutdown, StorageFailed
-from wal.rocks.floor import SLOT_BYTES, read_floor
+from wal.rocks.floor import SLOT_BYTES, FloorFile, read_floor
 from wal.rocks.group_commit import StoreState
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
 from wal.rocks.opening import OpenedDatabase, open_again
-from wal.rocks.ownership import FencingToken
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -325,8 +324,8 @@ async def test_write_that_another_owner_overtakes_is_indeterminate_and_later_one
     while not store.queued_bytes:
         await anyio.lowlevel.checkpoint()
     await asyncio.wait((ticket.written,), timeout=0.1)  # it is written, and waits for its sync
-    other = FencingToken(tmp_path / "node")
-    await anyio.to_thread.run_sync(other.take, store.term + 1)
+    other = FloorFile(tmp_path / "node")
+    await anyio.to_thread.run_sync(other.take_token, store.term + 1)
     disk.gate.set()
     with pytest.raises(Indeterminate, match="taken over"):
         await ticket.written
@@ -339,8 +338,8 @@ async def test_poisoned_owner_that_was_overtaken_does_not_reopen(
     store: RocksStore, disk: FailingDisk, tmp_path: Path
 ) -> None:
     await poison(store, disk)
-    other = FencingToken(tmp_path / "node")
-    await anyio.to_thread.run_sync(other.take, store.term + 1)
+    other = FloorFile(tmp_path / "node")
+    await anyio.to_thread.run_sync(other.take_token, store.term + 1)
     with pytest.raises(ChannelFenced):
         await store.reopen()
     assert store.condition == "fenced"
@@ -362,8 +361,8 @@ async def test_owner_whose_directory_was_replaced_writes_no_more(store: RocksSto
 async def test_next_term_is_above_every_claim_that_was_made(tmp_path: Path) -> None:
     store = await open_rocks_store(tmp_path / "node", options=OPTIONS)
     await store.close()
-    other = FencingToken(tmp_path / "node")
-    await anyio.to_thread.run_sync(other.take, store.term + 5)
+    other = FloorFile(tmp_path / "node")
+    await anyio.to_thread.run_sync(other.take_token, store.term + 5)
     other.close()
     floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
     assert floor is not None
