@@ -107,7 +107,7 @@ class Channel:
         while True:
             term = self._term if self._back is None else await self._next_term()
             try:
-                return await term.ticks.consistent_tick()
+                return await term.ticks.sync()
             except StreamingNodeError as error:
                 if not self._is_over(term):
                     self._refuse_if_closing(error)

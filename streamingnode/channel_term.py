@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
-from interceptors.acks import AckManager, MvccManager, ReaderRelease
-from interceptors.chain import Chain
+from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor, Producers
-from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
-from interceptors.redo import RedoInterceptor
-from interceptors.room import RoomInterceptor
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
 from interceptors.shard.manager import ShardManager
-from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.timetick import TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
-from interceptors.txn import RollbackWorker, TxnInterceptor
-from interceptors.txn_manager import TxnManager
+from interceptors.shard.state import SegmentLimits
+from interceptors.timetick import (
+    AckManager,
+    MvccManager,
+    TimeTickInspector,
+    TimeTickInterceptor,
+    TimeTickSyncOperator,
+)
+from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
 from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits
 from scanner.deliver_policy import DeliverPolicy
@@ -101,7 +102,7 @@ class ChannelTerm:
         """Drain the appends, then let nobody wait for a tick of this term, nor give one out; idempotent."""
         await self.wal.close()
         self.acks.end()
-        self.transactions.let_go()
+        self.transactions.close()
 
 
 async def open_term(parts: ChannelParts) -> ChannelTerm:
@@ -142,13 +143,13 @@ class _TermBuilder:
     def build(self, recovered: RecoveredChannel, log: Log, first_tick: LogEntry, end: Append) -> Chain:
         """Return the chain, outermost interceptor first; ADR 0003 gives the reasons for the order."""
         parts, options, confirmed_tick = self._parts, self._parts.options, first_tick.time_tick
-        self.transactions = TxnManager.recovered(
-            recovered.open_transactions,
-            fences=recovered.fences,
+        self.transactions = TxnManager(
+            options.txn,
+            parts.pending.transactions,
             at_tick=confirmed_tick,
+            open_transactions=recovered.open_transactions,
+            fences=recovered.fences,
             commits=recovered.commits,
-            limits=options.txn,
-            memory=parts.pending.transactions,
         )
         self.shards = ShardManager(
             recovered.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments
@@ -159,16 +160,10 @@ class _TermBuilder:
         parts.producers.bind(self.idempotency)
         parts.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
         self.mvcc = MvccManager(confirmed_tick)
-        self.acks = AckManager(
-            parts.ticks,
-            confirmed_tick=confirmed_tick,
-            release=ReaderRelease(parts.tail, self.mvcc),
-        )
-        self.sync_operator = TimeTickSyncOperator(
-            self.acks, promise_tick=parts.store.promise_tick, source_id=parts.store.node_id
-        )
+        self.acks = AckManager(parts.ticks, confirmed_tick=confirmed_tick, tail=parts.tail, mvcc=self.mvcc)
+        self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=parts.store.promise_tick)
         self._make_workers()
-        return Chain.of(self._interceptors(log), end, observer=parts.observer if options.time_interceptors else None)
+        return Chain(self._interceptors(log), end, observer=parts.observer if options.time_interceptors else None)
 
     def _make_workers(self) -> None:
         self._allocator = SegmentAllocator(self.shards)
@@ -185,12 +180,9 @@ class _TermBuilder:
             self.idempotency,
             RoomInterceptor(log.admit, self._parts.pending.appends),
             RedoInterceptor(),
-            LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
+            LockInterceptor(self.transactions.scope_of, self.transactions.overtake),
             TimeTickInterceptor(
-                wal_name=log.wal_name,
-                acks=self.acks,
-                oldest_open_begin=self.transactions.oldest_open_begin,
-                mvcc=self.mvcc,
+                wal_name=log.wal_name, acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin
             ),
             TxnInterceptor(self.transactions),
             ShardInterceptor(self.shards, self._allocator, self._sealer),

@@ -3,12 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
-from interceptors.acks import AckManager, MvccManager, ReaderRelease
-from interceptors.chain import Chain
-from interceptors.lock import LockInterceptor
-from interceptors.redo import Redo, RedoInterceptor, RedoLimits
-from interceptors.room import RoomInterceptor
-from interceptors.timetick import TimeTickInterceptor
+from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor, RoomInterceptor
+from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits
 from wal.headers import DropCollectionHeader, MessageType
@@ -92,20 +88,16 @@ class SteeredWal:
     def _build(self, recovered: int, log: Log, first_tick: LogEntry, end: Append) -> Chain:
         self.first_tick = first_tick
         self.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=recovered)
-        mvcc = MvccManager(recovered)
-        release = ReaderRelease(self.tail, mvcc)
-        self.acks = AckManager(self.ticks, confirmed_tick=recovered, release=release)
+        self.acks = AckManager(self.ticks, confirmed_tick=recovered, tail=self.tail, mvcc=MvccManager(recovered))
         self.acks.promised_tick = TICK_MAX
-        self.lock = LockInterceptor(fail_transactions=lambda vchannels, _tick: self.failed.append(vchannels))
-        timetick = TimeTickInterceptor(
-            wal_name=log.wal_name,
-            acks=self.acks,
-            mvcc=mvcc,
-            oldest_open_begin=lambda: None,
+        self.lock = LockInterceptor(
+            lambda group: [message.vchannel for message in group.messages],
+            lambda vchannels, _tick: self.failed.append(vchannels),
         )
-        redo = RedoInterceptor(RedoLimits(wait_s_max=5))
+        timetick = TimeTickInterceptor(wal_name=log.wal_name, acks=self.acks, oldest_open_begin=lambda: None)
+        redo = RedoInterceptor(wait_s_max=5)
         room = RoomInterceptor(log.admit, Budget(1 << 30))
-        return Chain.of([room, redo, self.lock, timetick, self.gatekeeper], end)
+        return Chain([room, redo, self.lock, timetick, self.gatekeeper], end)
 
 
 def drop(vchannel: str = A) -> AppendGroup:

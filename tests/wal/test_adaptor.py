@@ -59,7 +59,7 @@ async def test_recovery_waits_until_the_first_tick_is_synced() -> None:
 
     def build(recovered: None, log: Log, first_tick: LogEntry, end: Append) -> Chain:
         stages.append("build")
-        return Chain.of([], end)
+        return Chain([], end)
 
     opening: asyncio.Task[Wal[str, str]] = asyncio.ensure_future(
         Wal.open(
@@ -94,7 +94,7 @@ async def test_first_tick_resumes_where_the_last_entry_did_so_that_open_transact
         seen.append(first_tick)
 
     def build(recovered: None, log: Log, first_tick: LogEntry, end: Append) -> Chain:
-        return Chain.of([], end)
+        return Chain([], end)
 
     await Wal.open(store, "p0", ticks=ticks, recover=recover, build_chain=build, read=lambda policy: policy)
     assert (seen[0].first_position, seen[0].last_confirmed_position) == (4, 2)
