@@ -127,7 +127,7 @@ def _is_supported(kind: pa.DataType) -> bool:
     if is_list(kind):  # Parquet reads a list of fixed size 0 back as a list of one null
         return not (isinstance(kind, pa.FixedSizeListType) and kind.list_size == 0)
     if isinstance(kind, pa.Decimal128Type):  # Parquet has no others: such a column could be inserted and never flushed
-        return 0 <= kind.scale <= kind.precision
+        return bool(0 <= kind.scale <= kind.precision)
     if pt.is_struct(kind):
         return kind.num_fields > 0
     return _is_key_type(kind) or pt.is_boolean(kind) or pt.is_float32(kind) or pt.is_float64(kind)
