@@ -35,7 +35,7 @@ from flusher.directory import NodeDirectory
 from flusher.retention import Retention, finish_removal
 from flusher.run import FlushContext, FlushOptions, FlushRun
 from interceptors.shard.state import ShardState
-from interceptors.txn_manager import steady_ms
+from interceptors.txn import steady_ms
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError

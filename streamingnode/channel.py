@@ -13,20 +13,21 @@ from functools import partial
 import anyio
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
-from interceptors.acks import AckManager, MvccManager, ReaderRelease
-from interceptors.chain import Chain
+from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor, OpenedProducer, Producers
-from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
-from interceptors.redo import RedoInterceptor
-from interceptors.room import RoomInterceptor
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
 from interceptors.shard.manager import ShardManager
-from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.timetick import TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
-from interceptors.txn import RollbackWorker, TxnInterceptor
-from interceptors.txn_manager import TxnManager
+from interceptors.shard.state import SegmentLimits
+from interceptors.timetick import (
+    AckManager,
+    MvccManager,
+    TimeTickInspector,
+    TimeTickInterceptor,
+    TimeTickSyncOperator,
+)
+from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
 from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits
 from scanner.scanner import ScannerRegistry
@@ -66,23 +67,21 @@ class ChannelTerm:
         confirmed_tick = first_tick.time_tick
         self.checkpoint = checkpoint
         """What the term was rebuilt from."""
-        self.transactions = TxnManager.recovered(
-            found.open_transactions,
-            fences=found.fences,
+        self.transactions = TxnManager(
+            options.txn,
+            pending.transactions,
             at_tick=confirmed_tick,
+            open_transactions=found.open_transactions,
+            fences=found.fences,
             commits=found.commits,
-            limits=options.txn,
-            memory=pending.transactions,
         )
         self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments)
         self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places, message_id_kind(log.wal_name))
         channel.producers.bind(self.idempotency)
         channel.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
         self.mvcc = MvccManager(confirmed_tick)
-        self.acks = AckManager(
-            channel.ticks, confirmed_tick=confirmed_tick, release=ReaderRelease(channel.tail, self.mvcc)
-        )
-        self.ticks = TimeTickSyncOperator(self.acks, promise_tick=store.promise_tick, source_id=store.node_id)
+        self.acks = AckManager(channel.ticks, confirmed_tick=confirmed_tick, tail=channel.tail, mvcc=self.mvcc)
+        self.ticks = TimeTickSyncOperator(self.acks, promise_tick=store.promise_tick)
         allocator, sealer = (
             SegmentAllocator(self.shards),
             SealWorker(self.shards, last_tick=lambda: channel.ticks.last),
@@ -93,17 +92,14 @@ class ChannelTerm:
             RollbackWorker(self.transactions),
             TimeTickInspector(self.ticks, interval_s=options.tick_interval_s),
         )
-        self._chain = Chain.of(
+        chain = Chain(
             (  # outermost first; ADR 0003 gives the reasons for the order
                 self.idempotency,
                 RoomInterceptor(log.admit, pending.appends),
                 RedoInterceptor(),
-                LockInterceptor(fail_transactions=self.transactions.fail_at, scope_of=self.transactions.scope_of),
+                LockInterceptor(self.transactions.scope_of, self.transactions.overtake),
                 TimeTickInterceptor(
-                    wal_name=log.wal_name,
-                    acks=self.acks,
-                    oldest_open_begin=self.transactions.oldest_open_begin,
-                    mvcc=self.mvcc,
+                    wal_name=log.wal_name, acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin
                 ),
                 TxnInterceptor(self.transactions),
                 ShardInterceptor(self.shards, allocator, sealer),
@@ -111,7 +107,7 @@ class ChannelTerm:
             end,
             observer=channel.observer if options.time_interceptors else None,
         )
-        self.append, self.ready, self.close = self._chain.append, self._chain.ready, self._chain.close
+        self.append, self.ready, self.close = chain.append, chain.ready, chain.close
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
         """Run the workers until the store has failed; raises what a worker raises, as it is."""
@@ -139,7 +135,7 @@ class ChannelTerm:
     def end(self) -> None:
         """Let nobody wait for a tick of this term, nor give one out; idempotent."""
         self.acks.end()
-        self.transactions.let_go()
+        self.transactions.close()
 
 
 class Channel:

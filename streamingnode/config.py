@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import msgspec
 
 from flusher.run import FlushOptions
-from interceptors.shard.seal_policy import SegmentLimits
+from interceptors.shard.state import SegmentLimits
 from interceptors.timetick import INTERVAL_S
 from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits

@@ -10,7 +10,7 @@ from interceptors.errors import (
     SequenceTooOld,
     TransactionExpired,
 )
-from scanner.errors import ReaderBusy
+from scanner.deliver_policy import ReaderBusy
 from spark_sink.errors import JavaNotFound, PackageMissing, SparkLost, TableAhead
 from wal.errors import (
     AlreadyOwned,

@@ -3,12 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from interceptors.acks import AckManager, MvccManager, ReaderRelease
-from interceptors.chain import Chain
-from interceptors.lock import LockInterceptor
-from interceptors.redo import Redo, RedoInterceptor, RedoLimits
-from interceptors.room import RoomInterceptor
-from interceptors.timetick import TimeTickInterceptor
+from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor, RoomInterceptor
+from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits, WalOptions
 from wal.headers import DropCollectionHeader, MessageType
@@ -78,14 +74,18 @@ class SteeredTerm:
     def __init__(self, steered: "SteeredWal", first_tick: LogEntry, end: Append) -> None:
         log, confirmed_tick = steered.log, first_tick.time_tick
         steered.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
-        mvcc = MvccManager(confirmed_tick)
-        self.acks = AckManager(steered.ticks, confirmed_tick=confirmed_tick, release=ReaderRelease(steered.tail, mvcc))
+        self.acks = AckManager(
+            steered.ticks, confirmed_tick=confirmed_tick, tail=steered.tail, mvcc=MvccManager(confirmed_tick)
+        )
         self.acks.promised_tick = TICK_MAX
-        self.lock = LockInterceptor(fail_transactions=lambda vchannels, _tick: steered.failed.append(vchannels))
-        timetick = TimeTickInterceptor(wal_name=log.wal_name, acks=self.acks, mvcc=mvcc, oldest_open_begin=lambda: None)
-        redo = RedoInterceptor(RedoLimits(wait_s_max=5))
+        self.lock = LockInterceptor(
+            lambda group: [message.vchannel for message in group.messages],
+            lambda vchannels, _tick: steered.failed.append(vchannels),
+        )
+        timetick = TimeTickInterceptor(wal_name=log.wal_name, acks=self.acks, oldest_open_begin=lambda: None)
+        redo = RedoInterceptor(wait_s_max=5)
         room = RoomInterceptor(log.admit, Budget(1 << 30))
-        chain = Chain.of([room, redo, self.lock, timetick, steered.gatekeeper], end)
+        chain = Chain([room, redo, self.lock, timetick, steered.gatekeeper], end)
         self.append, self.ready, self.close = chain.append, chain.ready, chain.close
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:

@@ -1,8 +1,8 @@
 """Group commit as the event loop sees it: whether writes are taken, room in the queue, and what became of them.
 
 In: writes from logs and the state map. Out: settled futures, in order. The writer thread (`writer.py`) does the work. A
-failed write is `Indeterminate`, and so are those behind it; later ones are refused with the same error until the database was
-closed, verified and opened again. Reads of logs go on, but for the time that takes.
+failed write is `Indeterminate`, and so are those behind it; later ones are refused with the same error until the database
+was closed, verified and opened again. Reads of logs go on, but for the time that takes.
 """
 
 import asyncio

@@ -49,7 +49,7 @@ def _recovery_ends_early(right: Right) -> Right:
 def _offsets_of_the_last_row_but_one(right: Right) -> Right:
     def restore(data: bytes) -> ShardState:
         state: ShardState = right(data)
-        state._next_offsets = {name: max(offset - 1, 0) for name, offset in state._next_offsets.items()}
+        state.next_offsets = {name: max(offset - 1, 0) for name, offset in state.next_offsets.items()}
         return state
 
     return restore
@@ -59,10 +59,10 @@ def _offsets_of_inserts(right: Right) -> Right:
     """Row offsets count calls instead of rows."""
 
     def insert(state: ShardState, header: Any, change: Any, tick: int) -> Any:
-        before = state._next_offsets.get(change.vchannel)
+        before = state.next_offsets.get(change.vchannel)
         fits = right(state, header, change, tick)
         if before is not None:
-            state._next_offsets[change.vchannel] = before + 1
+            state.next_offsets[change.vchannel] = before + 1
         return fits
 
     return insert
@@ -77,7 +77,7 @@ def _window_not_rebuilt(_right: Right) -> Right:
 
 
 def _window_not_persisted(right: Right) -> Right:
-    return lambda window: right(window._replace(producers=()))
+    return lambda window: right(Window(tick=window.tick))
 
 
 def _result_of_another(right: Right) -> Right:
