@@ -16,7 +16,7 @@ import msgspec
 
 from wal.codec import crc32c
 from wal.errors import ChannelFenced, Corrupt, UnsupportedFormat
-from wal.files import identity_of, open_regular, read_regular, write_file
+from wal.files import open_regular, read_regular, write_file
 
 FLOOR_NAME = "floor"
 FLOOR_TEMPORARY_NAME = f"{FLOOR_NAME}.tmp"
@@ -179,7 +179,7 @@ class FloorFile:
     def __init__(self, directory: Path) -> None:
         self._path = str(directory / FLOOR_NAME)
         self._descriptor = open_regular(directory / FLOOR_NAME, os.O_RDWR)
-        self._identity = identity_of(os.fstat(self._descriptor))
+        self._status = os.fstat(self._descriptor)
         self._nonce, self._token = secrets.token_bytes(_NONCE_BYTES), b""
         self.token_term = 0
         """The term of the token that was written last; 0 before the first."""
@@ -213,7 +213,7 @@ class FloorFile:
                 "stop one of the two: this one writes no more"
             )
         try:
-            in_place = identity_of(os.stat(self._path)) == self._identity  # noqa: PTH116 - twice for each batch of writes
+            in_place = os.path.samestat(os.stat(self._path), self._status)  # noqa: PTH116 - twice for each batch of writes
         except FileNotFoundError:
             in_place = False
         if not in_place:
