@@ -6,9 +6,7 @@ empty, or where the making of one was cut off; nothing else is touched.
 
 import os
 import shutil
-import time
 import uuid
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +53,7 @@ from wal.rocks.recovery import (
     survey,
     without_torn_end,
 )
-from wal.rocks.space import SpaceWatch, free_bytes_of
+from wal.rocks.space import SpaceWatch
 from wal.tasks import event_log
 
 _log = event_log(__name__)
@@ -64,18 +62,6 @@ TEMPORARY_SUFFIX = ".tmp"
 NAMED_MAX = 5
 BACKUP_RECORD_NAME = "backup.json"
 """Marks a directory as a backup; opening it as a node would change it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """What a store needs of the world beside its directory; tests bring their own.
-
-    `monotonic` is a clock in seconds, `free_bytes` the space left on the disk of a path; both are called in threads.
-    """
-
-    make_node_id: Callable[[], str] = lambda: uuid.uuid4().hex
-    monotonic: Callable[[], float] = time.monotonic
-    free_bytes: Callable[[Path], int] = free_bytes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +90,7 @@ class OwnedDirectory:
         self.lock.release()
 
 
-def take_directory(directory: Path, options: RocksOptions, environment: Environment) -> OwnedDirectory:
+def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
     """Own a directory and open its database.
 
     Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
@@ -116,11 +102,11 @@ def take_directory(directory: Path, options: RocksOptions, environment: Environm
         lock = DirectoryLock(directory)
         undo.callback(lock.release)
         failpoint("recovery.directory_locked")
-        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min, free_bytes=environment.free_bytes)
+        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min)
         space.make_room_to_start()
         check_place(directory)  # once more, now that nobody else makes a node here
         if not (directory / DATABASE_NAME).exists():
-            create_database(directory, options, environment.make_node_id())
+            create_database(directory, options, uuid.uuid4().hex)
         failpoint("recovery.database_prepared")
         floor = FloorFile(directory)
         undo.callback(floor.close)
