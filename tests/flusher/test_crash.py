@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
 from flusher.run import FlushOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
@@ -126,7 +127,9 @@ def test_a_cut_is_on_the_real_disk_before_its_checkpoint(tmp_path: Path) -> None
         store = PoweredStore(disk, lambda: log)
         log = StampedLog(await store.open_log("p0"))
         write_scenario(log)
-        flusher = Flusher(disk.root / "node", store, log.log, None, options=SMALL, now_ms=lambda: START_MS)
+        flusher = Flusher(
+            NodeDirectory(disk.root / "node"), store, log.log, None, options=SMALL, now_ms=lambda: START_MS
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             await flusher.wait_for_cut(len(log.cuts))

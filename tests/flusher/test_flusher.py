@@ -10,6 +10,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher, FlusherState
 from flusher.retention import RetentionOptions
 from flusher.run import FlushOptions
@@ -32,7 +33,12 @@ class Node:
     @asynccontextmanager
     async def flusher(self, options: FlushOptions | None = None) -> AsyncIterator[Flusher]:
         flusher = Flusher(
-            self.root, self.store, self.log.log, None, options=options or FlushOptions(), now_ms=lambda: self.now_ms
+            NodeDirectory(self.root),
+            self.store,
+            self.log.log,
+            None,
+            options=options or FlushOptions(),
+            now_ms=lambda: self.now_ms,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flusher.triggers import LOOK_S, PAUSE_FIRST_S, PAUSE_MAX_S, SpaceRelief
+from flusher.flusher import LOOK_S, PAUSE_FIRST_S, PAUSE_MAX_S, SpaceReclaimer
 from wal.errors import OnShutdown, StorageFull
 
 pytestmark = pytest.mark.anyio
@@ -15,26 +15,32 @@ class Done(Exception):
 
 
 class Node:
-    """What a relief acts on: short until `helps` says that the last step was enough."""
+    """What a reclaimer acts on: short until `helps` says that the last step was enough."""
 
     def __init__(self, helps: Callable[[list[str]], bool], *, rounds_max: int = 6) -> None:
         self.steps: list[str] = []
         self.pauses: list[float] = []
-        self.relief = SpaceRelief(self.is_short, give_up_log=self.give_up_log, cut=self.cut, sleep=self.sleep)
+        self.reclaimer = SpaceReclaimer(self.is_short, give_up_log=self.give_up_log, cut=self.cut, sleep=self.sleep)
         self.error: Exception | None = None
         self._helps = helps
-        self._rounds_max = rounds_max
+        self._rounds_left = rounds_max
+        self._after_cut = False
 
     def is_short(self) -> bool:
         return not self._helps(self.steps)
 
     async def give_up_log(self) -> None:
-        if self.relief.rounds > self._rounds_max:
+        if self._after_cut and self.error is None:
+            self._after_cut = False
+        else:
+            self._after_cut, self._rounds_left = False, self._rounds_left - 1
+        if self._rounds_left < 0:
             raise Done
         self.steps.append("log")
 
     async def cut(self) -> None:
         self.steps.append("cut")
+        self._after_cut = True
         if self.error is not None:
             raise self.error
 
@@ -45,7 +51,7 @@ class Node:
 
     async def run(self) -> None:
         with pytest.raises(Done):
-            await self.relief.run()
+            await self.reclaimer.run()
 
 
 async def test_a_disk_with_room_is_left_alone() -> None:
@@ -96,8 +102,8 @@ async def test_a_cut_that_finds_no_room_is_tried_again() -> None:
     assert node.steps == ["log", "cut"] * 3
 
 
-async def test_a_closed_log_ends_the_relief() -> None:
+async def test_a_closed_log_ends_the_reclaimer() -> None:
     node = Node(lambda _: False)
     node.error = OnShutdown("closed")
-    await node.relief.run()
+    await node.reclaimer.run()
     assert node.steps == ["log", "cut"]

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from flusher.triggers import CutSchedule, CutScheduleOptions, seconds_to_boundary, wait_for_event
+from flusher.flusher import CutSchedule, seconds_to_boundary, wait_for_event
+from flusher.run import CutScheduleOptions
 from wal.errors import OnShutdown, Overloaded
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +72,7 @@ async def test_a_cut_that_could_not_be_made_is_asked_for_again_and_logged(caplog
     asked = Asked(Overloaded("not now"), 1)
     await CutSchedule(CutScheduleOptions(), now_ms=lambda: 0, wait=Waits()).run(asked)
     assert asked.count == 3
-    assert [record.name for record in caplog.records] == ["flusher.triggers"]
+    assert [record.name for record in caplog.records] == ["flusher.flusher"]
 
 
 async def test_the_real_wait_ends_with_the_event_or_the_time() -> None:
