@@ -72,16 +72,17 @@ def build_manifest(
     )
 
 
-def publish_cut(directory: NodeDirectory, manifest: CutManifest, renames: Sequence[tuple[str, str]]) -> Cut:
+def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
     """Give the files their names and write the manifest; durable on return.
 
-    `renames` are pairs of temporary and final path. Raises `OSError`; what is on disk then is in the table above.
+    Raises `OSError`; what is on disk then is in the table above.
     """
-    for temporary, path in renames:
+    paths = file_paths(manifest)
+    for path in paths:
         failpoint("flush.file_renaming")
-        directory.rename(temporary, path)
+        directory.rename(path + TEMPORARY_SUFFIX, path)
     failpoint("flush.files_renamed")
-    directory.sync_parents([path for _, path in renames])
+    directory.sync_parents(paths)
     failpoint("flush.file_names_synced")
     content = encode_manifest(manifest)
     path = manifest_path(manifest.number)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 import anyio
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -57,20 +56,6 @@ _IS_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa
 _IS_WHOLE = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date, pa.types.is_time)
 
 
-class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished file holds; ranges are inclusive, key bounds None where the key has no JSON form."""
-
-    bytes: int
-    crc32c: int
-    rows: int
-    tick_min: int
-    tick_max: int
-    offset_min: int
-    offset_max: int
-    key_min: int | str | None
-    key_max: int | str | None
-
-
 class FileInProgress:
     """One file between its first row and its cut; lives on the event loop, works in threads of `limiter`.
 
@@ -98,38 +83,21 @@ class FileInProgress:
         self._row_group_bytes = row_group_bytes
         self._limiter = limiter
         self.place = place
-        self.rows = 0
-        """Rows ever added."""
-        self.taken_bytes = 0
-        """Encoded size of the rows ever added."""
-        self.pending_bytes = 0
-        """Encoded size of the rows that no thread has taken yet."""
-        self.writing_bytes = 0
-        """Encoded size of the rows that threads are working on."""
-        self.at_work = 0
-        """How many tasks spill or finish the file; kept by who starts them."""
+        self.rows = self.taken_bytes = 0  # ever added; sizes are those of encoded rows
+        self.pending_bytes = 0  # that no thread has taken yet
+        self.writing_bytes = 0  # that threads are working on
+        self.at_work = 0  # tasks that spill or finish the file; kept by who starts them
         self.described: SegmentFile | DeleteFile | None = None
         """What the manifest says about the file, once it is finished."""
         self._pending: list[Rows] = []
         self._decoding, self._writing = Lock(), Lock()
         self._discarded = False
-        self._broken = False
-        """Rows were taken and did not get into the file: it is never finished without them."""
+        self._broken = False  # rows were taken and did not get into the file: it is never finished without them
 
     @property
     def held_bytes(self) -> int:
         """Encoded size of the rows that are in memory."""
         return self.pending_bytes + self.writing_bytes
-
-    @property
-    def path(self) -> str:
-        """Where the file will be."""
-        return self._file.path
-
-    @property
-    def temporary_path(self) -> str:
-        """Where the file is until it is published."""
-        return self._file.temporary_path
 
     def add(self, rows: Rows) -> None:
         """Append the rows of one message."""
@@ -194,7 +162,7 @@ class FileInProgress:
             elif last:
                 # In one call, so that the file is open for no longer than one of the threads works on it.
                 written = await to_thread.run_sync(self._file.finish, table, limiter=self._limiter)
-                self.described = self._kind(**self.place, **msgspec.structs.asdict(written))
+                self.described = self._kind(**self.place, **written)
             elif table is not None:
                 await to_thread.run_sync(self._file.write, table, limiter=self._limiter)
         except BaseException:
@@ -207,7 +175,7 @@ class FileInProgress:
     def _check_whole(self) -> None:
         # Two tasks may finish one file, for its seal and for its cut: the second must not take over what the first lost.
         if self._broken and not self._discarded:
-            raise OSError(errno.EIO, "an earlier write of the file failed", self.temporary_path)
+            raise OSError(errno.EIO, "an earlier write of the file failed", self.place["path"])
 
     def _decode(self, rows: Sequence[Rows]) -> pa.Table:
         rule = OffsetRule.FIRST if self._kind is SegmentFile else OffsetRule.ALL
@@ -215,7 +183,7 @@ class FileInProgress:
 
 
 class ParquetFile:
-    """A file that will be `path`, written by one thread at a time; nothing is on disk before the first rows.
+    """A file that will be `path` when it is published, written by one thread at a time; nothing is on disk before its rows.
 
     `schema` is that of the messages, `key` its key column, `metadata` goes into the footer.
     """
@@ -230,12 +198,7 @@ class ParquetFile:
         self._writer: pq.ParquetWriter | None = None
         self._sink: _ChecksummedFile | None = None
         self.schema = schema
-        self.path = path
-
-    @property
-    def temporary_path(self) -> str:
-        """The file's name until it is published."""
-        return self.path + TEMPORARY_SUFFIX
+        self.temporary_path = path + TEMPORARY_SUFFIX
 
     def write(self, table: pa.Table) -> None:
         """Append and sync the rows of `table`. Blocks. Raises `OSError`; the file is then of no use but to be discarded."""
@@ -243,8 +206,11 @@ class ParquetFile:
         assert self._sink is not None
         self._sink.rest()
 
-    def finish(self, last: pa.Table | None = None) -> WrittenFile:
-        """Append the `last` rows and the footer, and sync; at least one row was written. Blocks. Raises as `write` does."""
+    def finish(self, last: pa.Table | None = None) -> dict[str, Any]:
+        """Append the `last` rows and the footer, and sync; return what the manifest says of the rows and bytes.
+
+        At least one row was written. Blocks. Raises as `write` does.
+        """
         if last is not None:
             self._add(last)
         assert self._writer is not None
@@ -399,21 +365,11 @@ def _as_integers(array: "pa.Array[Any]") -> npt.NDArray[np.int64] | npt.NDArray[
             return array.cast(pa.int32()).to_numpy()
 
 
-def _describe(footer: pq.FileMetaData, sink: _ChecksummedFile, *, key: str) -> WrittenFile:
-    key_min, key_max = _bounds(footer, key)
-    tick_min, tick_max = _bounds(footer, TICK)
-    offset_min, offset_max = _bounds(footer, OFFSET)
-    return WrittenFile(
-        bytes=sink.length,
-        crc32c=sink.crc32c,
-        rows=footer.num_rows,
-        tick_min=tick_min,
-        tick_max=tick_max,
-        offset_min=offset_min,
-        offset_max=offset_max,
-        key_min=key_min,
-        key_max=key_max,
-    )
+def _describe(footer: pq.FileMetaData, sink: _ChecksummedFile, *, key: str) -> dict[str, Any]:
+    described: dict[str, Any] = {"bytes": sink.length, "crc32c": sink.crc32c, "rows": footer.num_rows}
+    for name, column in (("tick", TICK), ("offset", OFFSET), ("key", key)):
+        described[f"{name}_min"], described[f"{name}_max"] = _bounds(footer, column)
+    return described
 
 
 def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any]:

@@ -6,9 +6,9 @@ when.
 """
 
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import anyio
 import pyarrow as pa
@@ -123,16 +123,12 @@ class OpenCut:
     Since a cut seals every growing segment, no file ever spans two cuts. `number` is the number it will have.
     """
 
-    def __init__(
-        self, number: int, catalog: Catalog, cuts: CutLog, *, row_group_bytes: int, limiter: CapacityLimiter
-    ) -> None:
+    def __init__(self, number: int, catalog: Catalog, start_file: Callable[..., FileInProgress]) -> None:
         self.number = number
         self.segments: dict[int, FileInProgress] = {}
         self.deletes: dict[str, FileInProgress] = {}
         self._catalog = catalog
-        self._cuts = cuts
-        self._row_group_bytes = row_group_bytes
-        self._limiter = limiter
+        self._start_file = start_file
 
     def insert(self, message: Message, header: InsertHeader) -> None:
         """Take in the rows of one insert. Raises `Corrupt` when no collection has them."""
@@ -196,28 +192,14 @@ class OpenCut:
             "segment_id": header.segment_id,
             "partition_id": header.partition_id,
         }
-        return self._start(SegmentFile, place, arrow_schema(info), info.primary_key)
+        return self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
 
     def _start_deletes(self, message: Message, header: DeleteHeader) -> FileInProgress:
         info, vchannel = self._collection(header.collection_id), message.vchannel
         path = delete_path(info.id, self.number, vchannel)
         place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
         schema = pa.schema([arrow_schema(info).field(info.primary_key)])
-        return self._start(DeleteFile, place, schema, info.primary_key)
-
-    def _start(
-        self, kind: type[SegmentFile | DeleteFile], place: Mapping[str, Any], schema: pa.Schema, key: str
-    ) -> FileInProgress:
-        return FileInProgress(
-            self._cuts.directory,
-            kind,
-            place,
-            schema=schema,
-            key=key,
-            node_id=self._cuts.node_id,
-            row_group_bytes=self._row_group_bytes,
-            limiter=self._limiter,
-        )
+        return self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
 
     def _collection(self, collection_id: int) -> CollectionInfo:
         try:
@@ -248,9 +230,15 @@ class FlushRun:
         self._checkpoint = checkpoint
         self._ahead = ahead
         self._on_cut = on_cut
-        self._limiter = CapacityLimiter(context.options.threads)
+        self._start_file = partial(
+            FileInProgress,
+            context.cuts.directory,
+            node_id=context.store.node_id,
+            row_group_bytes=context.options.row_group_bytes,
+            limiter=CapacityLimiter(context.options.threads),
+        )
         self._awaited = anyio.Event()
-        self.open_cut = self._new_cut(checkpoint.cut_number + 1)
+        self.open_cut = OpenCut(checkpoint.cut_number + 1, self.state.catalog, self._start_file)
 
     async def follow(self, scanner: Scanner) -> None:
         """Work through the scanner's batches for ever.
@@ -340,7 +328,8 @@ class FlushRun:
             published = await self._write(tick)
         else:
             published, self._ahead = self._ahead, None
-            check_same_cut(published.manifest, self._checkpoint, tick, {file.path: file.rows for file in cut.files()})
+            rows = {file.place["path"]: file.rows for file in cut.files()}
+            check_same_cut(published.manifest, self._checkpoint, tick, rows)
             failpoint("recovery.cut_adopted")
         failpoint("flush.cut_published")
         await self._advance(message, published)
@@ -358,8 +347,7 @@ class FlushRun:
             node_id=context.store.node_id,
             created_ms=context.now_ms(),
         )
-        renames = [(file.temporary_path, file.path) for file in files]
-        return await to_thread.run_sync(publish_cut, context.cuts.directory, manifest, renames)
+        return await to_thread.run_sync(publish_cut, context.cuts.directory, manifest)
 
     async def _advance(self, message: Message, published: Cut) -> None:
         context, manifest = self._context, published.manifest
@@ -382,16 +370,6 @@ class FlushRun:
         failpoint("flush.checkpoint_saved")
         context.cuts.append(published)
         self._checkpoint = checkpoint
-        self.open_cut = self._new_cut(manifest.number + 1)
+        self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)
         self._awaited = anyio.Event()
         self._on_cut(checkpoint)
-
-    def _new_cut(self, number: int) -> OpenCut:
-        context = self._context
-        return OpenCut(
-            number,
-            self.state.catalog,
-            context.cuts,
-            row_group_bytes=context.options.row_group_bytes,
-            limiter=self._limiter,
-        )

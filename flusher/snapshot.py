@@ -57,8 +57,8 @@ class SnapshotSource:
     on_loss: OnLoss | None = None
 
 
-def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa.Table:
-    """Return the rows that live at tick `as_of`: the base's, then in cut order; on demand with the system's columns.
+def read_snapshot(source: SnapshotSource) -> pa.Table:
+    """Return the rows that live at tick `as_of`: the base's, then in cut order.
 
     Raises `Truncated` when rows of the collection are in cuts that were given up (every table has taken them), or a
     partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when a file is not what its manifest says.
@@ -80,8 +80,7 @@ def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa
     base = _base_rows(source.base, drops, names).select(schema.names) if source.base else schema.empty_table()
     table = _up_to(pa.concat_tables([base, *_read(source, segments), *rows]), source.as_of)
     deletes = [_up_to(each, source.as_of) for each in (*_read(source, delete_files), *deletes)]
-    table = apply_deletes(table, deletes, key=info.primary_key)
-    return table if system_columns else table.select(arrow_schema(info).names)
+    return apply_deletes(table, deletes, key=info.primary_key).select(arrow_schema(info).names)
 
 
 def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint, encode_checkpoint
-from flusher.cut_log import CutLog, manifest_path
-from flusher.data_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL
-from flusher.directory import NodeDirectory
+from flusher.cut_log import manifest_path
+from flusher.data_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, FileInProgress
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import CutManifest, decode_manifest, encode_manifest, manifest_crc32c
 from flusher.rows import OFFSET, TICK, VCHANNEL
 from flusher.run import OpenCut
@@ -90,8 +91,10 @@ def test_the_documented_arrays_of_a_checkpoint_have_the_fields_in_that_order() -
 async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
     """Write the two files of the worked example, as the flusher does, and return their footers."""
     info = CollectionInfo(1, "c", SCHEMA.serialize().to_pybytes(), 1, "id", ("p0_1v0",), (), FIRST_TICK)
-    cuts = CutLog(NodeDirectory(root), node_id="n1")
-    cut = OpenCut(1, Catalog([info]), cuts, row_group_bytes=1 << 20, limiter=anyio.CapacityLimiter(1))
+    start_file = partial(
+        FileInProgress, NodeDirectory(root), node_id="n1", row_group_bytes=1 << 20, limiter=anyio.CapacityLimiter(1)
+    )
+    cut = OpenCut(1, Catalog([info]), start_file)
 
     def message(keys: list[int], tick: int) -> Message:
         payload = pa.record_batch([pa.array(keys)], schema=SCHEMA).serialize().to_pybytes()
@@ -103,8 +106,8 @@ async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
     for file in cut.files():
         await file.finish()
         assert file.described is not None
-        footers.append(pq.read_metadata(root / file.temporary_path))
-        assert file.path in example("manifest")
+        footers.append(pq.read_metadata(root / (file.place["path"] + TEMPORARY_SUFFIX)))
+        assert file.place["path"] in example("manifest")
     return footers[0], footers[1]
 
 

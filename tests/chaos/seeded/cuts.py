@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 from weakref import WeakSet
 
 import msgspec
@@ -12,7 +13,9 @@ import flusher.cuts
 import flusher.run
 import flusher.snapshot
 import streamingnode.snapshot
+from flusher.cut_log import file_paths
 from flusher.data_file import ParquetFile
+from flusher.directory import TEMPORARY_SUFFIX
 from flusher.retention import Retention
 from flusher.run import FlushRun, OpenCut
 from interceptors.shard.state import ShardState
@@ -78,11 +81,13 @@ def _checkpoint_too_far(right: Right) -> Right:
 
 
 def _manifest_first(right: Right) -> Right:
-    def publish_cut(directory: Any, manifest: Any, renames: Sequence[tuple[str, str]]) -> Any:
-        published = right(directory, manifest, ())
-        for temporary, path in renames:
-            directory.rename(temporary, path)
-        directory.sync_parents([path for _, path in renames])
+    def publish_cut(directory: Any, manifest: Any) -> Any:
+        files = file_paths(manifest)
+        with patch.object(flusher.cuts, "file_paths", lambda _manifest: []):
+            published = right(directory, manifest)
+        for path in files:
+            directory.rename(path + TEMPORARY_SUFFIX, path)
+        directory.sync_parents(files)
         return published
 
     return publish_cut

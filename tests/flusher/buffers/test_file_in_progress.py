@@ -10,7 +10,7 @@ import pytest
 from anyio import CapacityLimiter
 
 from flusher.data_file import FileInProgress, ParquetFile
-from flusher.directory import NodeDirectory
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import SegmentFile
 from flusher.rows import Rows
 
@@ -60,7 +60,7 @@ async def test_rows_spilled_side_by_side_keep_their_order(tmp_path: Path, thread
         for _ in range(10):
             spills.start_soon(file.spill)
     await file.finish()
-    written = pq.ParquetFile(tmp_path / file.temporary_path)
+    written = pq.ParquetFile(tmp_path / (file.place["path"] + TEMPORARY_SUFFIX))
     assert written.num_row_groups == 20
     assert written.read()["id"].to_pylist() == list(range(20 * ROWS))
     assert file.held_bytes == 0

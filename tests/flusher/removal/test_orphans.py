@@ -40,7 +40,7 @@ def publish(directory: NodeDirectory, number: int, previous_crc32c: int = 0) -> 
     manifest = build_manifest(
         before(number, previous_crc32c), 10 * number, [segment], ShardState(), node_id="me", created_ms=0
     )
-    published = publish_cut(directory, manifest, [(path + ".tmp", path)])
+    published = publish_cut(directory, manifest)
     return manifest, published.crc32c
 
 
