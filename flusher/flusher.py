@@ -1,12 +1,8 @@
 """The flusher of one pchannel: keeps a run going, through failures of the disk, for as long as the node lives.
 
-A fault of the disk (or of the log store) throws the run away and starts another from the checkpoint after a pause: the same
-path as after a crash, so there is only one. Nothing is lost by that, because the log is truncated only behind checkpoints.
-A full disk is such a fault, and so are file descriptors that run out: whoever waits for a cut hears of it, and the next run
-begins as soon as there are more. Of other faults they hear when several tries in a row have failed.
-Damage, where stored bytes are not what was written, is not retried: the flusher stops, the log grows, and whoever waits
-for a cut gets the error; appends and readers go on. A write of the log store whose outcome is open is a fault like others:
-the store is reopened meanwhile, and the stored checkpoint then says what became of it.
+A fault of the disk, or of the log store, throws the run away and starts another from the checkpoint after a pause: the same
+path as after a crash, so there is only one, and nothing is lost, because the log is truncated only behind checkpoints.
+Damage is not retried: the flusher stops, the log grows, whoever waits for a cut gets the error; appends and readers go on.
 """
 
 import errno
@@ -39,6 +35,10 @@ ROOM_BYTES = 1 << 20
 """How much more has to be free to try again before the pause is over; less is noise of other programs."""
 DESCRIPTORS = 8
 """What has to be free of them to try again before that: for files being written, a directory to sync, tables of RocksDB."""
+SPACE_LOOK_S = 0.25
+"""How soon a store that is short of space is noticed, and how long it needs to notice that it no longer is."""
+SPACE_PAUSE_FIRST_S, SPACE_PAUSE_MAX_S = 0.5, 5.0
+"""Making room that did not help is tried again after a pause that doubles: a disk that stays short costs cuts so often."""
 LASTING_FAULTS = 3
 """Who waits for a cut hears of its files when so many tries in a row could not write them: after 1.5 s by default."""
 
@@ -69,6 +69,7 @@ def state_after(error: BaseException) -> FlusherState | None:
         case OnShutdown() | ChannelFenced():
             return FlusherState.CLOSED
         case OSError() | StorageFailed() | StreamingNodeError(retryable="yes" | "indeterminate"):
+            # Of a write whose outcome is open the stored checkpoint says what became of it, once the store is reopened.
             return FlusherState.BACKING_OFF
         case StreamingNodeError():
             return FlusherState.FAILED
@@ -258,6 +259,37 @@ class Flusher:
             except (OSError, StreamingNodeError) as error:
                 _log.warning("retention_failed", error=str(error))
 
+    # --- a store that is short of space -----------------------------------------------------------------------------------
+
+    async def reclaim_space(self, request_cut: Callable[[], Awaitable[int]]) -> None:
+        """Make room before appends have to be refused, until the log is closed. `request_cut` as in `CutSchedule.run`."""
+        store, pause_s = self._context.store, SPACE_PAUSE_FIRST_S
+        while True:
+            await self._sleep(SPACE_LOOK_S)
+            if not store.short_of_space:
+                pause_s = SPACE_PAUSE_FIRST_S
+                continue
+            try:
+                await self._make_room(request_cut)
+            except (OnShutdown, ChannelFenced):
+                return
+            except (OSError, StreamingNodeError) as error:
+                _log.warning("no_room_made", error=str(error))
+            await self._sleep(SPACE_LOOK_S)
+            if store.short_of_space:
+                await self._sleep(pause_s)
+                pause_s = min(2 * pause_s, SPACE_PAUSE_MAX_S)
+            else:
+                pause_s = SPACE_PAUSE_FIRST_S
+
+    async def _make_room(self, request_cut: Callable[[], Awaitable[int]]) -> None:
+        await self.enforce_retention(short_of_space=True)  # what is in files, and nobody needs
+        await self._sleep(SPACE_LOOK_S)
+        if self._context.store.short_of_space:
+            if number := await request_cut():
+                await self.wait_for_cut(number)
+            await self.enforce_retention(short_of_space=True)  # and what the cut brought into files
+
     # --- one run after the other ------------------------------------------------------------------------------------------
 
     async def _keep_running(self) -> None:
@@ -377,12 +409,6 @@ def _first(error: BaseException) -> BaseException:
 # --- when a cut is asked for ------------------------------------------------------------------------------------------
 
 
-async def wait_for_event(event: anyio.Event, seconds: float | None) -> None:
-    """Wait for the event, but not longer than `seconds`; None: as long as it takes."""
-    with anyio.move_on_after(seconds):
-        await event.wait()
-
-
 def seconds_to_boundary(now_ms: int, interval_s: float | None) -> float | None:
     """Return how long it is to the next multiple of the interval since the epoch, in seconds; never 0, None without one.
 
@@ -397,16 +423,9 @@ def seconds_to_boundary(now_ms: int, interval_s: float | None) -> float | None:
 class CutSchedule:
     """Asks for cuts, at boundaries of time and when much is unflushed; the shard manager makes none that would be empty."""
 
-    def __init__(
-        self,
-        options: CutScheduleOptions,
-        *,
-        now_ms: Callable[[], int],
-        wait: Callable[[anyio.Event, float | None], Awaitable[None]] = wait_for_event,
-    ) -> None:
+    def __init__(self, options: CutScheduleOptions, *, now_ms: Callable[[], int]) -> None:
         self._options = options
         self._now_ms = now_ms
-        self._wait = wait
         self._full = anyio.Event()
         self._asked = 0
 
@@ -422,7 +441,7 @@ class CutSchedule:
         `request_cut` returns the number of the cut that covers everything appended before, made now or earlier.
         """
         while True:
-            await self._wait(self._full, seconds_to_boundary(self._now_ms(), self._options.interval_s))
+            await self._wait()
             self._full = anyio.Event()
             try:
                 self._asked = await request_cut()
@@ -431,59 +450,6 @@ class CutSchedule:
             except StreamingNodeError as error:
                 _log.warning("cut_not_made", code=error.code, error=str(error))
 
-
-# --- a disk that gets short of space ----------------------------------------------------------------------------------
-
-LOOK_S = 0.25
-"""How soon a short disk is noticed, and how long a store needs to notice that it no longer is."""
-PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 5.0
-"""A round that did not help is tried again after a pause that doubles: a disk that stays short costs a cut this often."""
-
-
-class SpaceReclaimer:
-    """Makes room before appends have to be refused, while `is_short` says that the store is short of space.
-
-    First `give_up_log` gives up the log that is in files and that nobody needs; if that is not enough, `cut` seals every
-    growing segment and returns when its rows are in files, and then the log before it goes too.
-    """
-
-    def __init__(
-        self,
-        is_short: Callable[[], bool],
-        *,
-        give_up_log: Callable[[], Awaitable[None]],
-        cut: Callable[[], Awaitable[object]],
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-    ) -> None:
-        self._is_short = is_short
-        self._give_up_log = give_up_log
-        self._cut = cut
-        self._sleep = sleep
-
-    async def run(self) -> None:
-        """Work until cancelled, or until the log is closed."""
-        pause_s = PAUSE_FIRST_S
-        while True:
-            await self._sleep(LOOK_S)
-            if not self._is_short():
-                pause_s = PAUSE_FIRST_S
-                continue
-            try:
-                await self._reclaim()
-            except (OnShutdown, ChannelFenced):
-                return
-            except (OSError, StreamingNodeError) as error:
-                _log.warning("no_room_made", error=str(error))
-            await self._sleep(LOOK_S)
-            if self._is_short():
-                await self._sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
-            else:
-                pause_s = PAUSE_FIRST_S
-
-    async def _reclaim(self) -> None:
-        await self._give_up_log()
-        await self._sleep(LOOK_S)
-        if self._is_short():
-            await self._cut()
-            await self._give_up_log()
+    async def _wait(self) -> None:
+        with anyio.move_on_after(seconds_to_boundary(self._now_ms(), self._options.interval_s)):
+            await self._full.wait()

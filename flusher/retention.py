@@ -1,14 +1,8 @@
 """What may be given up: log entries that nobody will read again, and cuts that every table has taken.
 
-Bounds are pure and pessimistic: whoever might still read something holds it. The log is kept down to the least of: the
-checkpoint (flusher and recovery both start there), every named reader, and the minimum age (another one on a disk short of
-space). A cut is kept until every table fed from this node has taken it, its age is past the minimum, and no live collection
-in it is without a table; the newest cut is always kept. Files of a dropped collection go before their cuts, once the cut
-that names the drop is past the minimum age and no table of the collection has a lease.
-
-`Retention` is safe to interrupt anywhere: that cuts may be gone is recorded before they go, and a manifest is set aside
-under another name before its files go. So a crash never leaves a manifest without its files, but for those of collections
-that do not live at the newest cut, and the one that was set aside tells which files are left over.
+Bounds are pessimistic: whoever might still read something holds it. Removal may be interrupted anywhere: that cuts may be
+gone is recorded before they go, and a manifest is set aside under another name before its files go. So a crash never leaves
+a manifest without its files, but for those of dropped collections, and the one set aside tells which files are left over.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -106,7 +100,10 @@ def newest_old_cut(
 
 
 def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, old: CutPosition | None) -> int:
-    """Return the position before which nobody needs the log any more; 0 when nothing may go. `old` is old enough."""
+    """Return the position before which nobody needs the log any more; 0 when nothing may go. `old` is old enough.
+
+    Flusher and recovery start at the checkpoint.
+    """
     if old is None:
         return 0
     bound = min(checkpoint.position, old.position)
@@ -116,7 +113,8 @@ def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, old: C
 def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], old_tick: int) -> bool:
     """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped.
 
-    Cuts up to `old_tick` are old enough.
+    It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each live collection in it has
+    a table.
     """
     if manifest.tick > old_tick or any(lease.cut < manifest.number for lease in leases):
         return False

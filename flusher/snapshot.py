@@ -1,10 +1,8 @@
 """The current state of one collection as an Arrow table, without Spark. Blocks, so it runs in a worker thread.
 
 In: what the collection's table has taken (the base), the cuts after that up to one number, and the messages after it (the
-tail) as a scanner delivers them. Out: the rows whose key was not deleted later: a delete removes rows of its key with a
-smaller offset, and a key always lies on one vchannel, so this is one look-up per row, done on whole columns. Every file is
-checked against its manifest before a row of it is believed. Who takes out of a damaged node what can be read is told of each
-loss, and gets the rest.
+tail) as a scanner delivers them. Out: the rows whose key was not deleted later. Every file is checked against its manifest
+before a row of it is believed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +82,10 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
 
 
 def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
-    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
+    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash.
+
+    A key always lies on one vchannel, so this is one look-up per row, done on whole columns.
+    """
     if not sum(table.num_rows for table in deletes):
         return rows
     deletes_ = pa.concat_tables([table.select([key, OFFSET]) for table in deletes]).combine_chunks()

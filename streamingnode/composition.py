@@ -17,7 +17,7 @@ import anyio
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
 from flusher.cut_log import CUTS
 from flusher.directory import NodeDirectory
-from flusher.flusher import Flusher, SpaceReclaimer
+from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS
 from flusher.run import FlushHooks
 from interceptors.window import encode_window
@@ -204,14 +204,7 @@ def _start_flusher(
     supervisor.spawn(flusher.run())
     supervisor.spawn(flusher.schedule.run(channel.request_cut))
 
-    async def cut() -> None:
-        if number := await channel.request_cut():
-            await flusher.wait_for_cut(number)
-
-    reclaimer = SpaceReclaimer(
-        lambda: store.short_of_space, give_up_log=partial(flusher.enforce_retention, short_of_space=True), cut=cut
-    )
-    supervisor.spawn(reclaimer.run())
+    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
     return flusher
 
 
