@@ -16,17 +16,14 @@ from anyio import to_thread
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
 from flusher.cut_log import Cut, CutLog, cut_numbers
 from flusher.cuts import are_all_there, cut_ahead, decode_first_kept, kept_cuts_key, remove_orphans
-from flusher.directory import NodeDirectory
 from flusher.retention import Retention, finish_removal
-from flusher.run import CutScheduleOptions, FlushContext, FlushHooks, FlushOptions, FlushRun
+from flusher.run import CutScheduleOptions, FlushContext, FlushRun
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
-from wal.live_tail import LiveTail
-from wal.log import Log, LogStore
 from wal.position import message_id_kind
 
 ROOM_LOOK_S = 0.25
@@ -115,51 +112,31 @@ class Flusher:
     """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work is in threads.
 
     `checkpoint` is the stored one, for those who ask before the first run has read it: the log before it may be gone.
-    `now_ms` is the clock that ticks follow.
     """
 
     def __init__(
         self,
-        directory: NodeDirectory,
-        store: LogStore,
-        log: Log,
-        tail: LiveTail | None,
+        context: FlushContext,
         *,
-        options: FlushOptions,
-        now_ms: Callable[[], int],
-        hooks: FlushHooks | None = None,
         checkpoint: Checkpoint = NO_CHECKPOINT,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        hooks = hooks or FlushHooks()
         self.state = FlusherState.RECOVERING
         self.checkpoint = checkpoint
         """The last durable checkpoint; everything at or below its tick is in files."""
-        self.cuts = CutLog(directory, node_id=store.node_id)
+        self.cuts = CutLog(context.directory, node_id=context.store.node_id)
         self._anchor(checkpoint)  # reads nothing
-        self.schedule = CutSchedule(options.schedule, now_ms=now_ms)
+        self.schedule = CutSchedule(context.options.schedule, now_ms=context.now_ms)
         self.retention = Retention(
             self.cuts,
-            store,
-            log,
-            options=options.retention,
-            now_ms=now_ms,
-            elapsed_ms=hooks.elapsed_ms,
-            reader_floor=hooks.reader_floor,
+            context.store,
+            context.log,
+            options=context.options.retention,
+            now_ms=context.now_ms,
+            elapsed_ms=context.elapsed_ms,
+            reader_floor=context.reader_floor,
         )
-        self._context = FlushContext(
-            cuts=self.cuts,
-            store=store,
-            log=log,
-            options=options,
-            hooks=hooks,
-            now_ms=now_ms,
-            report=self.schedule.report,
-        )
-        self._directory = directory
-        self._tail = tail
-        self._options = options
-        self._hooks = hooks
+        self._context = context
         self._sleep = sleep
         self._run: FlushRun | None = None
         self._changed = anyio.Event()
@@ -198,7 +175,7 @@ class Flusher:
                 raise self._short
             if self._faults > faults and not self._file_faults:  # of the log
                 faults = self._faults
-                await self._hooks.log_is_back()
+                await self._context.log_is_back()
                 continue
             if self._faults > faults and self._file_faults >= LASTING_FAULTS:
                 raise StorageFailed(
@@ -221,11 +198,11 @@ class Flusher:
             live = frozenset(info.id for info in run.state.catalog.collections())
             kept_tick = await self.retention.enforce(self.checkpoint, live, short_of_space=short_of_space)
             run.state.forget_below(kept_tick)
-            self._hooks.on_kept_tick(kept_tick)
+            self._context.on_kept_tick(kept_tick)
 
     async def check_cuts(self) -> None:
         """Raise `Corrupt` when cuts are missing that retention did not give up."""
-        numbers = await to_thread.run_sync(cut_numbers, self._directory)
+        numbers = await to_thread.run_sync(cut_numbers, self._context.directory)
         # Asked for after the cuts were listed: it goes up before a cut goes.
         first_kept = decode_first_kept(await self._context.store.get_meta(kept_cuts_key(self._context.log.name)))
         if not are_all_there(numbers, first_kept):
@@ -251,7 +228,7 @@ class Flusher:
 
     async def _retain(self) -> None:
         while True:
-            await self._sleep(self._options.retention.interval_s)
+            await self._sleep(self._context.options.retention.interval_s)
             try:
                 await self.enforce_retention()
             except (OnShutdown, ChannelFenced):
@@ -293,7 +270,8 @@ class Flusher:
     # --- one run after the other ------------------------------------------------------------------------------------------
 
     async def _keep_running(self) -> None:
-        pause_s = self._options.retry_first_s
+        options = self._context.options
+        pause_s = options.retry_first_s
         while self.state in ALIVE:
             cut_before = self.checkpoint.cut_number
             try:
@@ -305,9 +283,9 @@ class Flusher:
                 self._short = await self._shortage(error)
                 self._end_run(self._short or _first(error), state)
             if self.state is FlusherState.BACKING_OFF:
-                pause_s = self._options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
+                pause_s = options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
                 await self._back_off(pause_s)
-                pause_s = min(2 * pause_s, self._options.retry_max_s)
+                pause_s = min(2 * pause_s, options.retry_max_s)
                 self._short = None
                 self._enter(FlusherState.RECOVERING)
 
@@ -315,11 +293,13 @@ class Flusher:
         log = self._context.log
         checkpoint = decode_checkpoint(await self._context.store.get_meta(checkpoint_key(log.name)))
         failpoint("recovery.checkpoint_read")
-        ahead = await to_thread.run_sync(self._tidy, checkpoint, self._hooks.next_id())
+        ahead = await to_thread.run_sync(self._tidy, checkpoint, self._context.next_id())
         self.checkpoint = checkpoint
-        self._run = FlushRun(self._context, checkpoint, ahead, self._on_cut)
+        self._run = FlushRun(
+            self._context, self.cuts, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut
+        )
         policy = DeliverPolicy.start_from(message_id_kind(log.wal_name)(checkpoint.start_position))
-        scanner = Scanner(log, self._tail, policy, after_tick=checkpoint.tick, name="flusher")
+        scanner = Scanner(log, self._context.tail, policy, after_tick=checkpoint.tick, name="flusher")
         self._enter(FlusherState.RUNNING)
         try:
             await self._run.follow(scanner)
@@ -328,12 +308,12 @@ class Flusher:
 
     def _tidy(self, checkpoint: Checkpoint, next_id: int) -> Cut | None:
         """Remove what a crash left, and return the cut that is ahead of its checkpoint."""
-        ahead = cut_ahead(self._directory, checkpoint)
+        ahead = cut_ahead(self._context.directory, checkpoint)
         self._anchor(checkpoint)
         failpoint("recovery.cuts_compared")
         removed = finish_removal(self.cuts)
         made = range(checkpoint.state().next_id, next_id)
-        removed += remove_orphans(self._directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead)
+        removed += remove_orphans(self._context.directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead)
         failpoint("recovery.orphans_removed")
         if removed:
             _log.info("orphans_removed", count=len(removed), first=removed[0])
@@ -382,9 +362,9 @@ class Flusher:
         """Forget what the flusher was short of if there is more of it by now."""
         if isinstance(self._short, StorageFull):
             before = self._short.free_bytes
-            is_more = await to_thread.run_sync(self._directory.free_bytes) >= before + ROOM_BYTES
+            is_more = await to_thread.run_sync(self._context.directory.free_bytes) >= before + ROOM_BYTES
         else:
-            is_more = await to_thread.run_sync(self._directory.can_open, DESCRIPTORS)
+            is_more = await to_thread.run_sync(self._context.directory.can_open, DESCRIPTORS)
         if is_more:
             self._short = None
 
@@ -394,10 +374,10 @@ class Flusher:
         if not what:
             return None
         if what == "file descriptors":
-            return no_descriptor_left(self._directory.root, _first(error))
-        free_bytes = await to_thread.run_sync(self._directory.free_bytes)
+            return no_descriptor_left(self._context.directory.root, _first(error))
+        free_bytes = await to_thread.run_sync(self._context.directory.free_bytes)
         unwritten = self._run.open_cut.taken_bytes if self._run else 0
-        return StorageFull(str(self._directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
+        return StorageFull(str(self._context.directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
 
 
 def _first(error: BaseException) -> BaseException:

@@ -113,8 +113,8 @@ def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, old: C
 def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], old_tick: int) -> bool:
     """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped.
 
-    It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each live collection in it has
-    a table.
+    It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each live collection in it
+    has a table.
     """
     if manifest.tick > old_tick or any(lease.cut < manifest.number for lease in leases):
         return False

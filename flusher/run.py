@@ -19,6 +19,7 @@ from flusher.checkpoint import Checkpoint, CutPosition, checkpoint_key, encode_c
 from flusher.cut_log import Cut, CutLog
 from flusher.cuts import build_manifest, check_same_cut, publish_cut
 from flusher.data_file import FileInProgress
+from flusher.directory import NodeDirectory
 from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, delete_path, segment_path
 from flusher.retention import RetentionOptions
 from flusher.rows import Rows
@@ -29,6 +30,7 @@ from scanner.scanner import Scanner
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
 from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, DropPartitionHeader, FlushHeader, InsertHeader
+from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message import AnyMessage, Message, TransactionMessage
 
@@ -79,39 +81,29 @@ async def _always_back() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushHooks:
-    """What the flusher asks of, and tells, the rest of the node.
+class FlushContext:
+    """What a flusher and all its runs work with; the callables are the rest of the node.
 
+    `now_ms` is the clock that ticks follow, `elapsed_ms` one that nobody sets, in milliseconds from an arbitrary start.
     `reader_floor` returns the lowest position of the log that a named reader needs, None without one; `on_kept_tick` is told
     a tick at or below which cuts are published and no reader starts any more, after each round of retention.
     `save_producers` returns what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have
     everything up to that tick. `log_is_back` returns once the log takes writes, and raises what its callers get when that
-    takes too long. `next_id` returns an id above those of all segments that the log has so far. `elapsed_ms` is a clock that
-    nobody sets, in milliseconds from an arbitrary start.
+    takes too long. `next_id` returns an id above those of all segments that the log has so far.
     """
 
+    directory: NodeDirectory
+    store: LogStore
+    log: Log
+    tail: LiveTail | None
+    options: FlushOptions
+    now_ms: Callable[[], int]
+    elapsed_ms: Callable[[], int] = steady_ms
     reader_floor: Callable[[], int | None] = lambda: None
     on_kept_tick: Callable[[int], None] = lambda _tick: None
     save_producers: Callable[[int], Awaitable[bytes | None]] = _no_producers
     log_is_back: Callable[[], Awaitable[object]] = _always_back
     next_id: Callable[[], int] = lambda: sys.maxsize
-    elapsed_ms: Callable[[], int] = steady_ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushContext:
-    """What a flusher and all its runs work with; `now_ms` is the clock that ticks follow.
-
-    `report` takes the number of the cut in the making and how many bytes wait for it.
-    """
-
-    cuts: CutLog
-    store: LogStore
-    log: Log
-    options: FlushOptions
-    hooks: FlushHooks
-    now_ms: Callable[[], int]
-    report: Callable[[int, int], None]
 
 
 # --- the cut in the making --------------------------------------------------------------------------------------------
@@ -215,24 +207,30 @@ class FlushRun:
     """Reads, buffers, writes and cuts from `checkpoint` on.
 
     `ahead` is a cut on disk that the checkpoint does not know: it is adopted, and rows up to it are counted instead of
-    written. `on_cut` is called when a cut's checkpoint is durable.
+    written. `report` is told the number of the cut in the making and how many bytes wait for it, `on_cut` of each cut whose
+    checkpoint is durable.
     """
 
     def __init__(
         self,
         context: FlushContext,
+        cuts: CutLog,
         checkpoint: Checkpoint,
         ahead: Cut | None,
+        *,
+        report: Callable[[int, int], None],
         on_cut: Callable[[Checkpoint], None],
     ) -> None:
         self.state = checkpoint.state()
         self._context = context
+        self._cuts = cuts
+        self._report = report
         self._checkpoint = checkpoint
         self._ahead = ahead
         self._on_cut = on_cut
         self._start_file = partial(
             FileInProgress,
-            context.cuts.directory,
+            context.directory,
             node_id=context.store.node_id,
             row_group_bytes=context.options.row_group_bytes,
             limiter=CapacityLimiter(context.options.threads),
@@ -295,7 +293,7 @@ class FlushRun:
     async def _make_room(self, writers: TaskGroup) -> None:
         cut, options = self.open_cut, self._context.options
         failpoint("flush.rows_taken")
-        self._context.report(cut.number, cut.taken_bytes)
+        self._report(cut.number, cut.taken_bytes)
         if self._ahead is not None:
             for file in cut.files():
                 file.take()  # counted, and already on disk
@@ -347,7 +345,7 @@ class FlushRun:
             node_id=context.store.node_id,
             created_ms=context.now_ms(),
         )
-        return await to_thread.run_sync(publish_cut, context.cuts.directory, manifest)
+        return await to_thread.run_sync(publish_cut, context.directory, manifest)
 
     async def _advance(self, message: Message, published: Cut) -> None:
         context, manifest = self._context, published.manifest
@@ -364,11 +362,11 @@ class FlushRun:
                 retention_ms=context.options.retention.min_age_ms,
             ),
             shard_state=self.state.snapshot(),
-            producers=await context.hooks.save_producers(manifest.tick),
+            producers=await context.save_producers(manifest.tick),
         )
         await context.store.put_meta({checkpoint_key(context.log.name): encode_checkpoint(checkpoint)})
         failpoint("flush.checkpoint_saved")
-        context.cuts.append(published)
+        self._cuts.append(published)
         self._checkpoint = checkpoint
         self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)
         self._awaited = anyio.Event()

@@ -19,7 +19,7 @@ from flusher.cut_log import CUTS
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS
-from flusher.run import FlushHooks
+from flusher.run import FlushContext
 from interceptors.window import encode_window
 from scanner.named_reader import NamedReaders
 from streamingnode.channel import Channel, open_channel
@@ -184,23 +184,21 @@ def _start_flusher(
     ticks: TickAllocator,
     elapsed_ms: Callable[[], int],
 ) -> Flusher:
-    flusher = Flusher(
-        directory,
-        store,
-        channel.log,
-        channel.tail,
+    context = FlushContext(
+        directory=directory,
+        store=store,
+        log=channel.log,
+        tail=channel.tail,
         options=config.flush,
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
-        hooks=FlushHooks(
-            reader_floor=partial(_reader_floor, channel, readers),
-            on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
-            save_producers=partial(_save_producers, channel),
-            log_is_back=channel.live_term,
-            next_id=lambda: channel.shards.next_id,
-            elapsed_ms=elapsed_ms,
-        ),
-        checkpoint=channel.checkpoint,
+        elapsed_ms=elapsed_ms,
+        reader_floor=partial(_reader_floor, channel, readers),
+        on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
+        save_producers=partial(_save_producers, channel),
+        log_is_back=channel.live_term,
+        next_id=lambda: channel.shards.next_id,
     )
+    flusher = Flusher(context, checkpoint=channel.checkpoint)
     supervisor.spawn(flusher.run())
     supervisor.spawn(flusher.schedule.run(channel.request_cut))
 

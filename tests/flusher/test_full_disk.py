@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 from flusher.directory import NodeDirectory
-from flusher.flusher import LASTING_FAULTS, Flusher, FlusherState, short_of
+from flusher.flusher import LASTING_FAULTS, FlusherState, short_of
 from flusher.retention import RetentionOptions
 from flusher.run import FlushOptions
 from tests.flusher.cut_reading import manifests, rows_in
-from tests.flusher.stamped_log import START_MS, StampedLog
+from tests.flusher.stamped_log import StampedLog, flusher_of
 from wal.errors import Overloaded, StorageFailed, StorageFull
 from wal.memory_store import MemoryLogStore
 
@@ -49,9 +49,7 @@ class Setup:
         self.pauses: list[float] = []
         self.room_after_pauses = 1 << 30
         options = FlushOptions(retry_first_s=8.0, retry_max_s=8.0, retention=RetentionOptions(interval_s=7777.0))
-        self.flusher = Flusher(
-            self.directory, store, log.log, None, options=options, now_ms=lambda: START_MS, sleep=self.sleep
-        )
+        self.flusher = flusher_of(self.directory, store, log.log, options=options, sleep=self.sleep)
 
     async def sleep(self, seconds: float) -> None:
         if seconds == 7777.0:  # retention has its own rhythm

@@ -7,7 +7,7 @@ import pytest
 
 from flusher.directory import NodeDirectory
 from flusher.flusher import SPACE_LOOK_S, SPACE_PAUSE_FIRST_S, SPACE_PAUSE_MAX_S, Flusher
-from flusher.run import FlushOptions
+from flusher.run import FlushContext, FlushOptions
 from tests.flusher.stamped_log import START_MS
 from wal.errors import OnShutdown, StorageFull
 from wal.memory_store import MemoryLogStore
@@ -39,8 +39,9 @@ class Node(Flusher):
     async def create(cls, root: Path, helps: Callable[[list[str]], bool], *, rounds_max: int = 6) -> "Node":
         store = ShortStore(helps)
         log = await store.open_log("p0")
-        directory, options = NodeDirectory(root), FlushOptions()
-        node = cls(directory, store, log, None, options=options, now_ms=lambda: START_MS, sleep=_stopped)
+        directory, options, now_ms = NodeDirectory(root), FlushOptions(), lambda: START_MS
+        context = FlushContext(directory=directory, store=store, log=log, tail=None, options=options, now_ms=now_ms)
+        node = cls(context, sleep=_stopped)
         node._sleep, node.steps, node.pauses = node.pause, store.steps, []
         node.error, node.rounds_left, node.cut_made = None, rounds_max, False
         return node

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from flusher.checkpoint import NO_CHECKPOINT
 from flusher.cut_log import file_paths, manifest_path
 from flusher.directory import NodeDirectory
-from flusher.flusher import Flusher
 from flusher.manifest import decode_manifest
-from flusher.run import FlushOptions
 from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
 from interceptors.shard.state import ShardState
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from streamingnode.snapshot import read_rows
-from tests.flusher.stamped_log import START_MS, StampedLog, Table
+from tests.flusher.stamped_log import StampedLog, Table, flusher_of
 from wal.errors import Corrupt, Truncated
 from wal.memory_store import MemoryLogStore
 from wal.message import AnyMessage
@@ -46,9 +44,7 @@ class Node:
         return sorted((row["id"], row["item"]) for row in read_snapshot(source).to_pylist())
 
     async def source(self, table: Table, *, as_of: int = TICK_MAX) -> SnapshotSource:
-        flusher = Flusher(
-            NodeDirectory(self.root), self.store, self.log.log, None, options=FlushOptions(), now_ms=lambda: START_MS
-        )
+        flusher = flusher_of(NodeDirectory(self.root), self.store, self.log.log)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             if self.log.cuts:
