@@ -27,9 +27,9 @@ THREAD_NAME = "rocksmq-writer"
 class Writer:
     """Owns the thread. `queue` brings the writes, in their order on disk; None in it asks for the end.
 
-    Each batch is synced when `sync_interval_s` is None, else at least that often. `tell` runs a call on the event loop, where
-    `commit` hears of each batch in order. A write or sync that fails may have left its records or not, and RocksDB says
-    nothing more about them in this process: all from that batch on is indeterminate, until the directory is verified.
+    Each batch is synced when `sync_interval_s` is None, else at least that often. `tell` runs a call on the event loop,
+    where `commit` hears of each batch in order. A write or sync that fails may have left its records or not, and RocksDB
+    says nothing more about them in this process: all from that batch on is indeterminate, until the directory is verified.
     """
 
     def __init__(
