@@ -63,11 +63,6 @@ _TOP_PROCESSES = """
     SELECT name, pid, MAX(rss_bytes) AS memory_bytes, MAX(cpu_seconds) - MIN(cpu_seconds) AS cpu_seconds, COUNT(*) AS rounds
     FROM samples GROUP BY name, pid ORDER BY memory_bytes DESC, pid LIMIT {count}
 """
-_MEMORY = """
-    SELECT samples.name, samples.pid, samples.round, samples.rss_bytes
-    FROM samples JOIN top_processes ON samples.pid = top_processes.pid AND samples.name = top_processes.name
-    ORDER BY top_processes.memory_bytes DESC, samples.pid, samples.round
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ class DemoResult:
 
 def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Progress) -> DemoResult:
     """Run the demo and return what it found; a failed check is in the result, anything else that fails is raised."""
-    claim(directory)
+    prepare(directory)
     progress.stage("sampling processes", seconds)
     recording = run_async(partial(_fill_node, directory / NODE, seconds, rounds_per_s, progress))
     progress.stage("starting Spark")
@@ -122,14 +117,15 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
         progress.stage("checking tables")
         checks = tuple(_check(spark, directory / TABLES, recording))
         progress.stage("asking Spark SQL")
-        top, memory = _top_processes(spark, directory / TABLES, recording)
+        spark_sink.read_table(spark, directory / TABLES / "samples").createOrReplaceTempView("samples")
+        top = spark.sql(_TOP_PROCESSES, count=PROCESSES_MAX).toArrow().to_pylist()
     finally:
         spark.stop()
     progress.stage(f"drawing {PICTURE}")
     cuts = CutLog(directory / NODE)
     cut_ticks = [cuts.read(number).tick for number in cuts.numbers]
     version_ticks = {name: _version_ticks(directory / TABLES / name) for name in ("samples", "live")}
-    _draw(directory / PICTURE, recording.rounds, memory, cut_ticks, version_ticks)
+    _draw(directory / PICTURE, recording, top, cut_ticks, version_ticks)
     return DemoResult(
         directory=directory,
         rounds=len(recording.rounds),
@@ -143,7 +139,7 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
     )
 
 
-def claim(directory: Path) -> None:
+def prepare(directory: Path) -> None:
     """Make a directory that holds nothing but what is not a demo's; one that no demo made has to be empty.
 
     Raises `InvalidArgument` when it holds anything else, `AlreadyOwned` while a process has the old node open,
@@ -321,27 +317,13 @@ def _version_ticks(path: Path) -> list[int]:
     return sorted(version.note.tick for version in table.history() if version.note.cut)
 
 
-# --- what Spark SQL says, and the picture -------------------------------------------------------------------------------
-
-
-def _top_processes(
-    spark: SparkSession, tables: Path, recording: Recording
-) -> tuple[list[dict[str, Any]], dict[str, list[tuple[float, int]]]]:
-    """Return the processes with the most memory, and for each its (seconds, bytes) points."""
-    spark_sink.read_table(spark, tables / "samples").createOrReplaceTempView("samples")
-    top = spark.sql(_TOP_PROCESSES, count=PROCESSES_MAX)
-    top.createOrReplaceTempView("top_processes")
-    memory: dict[str, list[tuple[float, int]]] = {}
-    for row in spark.sql(_MEMORY).toArrow().to_pylist():
-        point = (recording.rounds[row["round"] - 1].at_s, row["rss_bytes"])
-        memory.setdefault(f"{row['name']} ({row['pid']})", []).append(point)
-    return top.toArrow().to_pylist(), memory
+# --- the picture --------------------------------------------------------------------------------------------------------
 
 
 def _draw(
     path: Path,
-    rounds: Sequence[Round],
-    memory: Mapping[str, Sequence[tuple[float, int]]],
+    recording: Recording,
+    top: Sequence[Mapping[str, Any]],
     cut_ticks: Sequence[int],
     version_ticks: Mapping[str, Sequence[int]],
 ) -> None:
@@ -351,17 +333,27 @@ def _draw(
 
     figure = Figure(figsize=(11, 10), layout="constrained")
     FigureCanvasAgg(figure)
-    top, middle, bottom = figure.subplots(3, 1, height_ratios=[3, 2, 2])
-    for process, points in memory.items():
-        top.plot([at for at, _ in points], [value / 2**20 for _, value in points], label=process)
-    top.set(title="Resident memory of the top processes", ylabel="MiB", xlabel="seconds")
-    top.set_ylim(bottom=0)
-    top.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    _draw_rate(middle, rounds)
-    ticks = {"rounds": [each.time_tick for each in rounds], "cuts": cut_ticks}
-    _draw_ticks(bottom, ticks | {f"table {name}": versions for name, versions in version_ticks.items()})
+    memory, rate, ticks = figure.subplots(3, 1, height_ratios=[3, 2, 2])
+    _draw_memory(memory, recording, top)
+    _draw_rate(rate, recording.rounds)
+    rounds = [each.time_tick for each in recording.rounds]
+    tables = {f"table {name}": versions for name, versions in version_ticks.items()}
+    _draw_ticks(ticks, {"rounds": rounds, "cuts": cut_ticks, **tables})
     figure.suptitle("From this machine's processes to tables", fontweight="bold")
     figure.savefig(path, dpi=110)
+
+
+def _draw_memory(axes: "Axes", recording: Recording, top: Sequence[Mapping[str, Any]]) -> None:
+    samples = recording.all_samples()
+    for process in top:
+        own = (pc.field("pid") == process["pid"]) & (pc.field("name") == process["name"])
+        rows = samples.filter(own).to_pylist()
+        seconds = [recording.rounds[row["round"] - 1].at_s for row in rows]
+        label = f"{process['name']} ({process['pid']})"
+        axes.plot(seconds, [row["rss_bytes"] / 2**20 for row in rows], label=label)
+    axes.set(title="Resident memory of the top processes", ylabel="MiB", xlabel="seconds")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
 
 def _draw_rate(axes: "Axes", rounds: Sequence[Round]) -> None:

@@ -3,14 +3,17 @@
 import argparse
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_sink.errors import PackageMissing
 from streamingnode.cli.output import Output
+
+if TYPE_CHECKING:
+    from streamingnode.node import Node
 
 A = TypeVar("A")
 Argument = tuple[tuple[str, ...], dict[str, Any]]
@@ -75,6 +78,19 @@ def take(kind: Callable[..., A], namespace: argparse.Namespace) -> A:
     """Return the parsed arguments as the frozen dataclass `kind`; each of its fields is an argument of that name."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass is callable
     return kind(**{name: getattr(namespace, name) for name in names})
+
+
+def with_node(directory: Path, work: "Callable[[Node], Awaitable[A]]") -> A:
+    """Open the node in `directory`, and return what `work` makes of it. Raises `InvalidArgument` when there is none."""
+    from streamingnode.inspection.node_files import check_node
+    from streamingnode.opening import open_node, run_async
+
+    async def run() -> A:
+        async with open_node(directory) as node:
+            return await work(node)
+
+    check_node(directory)
+    return run_async(run)
 
 
 SPARK: Mapping[str, str] = {"pyspark": "spark", "deltalake": "spark"}

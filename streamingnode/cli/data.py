@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from interceptors.errors import CollectionNotFound
-from streamingnode.cli.command import NODE, argument, command
+from streamingnode.cli.command import NODE, argument, command, with_node
 from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count, format_tick, to_json
 from wal.errors import AlreadyOwned, InvalidArgument
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from scanner.deliver_policy import DeliverPolicy
+    from streamingnode.collections import Collection
     from streamingnode.flush import FlushResult
     from streamingnode.inspection.collection_summary import CollectionSummary
     from streamingnode.node import Node
@@ -34,22 +35,15 @@ def ls(output: Output, *, directory: Path, count: bool) -> int:
     which reads all of them. When another process has the node open, shows the state at its newest cut, and --count
     ends with exit code 4. Times are UTC.
     """
-    from streamingnode.inspection.node_files import check_node
-    from streamingnode.opening import run_async
-
-    check_node(directory)
     as_of_cut, rows = 0, dict[str, int]()
     try:
-        collections = run_async(partial(_list_now, directory, rows if count else None))
+        collections = with_node(directory, partial(_list_now, directory, rows if count else None))
     except AlreadyOwned as owned:
         if count:
             raise
         collections, as_of_cut = _at_newest_cut(directory, owned, output)
     collections.sort(key=lambda each: each.name)
-    if collections:
-        _print_collections(collections, rows, output)
-    else:
-        output.line("no collections")
+    _print_collections(collections, rows, output)
     described = [_describe_collection(each, rows) for each in collections]
     output.document({"directory": str(directory), "as_of_cut": as_of_cut, "collections": described})
     return EXIT_OK
@@ -66,38 +60,35 @@ def _at_newest_cut(directory: Path, owned: AlreadyOwned, output: Output) -> "tup
     return collections, cuts.newest
 
 
-async def _list_now(directory: Path, rows: dict[str, int] | None) -> "list[CollectionSummary]":
-    """Return the collections as they are, after counting their `rows` if asked to."""
+async def _list_now(directory: Path, rows: dict[str, int] | None, node: "Node") -> "list[CollectionSummary]":
+    """Return the collections as they are, and count their `rows` if asked to."""
     import anyio.to_thread
 
     from flusher.cut_log import CutLog
     from streamingnode.inspection.collection_summary import summaries_at_newest
-    from streamingnode.opening import open_node
 
-    async with open_node(directory) as node:
-        cuts = await anyio.to_thread.run_sync(CutLog, directory)
-        at_cut = await anyio.to_thread.run_sync(summaries_at_newest, cuts)
-        cut_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
-        found = []
-        for collection in node.collections():
-            found.append(await _summary_now(node, collection.name, at_cut.get(collection.id), cut_tick))
-            if rows is not None:
-                rows[collection.name] = (await node.snapshot(collection.name)).num_rows
+    cuts = await anyio.to_thread.run_sync(CutLog, directory)
+    at_cut = await anyio.to_thread.run_sync(summaries_at_newest, cuts)
+    cut_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
+    found = []
+    for collection in node.collections():
+        found.append(await _summary_now(node, collection, at_cut.get(collection.id), cut_tick))
+        if rows is not None:
+            rows[collection.name] = (await node.snapshot(collection.name)).num_rows
     return found
 
 
 async def _summary_now(
-    node: "Node", name: str, at_cut: "CollectionSummary | None", cut_tick: int
+    node: "Node", collection: "Collection", at_cut: "CollectionSummary | None", cut_tick: int
 ) -> "CollectionSummary":
     """Return a collection's summary: what the newest cut says of its rows, brought up to date from the log after it."""
     from scanner.deliver_policy import DeliverPolicy
     from streamingnode.inspection.collection_summary import CollectionSummary
 
-    collection = node.collection(name)
     next_offsets = dict.fromkeys(collection.vchannels, 0) | dict(at_cut.next_offsets if at_cut else {})
     last_tick = at_cut.last_tick if at_cut else 0
     policy = DeliverPolicy.start_after(cut_tick) if cut_tick else DeliverPolicy.all()
-    async with node.read(name, policy, until=await node.consistent_tick()) as messages:
+    async with node.read(collection.name, policy, until=await node.consistent_tick()) as messages:
         async for message in messages:
             if message.num_rows:
                 last_tick = message.time_tick
@@ -105,7 +96,7 @@ async def _summary_now(
                 next_offsets |= {vchannel: first + count for vchannel, (first, count) in part.row_offsets.items()}
     return CollectionSummary(
         id=collection.id,
-        name=name,
+        name=collection.name,
         primary_key=collection.primary_key,
         columns={field.name: str(field.type) for field in collection.schema},
         partitions=collection.partitions,
@@ -130,6 +121,9 @@ def _describe_collection(summary: "CollectionSummary", rows: dict[str, int]) -> 
 
 
 def _print_collections(collections: "Sequence[CollectionSummary]", rows: dict[str, int], output: Output) -> None:
+    if not collections:
+        output.line("no collections")
+        return
     counted = ["rows"] if rows else []
     rest = ["ever inserted", "shards", "next offsets", "partitions", "last tick", "last time"]
     output.table(
@@ -183,20 +177,16 @@ def partitions(
         raise InvalidArgument("list: all partitions are listed — leave out the last name")
     if action != "list" and partition is None:
         raise InvalidArgument(f"{action}: which partition? — add its name")
-    from streamingnode.inspection.node_files import check_node
-    from streamingnode.opening import open_node, run_async
 
-    async def apply() -> tuple[str, ...]:
-        async with open_node(directory) as node:
-            if partition is not None:
-                change = node.create_partition if action == "create" else node.drop_partition
-                await change(collection, partition)
-            return node.collection(collection).partitions
+    async def apply(node: "Node") -> tuple[str, ...]:
+        if partition is not None:
+            change = node.create_partition if action == "create" else node.drop_partition
+            await change(collection, partition)
+        return node.collection(collection).partitions
 
-    check_node(directory)
     as_of_cut = 0
     try:
-        names = run_async(apply)
+        names = with_node(directory, apply)
     except AlreadyOwned as owned:
         if action != "list":
             raise
@@ -258,37 +248,30 @@ def tail(
     with its bodies, schema changes. Ends with what is there now; --follow goes on. Opens the node, so exit code 4
     while another process has it open.
     """
-    kinds = set(TYPES if types is None else map(str.strip, types.split(",")))
-    if unknown := sorted(kinds - set(TYPES)):
+    kinds = None if types is None else set(map(str.strip, types.split(",")))
+    if unknown := sorted((kinds or set()) - set(TYPES)):
         raise InvalidArgument(f"--types does not know {', '.join(unknown)} — choose from {', '.join(TYPES)}")
     if limit is not None and limit < 1:
         raise InvalidArgument(f"--limit is {limit} — give 1 or more")
+    policy = _start_policy(start)
     import anyio.to_thread
-
-    from streamingnode.inspection.node_files import check_node
-    from streamingnode.opening import open_node, run_async
 
     def write(message: "ReadMessage") -> None:
         output.write(f"{to_json(_describe_message(message))}\n")
         output.flush()
 
-    async def print_messages() -> None:
-        left = limit
-        async with open_node(directory) as node:
-            until = None if follow else await node.consistent_tick()
-            async with node.read(collection, policy, until=until) as messages:
-                async for message in messages:
-                    if message.type.name.lower() not in kinds:
-                        continue
+    async def print_messages(node: "Node") -> None:
+        until, left = None if follow else await node.consistent_tick(), limit
+        async with node.read(collection, policy, until=until) as messages:
+            async for message in messages:
+                if kinds is None or message.type.name.lower() in kinds:
                     # In a thread: a pipe nobody reads from must not hold up the node.
                     await anyio.to_thread.run_sync(write, message)
                     left = None if left is None else left - 1
-                    if left == 0:
-                        return
+                if left == 0:
+                    return
 
-    check_node(directory)
-    policy = _start_policy(start)
-    run_async(print_messages)
+    with_node(directory, print_messages)
     return EXIT_OK
 
 
@@ -361,15 +344,10 @@ def flush(output: Output, *, directory: Path) -> int:
     """
     from flusher.cut_log import CutLog
     from streamingnode.inspection.node_files import check_node
-    from streamingnode.opening import open_node, run_async
-
-    async def make_cut() -> "FlushResult":
-        async with open_node(directory) as node:
-            return await node.flush()
 
     before = CutLog(check_node(directory)).newest
     try:
-        cut = run_async(make_cut)
+        cut = with_node(directory, lambda node: node.flush())
     except AlreadyOwned as owned:
         owned.newest_cut = _newest_cut(directory, owned.pid)
         raise

@@ -18,7 +18,7 @@ from wal.errors import InvalidArgument, StreamingNodeError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streamingnode.cli.rows_in import RowBatch, RowSource
+    from streamingnode.cli.rows_in import JsonLines, ParquetRows, RowBatch
     from streamingnode.collections import Collection
     from streamingnode.node import Node
     from streamingnode.writing.producer import Producer
@@ -113,7 +113,7 @@ def _check(arguments: _Arguments) -> None:
         raise InvalidArgument(f"{error}, or add --create --primary-key COLUMN to make one") from error
 
 
-async def _insert(arguments: _Arguments, rows: "RowSource", output: Output) -> "_Done":
+async def _insert(arguments: _Arguments, rows: "JsonLines | ParquetRows", output: Output) -> "_Done":
     import anyio.to_thread
 
     from streamingnode.inspection.node_files import is_node
@@ -155,7 +155,7 @@ async def _insert(arguments: _Arguments, rows: "RowSource", output: Output) -> "
     return done
 
 
-def _new_collection(arguments: _Arguments, rows: "RowSource") -> "tuple[pa.Schema, Iterator[RowBatch]]":
+def _new_collection(arguments: _Arguments, rows: "JsonLines | ParquetRows") -> "tuple[pa.Schema, Iterator[RowBatch]]":
     """Return columns and rows of the collection that --create makes, once creating it and the first batch would succeed."""
     from streamingnode.collections import check_definition
     from streamingnode.config import load_config
@@ -198,7 +198,7 @@ class _Writer:
         self._write = partial(target.upsert if arguments.upsert else target.insert, partition=arguments.partition)
         self._newest: list[tuple[int, bytes]] = []
 
-    def pass_over(self, rows: "RowSource", collection_id: int | None) -> None:
+    def pass_over(self, rows: "JsonLines | ParquetRows", collection_id: int | None) -> None:
         """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
         import msgspec
 

@@ -1,21 +1,16 @@
-"""Rows from a file or a pipe as record batches of bounded size: JSON lines or Parquet, told apart by the first bytes.
-
-A batch comes out whole or not at all, so that a bad line never leaves half of its batch behind. Everything here blocks.
-"""
+"""Rows from a file or a pipe as record batches of bounded size, JSON lines or Parquet. Everything here blocks."""
 
 import hashlib
 import io
-import os
 import re
 import select
 import shutil
-import stat
 import tempfile
 import time
 from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -87,14 +82,23 @@ class RowBatch:
 
 
 @contextmanager
-def open_rows(name: str, stdin: BinaryIO) -> "Iterator[RowSource]":
+def open_rows(name: str, stdin: BinaryIO) -> "Iterator[JsonLines | ParquetRows]":
     """Yield the rows of the file `name`, `-` for `stdin`. Raises `InvalidArgument` when it cannot be read."""
-    if name == "-":
-        with _open_stream(stdin) as source:
-            yield source
-        return
-    with _open_file(name) as file, _open_stream(file) as source:
-        yield source
+    with ExitStack() as opened:
+        stream = stdin if name == "-" else opened.enter_context(_open_file(name))
+        head = b""
+        # A pipe may give less at a time than was written to it.
+        while len(head) < len(PARQUET_MAGIC) and PARQUET_MAGIC.startswith(head) and (block := _read_block(stream)):
+            head += block
+        if not head.startswith(PARQUET_MAGIC):
+            yield JsonLines(stream, head)
+            return
+        if not stream.seekable():
+            spooled = opened.enter_context(tempfile.TemporaryFile())
+            spooled.write(head)
+            shutil.copyfileobj(stream, spooled)
+            stream = spooled
+        yield ParquetRows(stream)
 
 
 def _open_file(name: str) -> BinaryIO:
@@ -102,23 +106,6 @@ def _open_file(name: str) -> BinaryIO:
         return Path(name).open("rb")
     except OSError as error:
         raise InvalidArgument(f"cannot read {name}: {error.strerror} — name a file of JSON lines or Parquet") from error
-
-
-@contextmanager
-def _open_stream(stream: BinaryIO) -> "Iterator[RowSource]":
-    head = b""
-    # A pipe may give less at a time than was written to it.
-    while len(head) < len(PARQUET_MAGIC) and PARQUET_MAGIC.startswith(head) and (block := _read_block(stream)):
-        head += block
-    if not head.startswith(PARQUET_MAGIC):
-        yield JsonLines(stream, head)
-    elif stream.seekable():
-        yield ParquetRows(stream)
-    else:
-        with tempfile.TemporaryFile() as spooled:
-            spooled.write(head)
-            shutil.copyfileobj(stream, spooled)
-            yield ParquetRows(spooled)
 
 
 def _read_block(stream: BinaryIO) -> bytes:
@@ -198,9 +185,7 @@ class _Lines:
 
     def __init__(self, stream: BinaryIO, head: bytes) -> None:
         self._stream = stream
-        self._is_live = False
-        with suppress(OSError):  # bytes in memory have no descriptor
-            self._is_live = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+        self._is_live = not stream.seekable()
         self._whole: deque[bytes] = deque()
         self._begun = b""
         self._ended = False
@@ -209,7 +194,7 @@ class _Lines:
     def next(self, ends_at: float | None) -> bytes | None:
         """Return the next line; None at the end, or when a live stream has none by `ends_at` (monotonic, in seconds)."""
         while not self._whole:
-            if self._ended or (self._is_live and ends_at is not None and not self._has_more(ends_at)):
+            if self._ended or (ends_at is not None and self._is_live and not self._has_more(ends_at)):
                 return None
             if block := _read_block(self._stream):
                 self._add(block)
@@ -360,23 +345,21 @@ class ParquetRows:
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows, in order; once. Raises `SchemaMismatch`, `TooLarge`, or `StorageFailed`."""
         with _damage():
-            file = pq.ParquetFile(self._stream)
-            given = _own_columns(file)
+            metadata = pq.read_metadata(self._stream)
+            given = _own_columns(pq.ParquetFile(self._stream))
             _check_names(given.names, schema.names)
-            digest, rows = self._digest(), _rows_at_a_time(file.metadata)
+            digest, rows = self._digest(), _rows_at_a_time(metadata)
             # Texts and bytes are read as they lie in the file: each once, however many rows have them.
-            columns = [file.metadata.schema.column(i) for i in range(file.metadata.num_columns)]
-            texts = [
-                each.path
-                for each in columns
-                if each.physical_type == "BYTE_ARRAY" and each.logical_type.type != "DECIMAL"
-            ]
-            file = pq.ParquetFile(
-                self._stream, metadata=file.metadata, read_dictionary=texts, buffer_size=1 << 20, pre_buffer=False
-            )
+            columns = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+            texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
+            file = pq.ParquetFile(self._stream, metadata=metadata, read_dictionary=texts, buffer_size=1 << 20)
             reads = file.iter_batches(batch_size=rows, columns=given.names)
         first = 1
-        while (read := _next(reads)) is not None:
+        while True:
+            with _damage():
+                if (read := next(reads, None)) is None:
+                    return
+                read.validate(full=True)
             for batch in _slices(read, given, first):
                 passed_over = min(batch.num_rows, max(0, self._passed_over + 1 - first))
                 numbers = range(first + passed_over, first + batch.num_rows)
@@ -390,23 +373,12 @@ class ParquetRows:
         return hashlib.file_digest(self._stream, "sha256").digest()  # type: ignore[arg-type]  # it only reads
 
 
-RowSource = JsonLines | ParquetRows
-
-
 @contextmanager
 def _damage() -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise StorageFailed(f"the input is no whole Parquet file: {brief(str(error))} — write it again") from None
-
-
-def _next(reads: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    with _damage():
-        read = next(reads, None)
-        if read is not None:
-            read.validate(full=True)
-        return read
 
 
 def _own_columns(file: pq.ParquetFile) -> pa.Schema:

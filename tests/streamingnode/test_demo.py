@@ -14,7 +14,7 @@ from streamingnode.demo import (
     Recording,
     check_count,
     check_rows,
-    claim,
+    prepare,
     record,
     sample_processes,
 )
@@ -75,23 +75,23 @@ def test_counts_that_differ_are_a_difference() -> None:
 
 def test_missing_directory_is_made_and_marked(tmp_path: Path) -> None:
     demo = tmp_path / "a" / "demo"
-    claim(demo)
+    prepare(demo)
     assert [path.name for path in demo.iterdir()] == [MARKER]
 
 
 def test_empty_directory_is_taken(tmp_path: Path) -> None:
-    claim(tmp_path)
+    prepare(tmp_path)
     assert (tmp_path / MARKER).is_file()
 
 
 def test_earlier_demo_is_cleared_but_a_note_beside_it_stays(tmp_path: Path) -> None:
-    claim(tmp_path / "demo")
+    prepare(tmp_path / "demo")
     for part in ("node", "tables"):
         (tmp_path / "demo" / part).mkdir()
         (tmp_path / "demo" / part / "old").touch()
     for name in ("report.png", "note.txt"):
         (tmp_path / "demo" / name).touch()
-    claim(tmp_path / "demo")
+    prepare(tmp_path / "demo")
     assert {path.name for path in (tmp_path / "demo").iterdir()} == {MARKER, "note.txt"}
 
 
@@ -99,7 +99,7 @@ def test_directory_of_somebody_else_is_refused_untouched(tmp_path: Path) -> None
     (tmp_path / "node").mkdir()
     (tmp_path / "node" / "rows").touch()
     with pytest.raises(InvalidArgument, match="--dir"):
-        claim(tmp_path)
+        prepare(tmp_path)
     assert (tmp_path / "node" / "rows").exists()
     assert not (tmp_path / MARKER).exists()
 
@@ -107,16 +107,16 @@ def test_directory_of_somebody_else_is_refused_untouched(tmp_path: Path) -> None
 def test_file_of_that_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "demo").touch()
     with pytest.raises(InvalidArgument):
-        claim(tmp_path / "demo")
+        prepare(tmp_path / "demo")
 
 
 def test_node_that_somebody_has_open_is_not_removed(tmp_path: Path) -> None:
-    claim(tmp_path)
+    prepare(tmp_path)
     (tmp_path / "node").mkdir()
     lock = DirectoryLock(tmp_path / "node")
     try:
         with pytest.raises(AlreadyOwned):
-            claim(tmp_path)
+            prepare(tmp_path)
         assert (tmp_path / "node").exists()
     finally:
         lock.release()
