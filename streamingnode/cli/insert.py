@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interceptors.errors import AlreadyExists, CollectionNotFound, SchemaMismatch
+from interceptors.errors import AlreadyExists, CollectionNotFound
 from streamingnode.cli.command import NODE, argument, command
 from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
 from wal.errors import InvalidArgument, StreamingNodeError
@@ -119,6 +119,7 @@ async def _insert(arguments: _Arguments, rows: "JsonLines | ParquetRows", output
     from streamingnode.inspection.node_files import is_node
     from streamingnode.opening import open_node
 
+    # Threads that read the input are abandoned when this is cancelled: a pipe may be silent for ever.
     new = None
     if arguments.create and not is_node(arguments.directory):  # what is refused now leaves no empty node behind
         new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
@@ -167,11 +168,9 @@ def _new_collection(arguments: _Arguments, rows: "JsonLines | ParquetRows") -> "
     batches = rows.batches(schema)
     first = list(islice(batches, 1))
     for batch in first:
-        try:
+        with batch.placed():
             checked = to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
             check_rows_fit(checked, load_config(environment=os.environ).wal.group_bytes_max)
-        except SchemaMismatch as error:
-            raise batch.placed(error) from error
     return schema, chain(first, batches)
 
 
@@ -222,15 +221,13 @@ class _Writer:
     async def write(self, collection: "Collection", batch: "RowBatch") -> "WriteResult":
         import msgspec
 
-        try:
+        with batch.placed():
             if self._producer is None:
                 return await self._write(collection.name, batch.rows)
             last = batch.numbers[-1]
             self._newest = [*self._newest[-1:], (last, batch.digest)]
             await self._producer.put_note(msgspec.msgpack.encode((collection.id, self._newest)))
             return await self._write(collection.name, batch.rows, sequence=last)
-        except SchemaMismatch as error:
-            raise batch.placed(error) from error
 
 
 class _Done:

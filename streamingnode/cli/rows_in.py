@@ -72,13 +72,17 @@ class RowBatch:
     numbers: Sequence[int]
     digest: bytes
 
-    def placed(self, error: SchemaMismatch) -> SchemaMismatch:
-        """Return the error of one row of this batch with its place in the input instead of in the batch."""
-        if error.row is None or error.row >= len(self.numbers):
-            return error
-        number = self.numbers[error.row]
-        text = str(error).replace(f"row {error.row}", f"{self.unit} {number}", 1)
-        return SchemaMismatch(text, column=error.column, row=number)
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """Raise the `SchemaMismatch` of one row of this batch with its place in the input instead of in the batch."""
+        try:
+            yield
+        except SchemaMismatch as error:
+            if error.row is None or error.row >= len(self.numbers):
+                raise
+            number = self.numbers[error.row]
+            text = str(error).replace(f"row {error.row}", f"{self.unit} {number}", 1)
+            raise SchemaMismatch(text, column=error.column, row=number) from error
 
 
 @contextmanager
