@@ -6,6 +6,7 @@ Every step goes through what users call; nothing is known here that a user could
 import shutil
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,17 +34,12 @@ from wal.timetick import physical_ms
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NODE, TABLES, PICTURE = "node", "tables", "report.png"
+NODE, TABLES, PICTURE, MARKER = "node", "tables", "report.png", ".streamingnode-demo"
 """What a demo makes in its directory."""
-MARKER = ".streamingnode-demo"
-_MARKER_TEXT = "`streamingnode demo` made this directory and replaces node, tables and report.png at its next run.\n"
 
-CUT_INTERVAL_S = 5.0
-"""Half the default, so that a short run has several cuts and its tables several versions."""
-DIFFERENCES_MAX = 10
-"""Enough to see the kind of damage; the rest would scroll it away."""
-PROCESSES_MAX = 6
-"""More lines than this cannot be told apart in a picture."""
+CUT_INTERVAL_S = 5.0  # half the default, so that a short run has several cuts and its tables several versions
+DIFFERENCES_MAX = 10  # enough to see the kind of damage; the rest would scroll it away
+PROCESSES_MAX = 6  # more lines than this cannot be told apart in a picture
 
 _LIVE_COLUMNS: dict[str, pa.DataType] = {
     "pid": pa.int64(),
@@ -155,12 +151,11 @@ def prepare(directory: Path) -> None:
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise InvalidArgument(f"{directory} is there and no demo made it — move it, or choose another with --dir")
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / MARKER).write_text(_MARKER_TEXT, "utf-8")
+        (directory / MARKER).write_text(
+            f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
+        )
     except OSError as error:
         raise StorageFailed(f"cannot write {directory}: {error.strerror} — choose another with --dir") from error
-
-
-# --- sampling -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +257,6 @@ def _text(given: str | None) -> str:
     return (given or "?").encode("utf-8", "replace").decode()
 
 
-# --- checks -------------------------------------------------------------------------------------------------------------
-
-
 def _check(spark: SparkSession, tables: Path, recording: Recording) -> Iterator[Check]:
     samples = spark_sink.read_table(spark, tables / "samples").toArrow()
     live = spark_sink.read_table(spark, tables / "live").toArrow()
@@ -317,9 +309,6 @@ def _version_ticks(path: Path) -> list[int]:
     return sorted(version.note.tick for version in table.history() if version.note.cut)
 
 
-# --- the picture --------------------------------------------------------------------------------------------------------
-
-
 def _draw(
     path: Path,
     recording: Recording,
@@ -351,15 +340,14 @@ def _draw_memory(axes: "Axes", recording: Recording, top: Sequence[Mapping[str, 
         seconds = [recording.rounds[row["round"] - 1].at_s for row in rows]
         label = f"{process['name']} ({process['pid']})"
         axes.plot(seconds, [row["rss_bytes"] / 2**20 for row in rows], label=label)
-    axes.set(title="Resident memory of the top processes", ylabel="MiB", xlabel="seconds")
-    axes.set_ylim(bottom=0)
+    axes.set(title="Resident memory of the top processes", ylabel="MiB", xlabel="seconds", ylim=(0, None))
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
 
 def _draw_rate(axes: "Axes", rounds: Sequence[Round]) -> None:
-    counts: dict[int, int] = {}
-    for sampled in rounds:
-        counts[int(sampled.at_s)] = counts.get(int(sampled.at_s), 0) + sampled.processes.num_rows
+    counts = Counter[int]()
+    for each in rounds:
+        counts[int(each.at_s)] += each.processes.num_rows
     axes.bar([second + 0.5 for second in counts], list(counts.values()), width=0.9, color="#93c5fd")
     axes.set(title="Appended rows and time to commit a round", ylabel="sample rows per second", xlabel="seconds")
     latency = axes.twinx()

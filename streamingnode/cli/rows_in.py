@@ -198,7 +198,7 @@ class _Lines:
     def next(self, ends_at: float | None) -> bytes | None:
         """Return the next line; None at the end, or when a live stream has none by `ends_at` (monotonic, in seconds)."""
         while not self._whole:
-            if self._ended or (ends_at is not None and self._is_live and not self._has_more(ends_at)):
+            if self._ended or (self._is_live and not self._wait(ends_at)):
                 return None
             if block := _read_block(self._stream):
                 self._add(block)
@@ -207,9 +207,10 @@ class _Lines:
                 self._whole.extend([self._begun + b"\n"] if self._begun else [])
         return self._whole.popleft()
 
-    def _has_more(self, ends_at: float) -> bool:
-        left_s = ends_at - time.monotonic()
-        return left_s > 0 and bool(select.select([self._stream], [], [], left_s)[0])
+    def _wait(self, ends_at: float | None) -> bool:
+        # Not in a read: an interrupted program leaves the thread behind, and must not find its input locked.
+        left_s = None if ends_at is None else ends_at - time.monotonic()
+        return (left_s is None or left_s > 0) and bool(select.select([self._stream], [], [], left_s)[0])
 
     def _add(self, block: bytes) -> None:
         *whole, self._begun = (self._begun + block).split(b"\n")
