@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from interceptors.errors import CollectionNotFound
 from streamingnode.cli.command import NODE, argument, command, with_node
@@ -159,14 +159,7 @@ def _print_collections(collections: "Sequence[CollectionSummary]", rows: dict[st
         "streamingnode partitions drop data orders eu --json",
     ),
 )
-def partitions(
-    output: Output,
-    *,
-    action: Literal["list", "create", "drop"],
-    directory: Path,
-    collection: str,
-    partition: str | None,
-) -> int:
+def partitions(output: Output, *, action: str, directory: Path, collection: str, partition: str | None) -> int:
     """List, create or drop the partitions of a collection.
 
     Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good, and ends open

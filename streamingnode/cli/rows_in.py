@@ -339,19 +339,19 @@ class ParquetRows:
     def infer_schema(self) -> pa.Schema:
         """Return the file's own columns."""
         with _damage():
-            return _own_columns(pq.ParquetFile(self._stream))
+            return _own_columns(pq.read_schema(self._stream))
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind row `last`, and return the digest; None when there are fewer rows."""
         self._passed_over = last
         with _damage():
-            return self._digest() if pq.ParquetFile(self._stream).metadata.num_rows >= last else None
+            return self._digest() if pq.read_metadata(self._stream).num_rows >= last else None
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows, in order; once. Raises `SchemaMismatch`, `TooLarge`, or `StorageFailed`."""
         with _damage():
             metadata = pq.read_metadata(self._stream)
-            given = _own_columns(pq.ParquetFile(self._stream))
+            given = _own_columns(metadata.schema.to_arrow_schema())
             _check_names(given.names, schema.names)
             digest, rows = self._digest(), _rows_at_a_time(metadata)
             # Texts and bytes are read as they lie in the file: each once, however many rows have them.
@@ -386,8 +386,8 @@ def _damage() -> Iterator[None]:
         raise StorageFailed(f"the input is no whole Parquet file: {brief(str(error))} — write it again") from None
 
 
-def _own_columns(file: pq.ParquetFile) -> pa.Schema:
-    return pa.schema([field for field in file.schema_arrow if field.name not in SYSTEM_COLUMNS])
+def _own_columns(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name not in SYSTEM_COLUMNS])
 
 
 def _check_names(given: list[str], wanted: list[str]) -> None:
