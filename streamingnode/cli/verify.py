@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import Command, take
-from streamingnode.cli.extras import SPARK, require
+from streamingnode.cli.command import SPARK, Command, require, take
 from streamingnode.cli.output import Output, format_bytes, format_count
 from streamingnode.progress import Progress, show_progress
 from wal.errors import InvalidArgument, shown
