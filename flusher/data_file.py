@@ -101,11 +101,10 @@ class FileInProgress:
 
     def add(self, rows: Rows) -> None:
         """Append the rows of one message."""
-        if rows.count:
-            self._pending.append(rows)
-            self.rows += rows.count
-            self.taken_bytes += len(rows.payload)
-            self.pending_bytes += len(rows.payload)
+        self._pending.append(rows)
+        self.rows += rows.count
+        self.taken_bytes += len(rows.payload)
+        self.pending_bytes += len(rows.payload)
 
     def take(self, bytes_max: int | None = None) -> Sequence[Rows]:
         """Return the oldest rows not taken yet, and forget them: whole messages of up to `bytes_max`, one at least."""

@@ -221,7 +221,7 @@ class Flusher:
             unflushed_rows=cut.rows if cut else 0,
             unflushed_bytes=cut.taken_bytes if cut else 0,
             held_bytes=cut.held_bytes if cut else 0,
-            open_files=sum(1 for _ in cut.files()) if cut else 0,
+            open_files=len(cut.files) if cut else 0,
             faults=self._faults,
             last_error=self._last_error,
         )

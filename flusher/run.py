@@ -6,7 +6,7 @@ when.
 """
 
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -117,61 +117,51 @@ class OpenCut:
 
     def __init__(self, number: int, catalog: Catalog, start_file: Callable[..., FileInProgress]) -> None:
         self.number = number
-        self.segments: dict[int, FileInProgress] = {}
-        self.deletes: dict[str, FileInProgress] = {}
+        self.files: dict[int | str, FileInProgress] = {}
+        """By segment, those of deletes by vchannel; each has rows."""
         self._catalog = catalog
         self._start_file = start_file
 
     def insert(self, message: Message, header: InsertHeader) -> None:
         """Take in the rows of one insert. Raises `Corrupt` when no collection has them."""
-        file = self.segments.get(header.segment_id)
-        if file is None:
-            file = self.segments[header.segment_id] = self._start_segment(message, header)
-        file.add(Rows(message.payload, header.rows, message.time_tick, header.first_offset))
+        if header.segment_id not in self.files:
+            self.files[header.segment_id] = self._start_segment(message, header)
+        self.files[header.segment_id].add(Rows(message.payload, header.rows, message.time_tick, header.first_offset))
 
     def delete(self, message: Message, header: DeleteHeader) -> None:
         """Take in the keys of one delete. Raises `Corrupt` when no collection has them.
 
         One that meets rows of its own cut stays a delete: whoever reads the cut applies it, by offset, to what it reads.
         """
-        file = self.deletes.get(message.vchannel)
-        if file is None:
-            file = self.deletes[message.vchannel] = self._start_deletes(message, header)
-        file.add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
+        if message.vchannel not in self.files:
+            self.files[message.vchannel] = self._start_deletes(message, header)
+        self.files[message.vchannel].add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
 
     def drop(self, collection_id: int, partition_id: int | None = None) -> list[FileInProgress]:
         """Forget a collection, or the segments of a partition of it; the caller discards the files returned."""
-        gone = [
-            file
-            for file in self.all_files()
+        gone = {
+            key: file
+            for key, file in self.files.items()
             if file.place["collection_id"] == collection_id and partition_id in {None, file.place.get("partition_id")}
-        ]
-        self.segments = {key: file for key, file in self.segments.items() if file not in gone}
-        self.deletes = {key: file for key, file in self.deletes.items() if file not in gone}
-        return gone
-
-    def all_files(self) -> list[FileInProgress]:
-        """Return every file."""
-        return [*self.segments.values(), *self.deletes.values()]
-
-    def files(self) -> Iterator[FileInProgress]:
-        """Yield every file that has rows."""
-        return (file for file in self.all_files() if file.rows)
+        }
+        for key in gone:
+            del self.files[key]
+        return list(gone.values())
 
     @property
     def held_bytes(self) -> int:
         """Encoded size of all rows that are in memory."""
-        return sum(file.held_bytes for file in self.files())
+        return sum(file.held_bytes for file in self.files.values())
 
     @property
     def taken_bytes(self) -> int:
         """Encoded size of all rows taken in so far."""
-        return sum(file.taken_bytes for file in self.files())
+        return sum(file.taken_bytes for file in self.files.values())
 
     @property
     def rows(self) -> int:
         """Rows and deletes taken in so far."""
-        return sum(file.rows for file in self.files())
+        return sum(file.rows for file in self.files.values())
 
     def _start_segment(self, message: Message, header: InsertHeader) -> FileInProgress:
         info = self._collection(header.collection_id)
@@ -260,7 +250,7 @@ class FlushRun:
                             await self._awaited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await self._discard(self.open_cut.all_files())
+                await self._discard(self.open_cut.files.values())
 
     def stop_gathering(self) -> None:
         """Take messages as they come until the next cut: somebody waits for it."""
@@ -273,13 +263,15 @@ class FlushRun:
 
     async def _take_in_one(self, message: Message, writers: TaskGroup) -> None:
         match message.header:
+            case InsertHeader(rows=0) | DeleteHeader(rows=0):
+                pass  # no file is made for nothing
             case InsertHeader() as header:
                 self.open_cut.insert(message, header)
             case DeleteHeader() as header:
                 self.open_cut.delete(message, header)
             case FlushHeader(segment_id=segment_id):
-                file = self.open_cut.segments.get(segment_id)
-                if file is not None and file.rows and self._ahead is None and not file.at_work:
+                file = self.open_cut.files.get(segment_id)
+                if file is not None and self._ahead is None and not file.at_work:
                     self._start(file, file.finish, writers)
             case DropCollectionHeader(collection_id=collection_id):
                 await self._discard(self.open_cut.drop(collection_id))
@@ -295,13 +287,13 @@ class FlushRun:
         failpoint("flush.rows_taken")
         self._report(cut.number, cut.taken_bytes)
         if self._ahead is not None:
-            for file in cut.files():
+            for file in cut.files.values():
                 file.take()  # counted, and already on disk
-        for file in cut.files():
+        for file in cut.files.values():
             if file.pending_bytes >= options.row_group_bytes and file.at_work < STEPS_OF_A_FILE:
                 self._start(file, file.spill, writers)
         while cut.held_bytes > options.buffered_bytes_max:
-            await max(cut.files(), key=lambda file: file.held_bytes).spill()
+            await max(cut.files.values(), key=lambda file: file.held_bytes).spill()
 
     def _start(self, file: FileInProgress, work: Callable[[], Awaitable[object]], writers: TaskGroup) -> None:
         async def run() -> None:
@@ -313,7 +305,7 @@ class FlushRun:
         file.at_work += 1
         writers.start_soon(run)
 
-    async def _discard(self, files: list[FileInProgress]) -> None:
+    async def _discard(self, files: Iterable[FileInProgress]) -> None:
         for file in files:
             await file.discard()
 
@@ -326,14 +318,14 @@ class FlushRun:
             published = await self._write(tick)
         else:
             published, self._ahead = self._ahead, None
-            rows = {file.place["path"]: file.rows for file in cut.files()}
+            rows = {file.place["path"]: file.rows for file in cut.files.values()}
             check_same_cut(published.manifest, self._checkpoint, tick, rows)
             failpoint("recovery.cut_adopted")
         failpoint("flush.cut_published")
         await self._advance(message, published)
 
     async def _write(self, tick: int) -> Cut:
-        context, files = self._context, list(self.open_cut.files())
+        context, files = self._context, list(self.open_cut.files.values())
         async with anyio.create_task_group() as finishing:
             for file in files:
                 finishing.start_soon(file.finish)

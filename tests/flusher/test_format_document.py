@@ -103,7 +103,7 @@ async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
     cut.insert(message([7, 8], FIRST_TICK + 2), InsertHeader(1, 2, 1, 2, 3, 0))
     cut.delete(message([7], FIRST_TICK + 3), DeleteHeader(1, 1, 2))
     footers = []
-    for file in cut.files():
+    for file in cut.files.values():
         await file.finish()
         assert file.described is not None
         footers.append(pq.read_metadata(root / (file.place["path"] + TEMPORARY_SUFFIX)))

@@ -47,7 +47,7 @@ def _row_dropped(right: Right) -> Right:
 
 def _delete_dropped(right: Right) -> Right:
     def delete(cut: OpenCut, message: Any, header: Any) -> None:
-        if len(cut.segments) < 3:
+        if len(cut.files) < 3:
             right(cut, message, header)
 
     return delete
