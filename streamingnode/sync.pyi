@@ -8,8 +8,9 @@ from typing import Self
 import pyarrow as pa
 
 from scanner.deliver_policy import DeliverPolicy
-from streamingnode.backup.making import BackupResult
 from streamingnode.blocking import Blocking
+from streamingnode.care.backup import BackupResult
+from streamingnode.care.findings import Report
 from streamingnode.collections import Collection
 from streamingnode.config import NodeConfig
 from streamingnode.flush import FlushResult
@@ -18,7 +19,6 @@ from streamingnode.reading.read_message import ReadMessage
 from streamingnode.reading.reader import CollectionReader
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics
-from streamingnode.verification.finding import Report
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction

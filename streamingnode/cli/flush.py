@@ -26,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     from flusher.cut_log import CutLog
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
     from streamingnode.opening import run_async
 
     before = CutLog(check_node(arguments.directory)).newest

@@ -34,7 +34,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
     require(SPARK)
     from spark_sink.ingestion import check_place
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
 
     check_place(check_node(arguments.directory), arguments.tables)
     report = _ingest(arguments, output)

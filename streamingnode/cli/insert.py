@@ -92,7 +92,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 
 
 def _check(arguments: _Arguments) -> None:
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
 
     if not arguments.create:
         if arguments.primary_key is not None or arguments.shards is not None:
@@ -110,7 +110,7 @@ def _check(arguments: _Arguments) -> None:
 async def _insert(arguments: _Arguments, rows: "RowSource", output: Output) -> _Totals:
     import anyio.to_thread
 
-    from streamingnode.inspection.node_files import is_node
+    from streamingnode.care.inspect import is_node
     from streamingnode.opening import open_node
 
     new = None

@@ -13,7 +13,7 @@ from streamingnode.cli.output import EXIT_OK, Output, format_tick
 from wal.errors import AlreadyOwned
 
 if TYPE_CHECKING:
-    from streamingnode.inspection.collection_summary import CollectionSummary
+    from streamingnode.care.inspect import CollectionSummary
     from streamingnode.node import Node
     from streamingnode.reading.read_message import ReadMessage
 
@@ -40,7 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(namespace: argparse.Namespace, output: Output) -> int:
     arguments = take(_Arguments, namespace)
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
     from streamingnode.opening import run_async
 
     check_node(arguments.directory)
@@ -64,7 +64,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
 
 def _list_at_cut(directory: Path) -> _Listing:
     from flusher.cut_log import CutLog
-    from streamingnode.inspection.collection_summary import summaries_at_newest
+    from streamingnode.care.inspect import summaries_at_newest
 
     cuts = CutLog(directory)
     return _Listing(_by_name(summaries_at_newest(cuts).values()), cuts.newest, {})
@@ -74,7 +74,7 @@ async def _list_now(arguments: _Arguments) -> _Listing:
     import anyio.to_thread
 
     from flusher.cut_log import CutLog
-    from streamingnode.inspection.collection_summary import summaries_at_newest
+    from streamingnode.care.inspect import summaries_at_newest
     from streamingnode.opening import open_node
 
     async with open_node(arguments.directory) as node:
@@ -95,7 +95,7 @@ async def _bring_up_to_date(
 ) -> "CollectionSummary":
     """Return a collection's summary now: that of the newest cut, and what the log has after it."""
     from scanner.deliver_policy import DeliverPolicy
-    from streamingnode.inspection.collection_summary import CollectionSummary
+    from streamingnode.care.inspect import CollectionSummary
 
     collection = node.collection(name)
     summary = at_cut.get(collection.id) or CollectionSummary(

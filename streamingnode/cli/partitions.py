@@ -34,7 +34,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     if (arguments.partition is None) != (arguments.action == "list"):
         why = _NAMES[arguments.action]
         raise InvalidArgument(f"{arguments.action}: {why}")
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
     from streamingnode.opening import run_async
 
     check_node(arguments.directory)
@@ -73,7 +73,7 @@ async def _apply(arguments: _Arguments) -> tuple[str, ...]:
 
 def _at_newest_cut(arguments: _Arguments) -> tuple[tuple[str, ...], int]:
     from flusher.cut_log import CutLog
-    from streamingnode.inspection.collection_summary import summaries_at_newest
+    from streamingnode.care.inspect import summaries_at_newest
 
     cuts = CutLog(arguments.directory)
     for summary in summaries_at_newest(cuts).values():

@@ -6,21 +6,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from streamingnode.cli import (
-    backup,
     bench,
+    care,
     config,
     demo,
-    doctor,
-    export,
     flush,
-    info,
     ingest,
     insert,
     ls,
     partitions,
-    restore,
     tail,
-    verify,
 )
 from streamingnode.cli.command import Command
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
@@ -29,17 +24,17 @@ from wal.errors import StorageFailed, StreamingNodeError, escaped
 COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     ls.COMMAND,
-    info.COMMAND,
+    care.INFO,
     partitions.COMMAND,
     insert.COMMAND,
     tail.COMMAND,
     flush.COMMAND,
     ingest.COMMAND,
-    verify.COMMAND,
-    backup.COMMAND,
-    restore.COMMAND,
-    export.COMMAND,
-    doctor.COMMAND,
+    care.VERIFY,
+    care.BACKUP,
+    care.RESTORE,
+    care.EXPORT,
+    care.DOCTOR,
     bench.COMMAND,
     config.COMMAND,
 )

@@ -55,7 +55,7 @@ def _run(namespace: argparse.Namespace, output: Output) -> int:
     types = read_types(arguments.types)
     if arguments.limit is not None and arguments.limit < 1:
         raise InvalidArgument(f"--limit is {arguments.limit} — give 1 or more")
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
     from streamingnode.opening import run_async
 
     check_node(arguments.directory)

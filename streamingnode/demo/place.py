@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamingnode.inspection.node_files import check_free
+from streamingnode.care.inspect import check_free
 from wal.errors import InvalidArgument, StorageFailed
 
 MARKER = ".streamingnode-demo"

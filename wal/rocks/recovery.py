@@ -16,7 +16,7 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,7 +61,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the last term synced each batch before the next: then at most one record of RocksDB's log was unsynced."""
 
 
-def survey(database: Rdict) -> Survey:
+def survey(database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position) -> Survey:
     """Look at the end of every log, without reading any entry. Raises `UnsupportedFormat` for another layout."""
     _check_format(database)
     log_ids = {
