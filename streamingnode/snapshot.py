@@ -27,9 +27,9 @@ from scanner.deliver_policy import DeliverPolicy
 from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
+from wal.files import disk_errors_typed
 from wal.message import AnyMessage
 from wal.position import message_id_kind
-from wal.rocks.failures import disk_errors_typed
 
 if TYPE_CHECKING:
     from spark_sink.table import OpenTable, TableVersion

@@ -29,7 +29,9 @@ from wal.codec import crc32c
 from wal.errors import Corrupt, InvalidArgument, StorageFailed
 from wal.files import (
     DIRECTORY_MODE,
+    DirectoryLock,
     create_file,
+    disk_errors_typed,
     make_directory,
     open_binary,
     place_beneath,
@@ -37,11 +39,9 @@ from wal.files import (
     sync_directory,
     write_file,
 )
-from wal.rocks.failures import disk_errors_typed
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.ownership import DirectoryLock
 
 UNFINISHED = ".unfinished"
 LINKS = "backup.tmp"

@@ -25,7 +25,7 @@ from streamingnode.care.findings import RESTORE, Kind, Report
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 from wal.files import read_regular
 from wal.position import RocksMessageId
-from wal.rocks.failures import classify_failure
+from wal.rocks.database import classify_failure
 from wal.rocks.floor import (
     FLOOR_BYTES,
     FLOOR_NAME,

@@ -30,11 +30,10 @@ from streamingnode.care.database import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.care.findings import Kind, Report
 from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
-from wal.files import open_binary, place_beneath
+from wal.files import LOCK_NAME, open_binary, place_beneath
 from wal.rocks.floor import FLOOR_NAME
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.ownership import LOCK_NAME
 
 CHUNK_BYTES = 1 << 20
 DATA, TEMPORARY = ("segments", "deletes"), ".tmp"

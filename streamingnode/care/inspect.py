@@ -18,10 +18,9 @@ from spark_sink.columns import decode_schema
 from spark_sink.commit import Lease
 from wal.codec import crc32c
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
-from wal.files import open_regular, read_regular
+from wal.files import LOCK_NAME, open_regular, read_regular
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.ownership import LOCK_NAME
 
 PARTS = ("log", "segments", "deletes", "cuts", "leases")
 _FOLDERS = {"log": PARTS[:1], "cuts": PARTS[1:4], "backup": PARTS, "copy": PARTS}

@@ -24,11 +24,9 @@ from streamingnode.care.files import read_through
 from streamingnode.care.findings import OnStep, told_nobody
 from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, decode_record
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
-from wal.files import open_binary, place_beneath, read_regular
-from wal.rocks.failures import disk_errors_typed
+from wal.files import DirectoryLock, disk_errors_typed, open_binary, place_beneath, read_regular
 from wal.rocks.floor import read_floor, write_floor
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.ownership import DirectoryLock
 
 RESTORE_TERM_STEP = 1 << 16
 """Terms are counted up once for each owner; a restored node starts at the next multiple of this, which no owner before it

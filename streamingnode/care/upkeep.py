@@ -21,9 +21,9 @@ from streamingnode.channel import Channel
 from streamingnode.errors import LogReopening
 from streamingnode.flush import flush
 from wal.errors import Indeterminate, InvalidArgument
-from wal.outlast import outlast
-from wal.rocks.failures import disk_errors_typed
+from wal.files import disk_errors_typed
 from wal.rocks.store import RocksStore
+from wal.tasks import outlast
 
 T = TypeVar("T")
 

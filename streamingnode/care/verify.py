@@ -34,7 +34,7 @@ from streamingnode.care.findings import RESTORE, Kind, OnStep, Report, told_nobo
 from streamingnode.care.inspect import check_node, decode_record
 from streamingnode.channel import Channel
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated
-from wal.files import read_regular
+from wal.files import DirectoryLock, read_regular
 from wal.headers import DropCollectionHeader
 from wal.log import Log
 from wal.message import LogEntry
@@ -49,7 +49,6 @@ from wal.rocks.layout import (
     meta_key,
 )
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.ownership import DirectoryLock
 from wal.rocks.recovery import has_torn_end
 
 STEP_BYTES = 1 << 20

@@ -34,8 +34,8 @@ from streamingnode.rows.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, UnsupportedFormat, shown
 from wal.headers import SYSTEM, MessageType
 from wal.message import AnyMessage
-from wal.outlast import outlast
 from wal.position import message_id_kind
+from wal.tasks import outlast
 from wal.timetick import tick_given
 
 T = TypeVar("T")
@@ -315,7 +315,8 @@ class ReaderLease:
 
     async def ack(self, message: ReadMessage) -> None:
         """Acknowledge a message and everything before it; durable when this returns."""
-        await self._named.ack(self._passed if message is self._last and self._passed is not None else message)
+        upto = self._passed if message is self._last and self._passed is not None else message
+        await self._named.ack(upto.last_confirmed, upto.time_tick)
 
     async def follow(self) -> None:
         """Move on if everything delivered is acknowledged, and the last time is a while ago."""
@@ -326,7 +327,7 @@ class ReaderLease:
             return
         self._due_s = self._clock() + LEASE_INTERVAL_S
         with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
-            await named.ack(passed)
+            await named.ack(passed.last_confirmed, passed.time_tick)
 
     async def close(self) -> None:
         """Let the name be opened again."""

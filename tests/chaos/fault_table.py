@@ -81,7 +81,7 @@ FAULTS = (
         promised="the node does not start, names file and place, exits with 3; `export --salvage` takes out the rest",
         lost="nothing that a backup has; else what the export names",
         gates=("rot", "bytes", "fuzz"),
-        tests=("tests/streamingnode/care"),
+        tests=("tests/streamingnode/care",),
     ),
     Fault(
         number="F8",
@@ -90,7 +90,7 @@ FAULTS = (
         "`export --salvage` takes out the rest; never other data",
         lost="as F7",
         gates=("rot", "bytes", "fuzz"),
-        tests=("tests/streamingnode/care"),
+        tests=("tests/streamingnode/care",),
     ),
     Fault(
         number="F9",

@@ -135,3 +135,9 @@ def test_a_failpoint_that_is_not_armed_does_nothing_and_one_that_is_acts_once_at
 def test_what_names_no_action_or_no_hit_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not name=|invalid literal"):
         failpoint.arm_from(text)
+
+
+def test_a_name_that_no_code_passes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'append.writen' in STREAMINGNODE_FAILPOINTS is no failpoint"):
+        failpoint.arm_from("append.taken=error@9, append.writen=kill")
+    failpoint.disarm_all()

@@ -6,7 +6,7 @@ import pytest
 
 from streamingnode.demo.place import MARKER, claim
 from wal.errors import AlreadyOwned, InvalidArgument
-from wal.rocks.ownership import DirectoryLock
+from wal.files import DirectoryLock
 
 
 def test_missing_directory_is_made_and_marked(tmp_path: Path) -> None:
