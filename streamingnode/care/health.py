@@ -1,7 +1,6 @@
-"""Whether a machine, an installation and a node directory are fit: each check is one `Finding`, in plain words.
+"""Whether a machine, an installation and a node directory are fit: each check is one `Finding`, in plain words. Blocks.
 
-In: nothing, or a directory. Out: findings, best read in order. What is measured is measured here and now; one temporary file
-is written where the node would write. Blocks.
+What is measured is measured here and now; one temporary file is written where the node would write.
 """
 
 import os
@@ -78,7 +77,8 @@ def examine(directory: Path | None) -> Iterator[Finding]:
     yield _roots()
     yield _java()
     yield _files()
-    place = _existing(directory or Path.cwd())
+    path = (directory or Path.cwd()).absolute()
+    place = next(each for each in (path, *path.parents) if each.is_dir())
     yield _space(place)
     yield _fsync(place)
     if directory is not None:
@@ -94,18 +94,16 @@ def _python() -> Finding:
 
 
 def _packages() -> Finding:
-    missing = [name for name in REQUIRED if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in REQUIRED if find_spec(name) is None]:
         return Finding(Status.FAIL, "packages", f"missing: {', '.join(missing)}", "in a checkout run: pip install .")
     return Finding(Status.OK, "packages", ", ".join(f"{name} {_version(name)}" for name in REQUIRED))
 
 
 def _checksums() -> Finding:
-    kind = google_crc32c.implementation
-    if kind != "c":
-        text = f"google-crc32c runs in {kind} alone, without its C extension: about 2 MB/s"
-        return Finding(Status.WARN, "checksums", text, _COMPILE)
-    return Finding(Status.OK, "checksums", "google-crc32c with its C extension")
+    if (kind := google_crc32c.implementation) == "c":
+        return Finding(Status.OK, "checksums", "google-crc32c with its C extension")
+    text = f"google-crc32c runs in {kind} alone, without its C extension: about 2 MB/s"
+    return Finding(Status.WARN, "checksums", text, _COMPILE)
 
 
 def _extras() -> Iterator[Finding]:
@@ -198,7 +196,12 @@ def _node(directory: Path) -> Iterator[Finding]:
         return
     cuts = f"cuts {files.cuts.first} to {files.cuts.newest}" if files.cuts.numbers else "no cut yet"
     yield Finding(Status.OK, "node", f"{files.floor.node_id}, term {files.floor.term}, {cuts}, manifests are whole")
-    yield _clock(files.floor.tick)
+    ahead_ms = physical_ms(files.floor.tick) - int(time.time() * 1000)
+    if ahead_ms > AHEAD_MS_MAX:
+        text = f"the node's last tick is {ahead_ms / 1000:.1f} s ahead of this machine's clock"
+        yield Finding(Status.WARN, "clock", text, "ticks still ascend, but their times mislead: set the clock")
+    else:
+        yield Finding(Status.OK, "clock", "not behind the node's last tick")
 
 
 def _no_node(directory: Path) -> Finding:
@@ -221,19 +224,6 @@ def _no_node(directory: Path) -> Finding:
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     text = f"{directory} holds no node but other things ({shown}); opening one would put its files among them"
     return Finding(Status.WARN, "node", text, "name the node's directory, or an empty or new one")
-
-
-def _clock(last_tick: int) -> Finding:
-    ahead_ms = physical_ms(last_tick) - int(time.time() * 1000)
-    if ahead_ms > AHEAD_MS_MAX:
-        text = f"the node's last tick is {ahead_ms / 1000:.1f} s ahead of this machine's clock"
-        return Finding(Status.WARN, "clock", text, "ticks still ascend, but their times mislead: set the clock")
-    return Finding(Status.OK, "clock", "not behind the node's last tick")
-
-
-def _existing(path: Path) -> Path:
-    """Return `path` or its nearest parent that is a directory."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.is_dir())
 
 
 def _version(name: str) -> str:

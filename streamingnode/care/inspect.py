@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from flusher.cut_log import CutLog, lives
+from flusher.directory import Lease
 from flusher.retention import LEASE_BYTES_MAX, LEASES, UNREADABLE, TableLease, read_leases
 from spark_sink.columns import decode_schema
-from spark_sink.commit import Lease
 from wal.codec import crc32c
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
 from wal.files import LOCK_NAME, open_regular, read_regular

@@ -4,12 +4,11 @@ import argparse
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import Command, take
+from streamingnode.cli.command import Command
 from streamingnode.cli.extras import SPARK, require
 from streamingnode.cli.output import (
     EXIT_FAILED,
@@ -26,11 +25,10 @@ from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 if TYPE_CHECKING:
     from scanner.scanner import ScanStatistics
-    from streamingnode.care.backup import BackupResult
+    from streamingnode.care.backup import BackupResult, RestoreResult
     from streamingnode.care.database import NodeRecords
     from streamingnode.care.findings import OnStep, Report
     from streamingnode.care.inspect import HeldFiles, NodeFiles
-    from streamingnode.care.restore import RestoreResult
     from streamingnode.statistics import NodeStatistics
     from wal.measure import Distribution
     from wal.rocks.recovery import Survey
@@ -55,21 +53,13 @@ def show_steps(progress: Progress, directory: Path) -> "OnStep":
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Verify:
-    directory: Path
-    tables: Path | None
-    pace: str | None
-
-
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="the node's directory, or a backup of one")
     parser.add_argument("--tables", type=Path, help="also check the tables in this directory against the node's cuts")
     parser.add_argument("--pace", metavar="RATE", help="read at most this much each second, such as 10MiB")
 
 
-def _verify(namespace: argparse.Namespace, output: Output) -> int:
-    arguments = take(_Verify, namespace)
+def _verify(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.tables is not None:
         require(SPARK)
     bytes_per_s = None if arguments.pace is None else parse_pace(arguments.pace)
@@ -162,19 +152,12 @@ VERIFY = Command(
 # --- backup and restore -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Backup:
-    directory: Path
-    target: Path
-
-
 def _add_backup(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="the node's directory")
     parser.add_argument("target", type=Path, help="a new directory, or an empty one")
 
 
-def _backup(namespace: argparse.Namespace, output: Output) -> int:
-    arguments = take(_Backup, namespace)
+def _backup(arguments: argparse.Namespace, output: Output) -> int:
     from streamingnode.care.backup import backup_directory
 
     with show_progress(output.stderr) as progress:
@@ -206,22 +189,14 @@ BACKUP = Command(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Restore:
-    backup: Path
-    target: Path
-    file: str | None
-
-
 def _add_restore(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("backup", type=Path, help="a directory that `backup` made")
     parser.add_argument("target", type=Path, help="a new directory, or an empty one; with --file the node's")
     parser.add_argument("--file", metavar="PATH", help="put back this segment, delete file or manifest only")
 
 
-def _restore(namespace: argparse.Namespace, output: Output) -> int:
-    arguments = take(_Restore, namespace)
-    from streamingnode.care.restore import restore_directory, restore_file
+def _restore(arguments: argparse.Namespace, output: Output) -> int:
+    from streamingnode.care.backup import restore_directory, restore_file
 
     if arguments.file is not None:
         file = restore_file(arguments.backup, arguments.target, arguments.file)
@@ -258,21 +233,13 @@ RESTORE = Command(
 # --- export -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Export:
-    directory: Path
-    out: Path
-    salvage: bool
-
-
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="the node's directory, or a backup of one")
     parser.add_argument("out", type=Path, help="a new directory, or an empty one")
     parser.add_argument("--salvage", action="store_true", help="go on past damage, and name what is missing")
 
 
-def _export(namespace: argparse.Namespace, output: Output) -> int:
-    arguments = take(_Export, namespace)
+def _export(arguments: argparse.Namespace, output: Output) -> int:
     from streamingnode.care.export import export_directory
 
     with show_progress(output.stderr) as progress:
@@ -320,11 +287,11 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _doctor(namespace: argparse.Namespace, output: Output) -> int:
+def _doctor(arguments: argparse.Namespace, output: Output) -> int:
     from streamingnode.care.health import Status, examine
 
     findings = []
-    for finding in examine(namespace.directory):
+    for finding in examine(arguments.directory):
         findings.append(finding)
         output.line(f"{finding.status.value.ljust(4)}  {finding.subject}: {finding.detail}")
         if finding.next_step:
@@ -355,17 +322,17 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, help="the node's directory")
 
 
-def _info(namespace: argparse.Namespace, output: Output) -> int:
+def _info(arguments: argparse.Namespace, output: Output) -> int:
     import msgspec
 
     from streamingnode.care.database import NodeRecords, read_node_records
     from streamingnode.care.inspect import held_files, read_node_files
     from streamingnode.statistics import read_statistics
 
-    files = read_node_files(namespace.directory)
+    files = read_node_files(arguments.directory)
     found, records, unread = None, NodeRecords(), ""
     try:
-        found, records = read_node_records(namespace.directory)
+        found, records = read_node_records(arguments.directory)
     except StreamingNodeError as error:
         if files.holder is None and not isinstance(error, StorageFailed):
             raise

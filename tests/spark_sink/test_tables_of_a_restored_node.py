@@ -16,9 +16,8 @@ import spark_sink
 import streamingnode as sn
 from interceptors.errors import AlreadyExists
 from spark_sink.errors import TableAhead
-from streamingnode.care.backup import backup_directory
+from streamingnode.care.backup import backup_directory, restore_directory
 from streamingnode.care.findings import Kind, Report, Severity
-from streamingnode.care.restore import restore_directory
 from streamingnode.care.verify import verify_directory
 from tests.spark_sink.table_reading import rows_of
 from tests.streamingnode.append_double import schema_of

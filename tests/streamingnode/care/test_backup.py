@@ -14,9 +14,8 @@ from flusher.cut_log import CutLog
 from interceptors.errors import AlreadyExists
 from spark_sink.commit import Lease, write_lease
 from streamingnode.care import backup as making
-from streamingnode.care.backup import backup_directory
+from streamingnode.care.backup import RESTORE_TERM_STEP, backup_directory, restore_directory
 from streamingnode.care.inspect import CopiedFile
-from streamingnode.care.restore import RESTORE_TERM_STEP, restore_directory
 from streamingnode.care.verify import verify_directory
 from streamingnode.node import Node
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment

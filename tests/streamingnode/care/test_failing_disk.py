@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamingnode.care.backup import backup_directory
-from streamingnode.care.restore import restore_directory
+from streamingnode.care.backup import backup_directory, restore_directory
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.sample_node import Sample, copy_of, rows_of
 from wal.errors import StreamingNodeError

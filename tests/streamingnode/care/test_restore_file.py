@@ -12,8 +12,7 @@ import pytest
 
 import streamingnode as sn
 from flusher.manifest import decode_manifest, manifest_name
-from streamingnode.care.backup import backup_directory
-from streamingnode.care.restore import restore_file
+from streamingnode.care.backup import backup_directory, restore_file
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.care.test_failing_disk import fail_at
 from tests.streamingnode.sample_node import (

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -254,3 +256,11 @@ def test_a_database_that_does_not_open_is_unreadable(sample: Sample, tmp_path: P
     assert first_damage(verify_directory(path)) == ("unreadable", "log")
     with pytest.raises(StreamingNodeError):
         rows_of(path)
+
+
+def test_tools_do_without_the_extras() -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('pyspark', 'deltalake', 'py4j', 'pandas'))); "
+        "import streamingnode.care.export, streamingnode.care.health, streamingnode.care.upkeep, streamingnode.cli"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
