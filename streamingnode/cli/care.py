@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamingnode.cli.command import Command
 from streamingnode.cli.extras import SPARK, require
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from streamingnode.care.backup import BackupResult, RestoreResult
     from streamingnode.care.database import NodeRecords
     from streamingnode.care.findings import OnStep, Report
-    from streamingnode.care.inspect import HeldFiles, NodeFiles
+    from streamingnode.care.inspect import NodeFiles
     from streamingnode.statistics import NodeStatistics
     from wal.measure import Distribution
     from wal.rocks.recovery import Survey
@@ -325,29 +325,21 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
 def _info(arguments: argparse.Namespace, output: Output) -> int:
     import msgspec
 
-    from streamingnode.care.database import NodeRecords, read_node_records
-    from streamingnode.care.inspect import held_files, read_node_files
+    from streamingnode.care.database import read_node_records
+    from streamingnode.care.inspect import read_node_files
     from streamingnode.statistics import read_statistics
 
     files = read_node_files(arguments.directory)
-    found, records, unread = None, NodeRecords(), ""
     try:
-        found, records = read_node_records(arguments.directory)
+        records, unread = read_node_records(arguments.directory), ""
     except StreamingNodeError as error:
         if files.holder is None and not isinstance(error, StorageFailed):
             raise
         # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
-        unread = str(error)
+        records, unread = None, str(error)
     statistics = None if files.holder is None else read_statistics(files.directory, pid=files.holder or None)
-    held = held_files(files.cuts)
-    newest_tick = files.cuts.read(files.cuts.newest).tick if files.cuts.numbers else 0
-    document = _describe(files, found, records, held, newest_tick)
-    _print_node(document, files, newest_tick, output)
-    _print_held(held, output)
-    if unread:
-        output.note(f"checkpoints and readers cannot be read: {unread}")
-    else:
-        _print_marks(files, records, output)
+    document = _describe(files, records)
+    _print_node(document, unread, output)
     if statistics is not None:
         output.line()
         for line in format_fields(statistics_fields(statistics)):
@@ -356,12 +348,15 @@ def _info(arguments: argparse.Namespace, output: Output) -> int:
     return EXIT_OK
 
 
-def _describe(
-    files: "NodeFiles", found: "Survey | None", records: "NodeRecords", held: "list[HeldFiles]", newest_tick: int
-) -> dict[str, object]:
+def _describe(files: "NodeFiles", records: "tuple[Survey, NodeRecords] | None") -> dict[str, Any]:
     """Return everything `info` knows, as machines read it."""
-    floor = files.floor
-    names = {number: name for name, number in found.log_ids.items()} if found else {}
+    from streamingnode.care.database import NodeRecords
+    from streamingnode.care.inspect import held_files
+
+    floor, cuts = files.floor, files.cuts
+    names, kept = ({}, NodeRecords()) if records is None else (records[0].log_ids, records[1])
+    positions = {number: name for name, number in names.items()}
+    newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
     ahead_ms = physical_ms(floor.tick) - time.time_ns() // 1_000_000
     return {
         "directory": str(files.directory),
@@ -372,72 +367,61 @@ def _describe(
         "tick": floor.tick,
         "time": format_tick(floor.tick),
         "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,  # clocks are corrected by as little as that
-        "positions": {names.get(log_id, str(log_id)): position for log_id, position in floor.positions.items()},
-        "cuts": {
-            "first": files.cuts.first,
-            "newest": files.cuts.newest,
-            "tick": newest_tick,
-            "time": format_tick(newest_tick),
-        },
+        "positions": {positions.get(log_id, str(log_id)): position for log_id, position in floor.positions.items()},
+        "cuts": {"first": cuts.first, "newest": cuts.newest, "tick": newest_tick, "time": format_tick(newest_tick)},
         "checkpoints": [
             {"pchannel": name, "cut": mark.cut_number, "tick": mark.tick, "position": mark.position}
-            for name, mark in records.checkpoints.items()
+            for name, mark in kept.checkpoints.items()
         ],
         "readers": [
             {"reader": name, "pchannel": at.pchannel, "position": at.position, "tick": at.tick}
-            for name, at in records.readers.items()
+            for name, at in kept.readers.items()
         ],
         "leases": [
             {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
             for lease in files.leases
         ],
-        "files": held,
+        "files": held_files(cuts),
         "disk_bytes": files.disk_bytes,
     }
 
 
-def _print_node(document: dict[str, object], files: "NodeFiles", newest_tick: int, output: Output) -> None:
-    cuts, tick, positions, ahead_s = files.cuts, files.floor.tick, document["positions"], document["ahead_s"]
-    assert isinstance(positions, dict)
-    assert isinstance(ahead_s, int)
-    ahead = f"ticks are {timedelta(seconds=ahead_s)} ahead of it until {format_tick(tick)}"
-    clock = {"clock": f"{ahead}; ages of cuts do not go by them"} if ahead_s else {}
-    newest = f"the newest at {newest_tick} ({format_tick(newest_tick)})"
+def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
+    """Print for people what `_describe` tells; `unread` says why there are no checkpoints and readers."""
+    tick, cuts = f"{document['tick']} ({document['time']})", document["cuts"]
+    ahead = f"ticks are {timedelta(seconds=document['ahead_s'])} ahead of it until {document['time']}"
     fields = {
-        "directory": files.directory,
-        "node id": files.floor.node_id,
-        "open in": "nobody" if files.holder is None else f"process {files.holder or '?'}",
-        "term": files.floor.term,
-        "last tick": f"{tick} ({format_tick(tick)})",
-        **clock,
-        "last positions": ", ".join(f"{name} {position}" for name, position in positions.items()) or "none",
-        "cuts": f"{cuts.first} to {cuts.newest}, {newest}" if cuts.numbers else "none",
-        "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in files.disk_bytes.items() if size),
+        "directory": document["directory"],
+        "node id": document["node_id"],
+        "open in": f"process {document['pid'] or '?'}" if document["open"] else "nobody",
+        "term": document["term"],
+        "last tick": tick,
+        **({"clock": f"{ahead}; ages of cuts do not go by them"} if document["ahead_s"] else {}),
+        "last positions": ", ".join(f"{name} {at}" for name, at in document["positions"].items()) or "none",
+        "cuts": f"{cuts['first']} to {cuts['newest']}, the newest at {cuts['tick']} ({cuts['time']})"
+        if cuts["newest"]
+        else "none",
+        "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in document["disk_bytes"].items() if size),
     }
     for line in format_fields(fields):
         output.line(line)
-
-
-def _print_held(held: "list[HeldFiles]", output: Output) -> None:
-    rows = [
+    held = [
         (each.name or f"{each.id} (dropped)", each.files, format_bytes(each.bytes), "; ".join(each.held_by))
-        for each in held
+        for each in document["files"]
     ]
+    if held:
+        output.line()
+        output.table(("collection", "files", "size", "held by"), held)
+    if unread:
+        output.note(f"checkpoints and readers cannot be read: {unread}")
+        return
+    rows = [("checkpoint", at["pchannel"], f"cut {at['cut']}", at) for at in document["checkpoints"]]
+    rows += [("reader", at["reader"], at["pchannel"], at) for at in document["readers"]]
+    rows += [("lease", at["table"], f"cut {at['cut']}", at) for at in document["leases"]]
     if rows:
         output.line()
-        output.table(("collection", "files", "size", "held by"), rows)
-
-
-def _print_marks(files: "NodeFiles", records: "NodeRecords", output: Output) -> None:
-    rows: list[tuple[object, ...]] = [
-        ("checkpoint", name, f"cut {mark.cut_number}", mark.position, format_tick(mark.tick))
-        for name, mark in records.checkpoints.items()
-    ]
-    rows += [("reader", name, at.pchannel, at.position, format_tick(at.tick)) for name, at in records.readers.items()]
-    rows += [("lease", lease.table, f"cut {lease.cut}", "", format_tick(lease.tick)) for lease in files.leases]
-    if rows:
-        output.line()
-        output.table(("holds", "name", "at", "position", "time"), rows)
+        marks = [(kind, name, place, at.get("position", ""), format_tick(at["tick"])) for kind, name, place, at in rows]
+        output.table(("holds", "name", "at", "position", "time"), marks)
 
 
 def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
