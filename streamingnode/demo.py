@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 import spark_sink
 from flusher.cut_log import CutLog
 from spark_sink.table import OpenTable
-from streamingnode.inspection.node_files import check_free
+from streamingnode.care.inspect import check_free
 from streamingnode.node import Node
 from streamingnode.opening import open_node, run_async
 from streamingnode.progress import Progress

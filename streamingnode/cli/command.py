@@ -82,7 +82,7 @@ def take(kind: Callable[..., A], namespace: argparse.Namespace) -> A:
 
 def with_node(directory: Path, work: "Callable[[Node], Awaitable[A]]") -> A:
     """Open the node in `directory`, and return what `work` makes of it. Raises `InvalidArgument` when there is none."""
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
     from streamingnode.opening import open_node, run_async
 
     async def run() -> A:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from scanner.deliver_policy import DeliverPolicy
+    from streamingnode.care.inspect import CollectionSummary
     from streamingnode.collections import Collection
     from streamingnode.flush import FlushResult
-    from streamingnode.inspection.collection_summary import CollectionSummary
     from streamingnode.node import Node
     from streamingnode.reading.read_message import ReadMessage
 
@@ -52,7 +52,7 @@ def ls(output: Output, *, directory: Path, count: bool) -> int:
 def _at_newest_cut(directory: Path, owned: AlreadyOwned, output: Output) -> "tuple[list[CollectionSummary], int]":
     """Return the collections at the newest cut of a node that another process has open, and its number."""
     from flusher.cut_log import CutLog
-    from streamingnode.inspection.collection_summary import summaries_at_newest
+    from streamingnode.care.inspect import summaries_at_newest
 
     cuts = CutLog(directory)
     collections = list(summaries_at_newest(cuts).values())
@@ -65,7 +65,7 @@ async def _list_now(directory: Path, rows: dict[str, int] | None, node: "Node") 
     import anyio.to_thread
 
     from flusher.cut_log import CutLog
-    from streamingnode.inspection.collection_summary import summaries_at_newest
+    from streamingnode.care.inspect import summaries_at_newest
 
     cuts = await anyio.to_thread.run_sync(CutLog, directory)
     at_cut = await anyio.to_thread.run_sync(summaries_at_newest, cuts)
@@ -83,7 +83,7 @@ async def _summary_now(
 ) -> "CollectionSummary":
     """Return a collection's summary: what the newest cut says of its rows, brought up to date from the log after it."""
     from scanner.deliver_policy import DeliverPolicy
-    from streamingnode.inspection.collection_summary import CollectionSummary
+    from streamingnode.care.inspect import CollectionSummary
 
     next_offsets = dict.fromkeys(collection.vchannels, 0) | dict(at_cut.next_offsets if at_cut else {})
     last_tick = at_cut.last_tick if at_cut else 0
@@ -336,7 +336,7 @@ def flush(output: Output, *, directory: Path) -> int:
     Exit code 4 when another process has the node open: it makes cuts by itself.
     """
     from flusher.cut_log import CutLog
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
 
     before = CutLog(check_node(directory)).newest
     try:

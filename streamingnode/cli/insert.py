@@ -99,7 +99,7 @@ def insert(output: Output, **given: Any) -> int:
 
 
 def _check(arguments: _Arguments) -> None:
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
 
     if arguments.create:
         if not arguments.primary_key:
@@ -116,7 +116,7 @@ def _check(arguments: _Arguments) -> None:
 async def _insert(arguments: _Arguments, rows: "JsonLines | ParquetRows", output: Output) -> "_Done":
     import anyio.to_thread
 
-    from streamingnode.inspection.node_files import is_node
+    from streamingnode.care.inspect import is_node
     from streamingnode.opening import open_node
 
     # Threads that read the input are abandoned when this is cancelled: a pipe may be silent for ever.

@@ -5,18 +5,13 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from streamingnode.cli.backup import COMMAND as BACKUP
+from streamingnode.cli.care import BACKUP, DOCTOR, EXPORT, INFO, RESTORE, VERIFY
 from streamingnode.cli.command import Command
 from streamingnode.cli.data import flush, ls, partitions, tail
-from streamingnode.cli.doctor import COMMAND as DOCTOR
-from streamingnode.cli.export import COMMAND as EXPORT
-from streamingnode.cli.info import COMMAND as INFO
 from streamingnode.cli.insert import insert
 from streamingnode.cli.machine import bench, config
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
-from streamingnode.cli.restore import COMMAND as RESTORE
 from streamingnode.cli.spark import demo, ingest
-from streamingnode.cli.verify import COMMAND as VERIFY
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 COMMANDS: tuple[Command, ...] = (

@@ -42,7 +42,7 @@ def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cu
     require(SPARK)
     import spark_sink
     from spark_sink.ingestion import check_place
-    from streamingnode.inspection.node_files import check_node
+    from streamingnode.care.inspect import check_node
     from streamingnode.progress import show_progress
 
     check_place(check_node(directory), tables)
