@@ -9,6 +9,9 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
+from zlib import crc32
+
+import msgspec
 
 from wal.files import (
     READ_BYTES_MAX,
@@ -121,3 +124,18 @@ class NodeDirectory:
 
 def _open_existing(path: str, flags: int) -> int:
     return open_regular(Path(path), flags & ~os.O_CREAT)
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """What one table says it has taken of the node `node_id`, as its ingest writes it; `table` is where it was then."""
+
+    table: str
+    node_id: str
+    collection_id: int
+    cut: int
+    tick: int
+
+
+def lease_path(node: Path, table: Path) -> Path:
+    """Return where the lease of a table lies; tables of one name in two places have a lease each."""
+    return node / "leases" / f"{table.name}-{crc32(str(table.resolve().parent).encode()):08x}.json"

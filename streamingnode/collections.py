@@ -145,14 +145,14 @@ class CatalogChanges:
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
         live = [each.name for each in info.partitions if not each.dropped_tick]
-        if partition in live:
-            if not if_not_exists:
-                raise AlreadyExists(
-                    f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
-                )
+        if if_not_exists and partition in live:
             await self._settle(timeout)
             return
         check_name("partition", partition)
+        if partition in live:
+            raise AlreadyExists(
+                f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
+            )
         if len(live) >= PARTITIONS_MAX:
             raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
         header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)

@@ -17,28 +17,26 @@ import anyio
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
 from flusher.cut_log import CUTS
 from flusher.directory import NodeDirectory
-from flusher.flusher import Flusher, FlushHooks
+from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS
-from flusher.triggers import CutSchedule, SpaceRelief
+from flusher.run import FlushContext
 from interceptors.window import encode_window
 from scanner.named_reader import NamedReaders
+from streamingnode.care.files import refuse_mixed
+from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, ChannelOptions
 from streamingnode.config import NodeConfig
-from streamingnode.flush import flush
 from streamingnode.meter import AppendMeter, NodeMeter
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.supervisor import Supervisor
-from streamingnode.upkeep import Upkeep
-from streamingnode.verification.opening_check import refuse_mixed
-from streamingnode.verification.running import RunningParts
 from wal.adaptor import WalOptions
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 from wal.log import AppendObserver, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.queue import PendingBytes
-from wal.rocks.store import RocksStore, open_rocks_store
+from wal.rocks.store import open_rocks_store
 from wal.tasks import event_log
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
@@ -109,7 +107,6 @@ async def compose(
     flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
     supervisor.spawn(channel.wal.keep())
     closing.callback(channel.wal.stop_waiting)
-    upkeep = _upkeep(path, channel, flusher, now_ms)
     return Node(
         path,
         config,
@@ -118,7 +115,7 @@ async def compose(
         channel=channel,
         flusher=flusher,
         readers=readers,
-        upkeep=upkeep,
+        upkeep=Upkeep(path, channel, flusher, now_ms),
         meter=NodeMeter(channel=channel, flusher=flusher, appends=appends, now_ms=now_ms),
     )
 
@@ -192,35 +189,25 @@ def _start_flusher(
     ticks: TickAllocator,
     elapsed_ms: Callable[[], int],
 ) -> Flusher:
-    schedule = CutSchedule(config.flush.schedule, now_ms=ticks.now_ms)
-    flusher = Flusher(
-        directory,
-        store,
-        channel.log,
-        channel.tail,
+    context = FlushContext(
+        directory=directory,
+        store=store,
+        log=channel.log,
+        tail=channel.tail,
         options=config.flush,
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
-        hooks=FlushHooks(
-            reader_floor=partial(_reader_floor, channel, readers),
-            on_progress=schedule.report,
-            on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
-            save_producers=partial(_save_producers, channel),
-            log_is_back=channel.wal.wait_back,
-            next_id=lambda: channel.shards.next_id,
-            elapsed_ms=elapsed_ms,
-        ),
-        checkpoint=channel.term.checkpoint,
+        elapsed_ms=elapsed_ms,
+        reader_floor=partial(_reader_floor, channel, readers),
+        on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
+        save_producers=partial(_save_producers, channel),
+        log_is_back=channel.wal.wait_back,
+        next_id=lambda: channel.shards.next_id,
     )
+    flusher = Flusher(context, checkpoint=channel.term.checkpoint)
     supervisor.spawn(flusher.run())
-    supervisor.spawn(schedule.run(channel.request_cut))
+    supervisor.spawn(flusher.schedule.run(channel.request_cut))
 
-    async def cut() -> None:
-        await flusher.wait_for_cut(await channel.request_cut())
-
-    relief = SpaceRelief(
-        lambda: store.short_of_space, give_up_log=partial(flusher.enforce_retention, short_of_space=True), cut=cut
-    )
-    supervisor.spawn(relief.run())
+    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
     return flusher
 
 
@@ -238,18 +225,3 @@ async def _save_producers(channel: Channel, tick: int) -> bytes:
 
 def _live_ids(channel: Channel) -> frozenset[int]:
     return frozenset(info.id for info in channel.shards.catalog.collections())
-
-
-def _upkeep(path: Path | None, channel: Channel, flusher: Flusher, now_ms: Callable[[], int]) -> Upkeep:
-    store = channel.store
-    parts = None
-    if path is not None:
-        log, checkpoint = (lambda: channel.log), (lambda: flusher.checkpoint)
-        parts = RunningParts(directory=path, store=store, log=log, checkpoint=checkpoint)
-    return Upkeep(
-        parts=parts,
-        link_copy=store.link_copy if isinstance(store, RocksStore) else None,
-        flush=partial(flush, channel, flusher),
-        hold_cuts=flusher.retention.hold_cuts,
-        now_ms=now_ms,
-    )

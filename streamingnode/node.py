@@ -22,7 +22,9 @@ from flusher.flusher import Flusher
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders
-from streamingnode.backup.making import BackupResult
+from streamingnode.care.backup import BackupResult
+from streamingnode.care.findings import Report
+from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel
 from streamingnode.collections import CatalogChanges, Collection, check_definition, collection_of
 from streamingnode.config import NodeConfig
@@ -34,8 +36,6 @@ from streamingnode.rows.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
 from streamingnode.supervisor import Supervisor
-from streamingnode.upkeep import Upkeep
-from streamingnode.verification.finding import Report
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import Durability, WriteResult, result_of

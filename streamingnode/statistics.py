@@ -1,11 +1,7 @@
-"""What a node counts and measures, as `Node.statistics` returns it: frozen, typed, and the same as JSON.
+"""What a node counts and measures, as `Node.statistics` returns it, and the file beside its data that says the same.
 
 Counts go from the opening of the node on and never back; rates are those of the last ten seconds; levels are of now. Times
 are seconds, sizes bytes, unless a name says otherwise.
-
-The same is in a file beside the data of a running node, for `streamingnode info` and whoever else may read it. The owner
-replaces the file every few seconds; it is not synced, and after the owner's end it says what was last. Whoever reads it
-believes it only while the process it names owns the node.
 """
 
 import os
@@ -28,10 +24,7 @@ from wal.tasks import event_log
 
 
 class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One interceptor's share of the appends: until it called the next one, and after that had returned.
-
-    What it waits for counts too, as do the appends it refused.
-    """
+    """One interceptor's share of the appends, waits and refusals included: before and after it called the next one."""
 
     name: str
     before_s: Distribution
@@ -43,7 +36,7 @@ class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     Small inserts are put together before they are appended: one group may be many calls. `seconds` goes from the arrival at
     the log's front to the acknowledgement, `message_bytes` are sizes with overhead, both of appends that succeeded.
-    `interceptors` are those that were timed: none, unless `statistics.time_interceptors` is set or an observer was given.
+    `interceptors` is empty unless `statistics.time_interceptors` is set or an observer was given.
     """
 
     succeeded: int
@@ -62,10 +55,9 @@ class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """How far readers may know the log.
 
-    `lag_s` is how far the confirmed tick lies behind the machine's clock: under the tick interval when all is well.
-    `ahead_s` is how far the last tick is ahead of it: 0, unless a clock was ahead once.
-    `unconfirmed` are ticks of appends on their way; `mvcc_updates` counts how often a vchannel's newest tick moved in this
-    term.
+    `lag_s` is how far the confirmed tick lies behind the machine's clock: under the tick interval when all is well;
+    `ahead_s` how far the last tick is ahead of it: 0, unless a clock was ahead once. `unconfirmed` are ticks of appends on
+    their way; `mvcc_updates` counts how often a vchannel's newest tick moved in this term.
     """
 
     last: int
@@ -153,7 +145,10 @@ class StatisticsRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatisticsFile:
-    """Writes `statistics()` into `directory` every `interval_s` seconds; lives on the event loop, writes in a thread."""
+    """Replaces the file in `directory` every `interval_s` seconds; lives on the event loop, writes in a thread.
+
+    It is not synced, and after the owner's end it says what was last.
+    """
 
     def __init__(
         self,
@@ -163,10 +158,8 @@ class StatisticsFile:
         interval_s: float,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        self._path = directory / STATISTICS_NAME
-        self._statistics = statistics
-        self._interval_s = interval_s
-        self._sleep = sleep
+        self._path, self._statistics = directory / STATISTICS_NAME, statistics
+        self._interval_s, self._sleep = interval_s, sleep
         self._spare = -1
 
     async def run(self) -> None:
@@ -184,11 +177,11 @@ class StatisticsFile:
                     refused = True
                 await self._sleep(self._interval_s)
         finally:
-            self._give_back()
+            self._free_spare()
 
     def _write(self, content: bytes) -> None:
         # A process without descriptors has something to say: the one kept for it is free for as long as it says so.
-        self._give_back()
+        self._free_spare()
         temporary = self._path.with_name(f"{self._path.name}.tmp")
         try:
             with create_file(temporary) as file:
@@ -198,18 +191,20 @@ class StatisticsFile:
             with suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _give_back(self) -> None:
+    def _free_spare(self) -> None:
         spare, self._spare = self._spare, -1
         if spare >= 0:
             os.close(spare)
 
 
 def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | None:
-    """Return what process `pid` wrote last, None if it wrote nothing that can be read; blocks."""
+    """Return what process `pid` wrote last, None if it wrote nothing that can be read; blocks.
+
+    Believe it only while that process owns the node.
+    """
     try:
-        record = msgspec.json.decode(
-            read_regular(directory / STATISTICS_NAME, bytes_max=STATISTICS_BYTES_MAX), type=StatisticsRecord
-        )
+        content = read_regular(directory / STATISTICS_NAME, bytes_max=STATISTICS_BYTES_MAX)
+        record = msgspec.json.decode(content, type=StatisticsRecord)
     except (OSError, Corrupt, msgspec.DecodeError, UnicodeDecodeError):  # another release's perhaps
         return None
     return record.statistics if record.pid == pid else None

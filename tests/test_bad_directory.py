@@ -14,8 +14,8 @@ import pytest
 from rocksdict import DBRecoveryMode, Rdict
 
 import streamingnode as sn
+from streamingnode.care.verify import verify_directory
 from streamingnode.node import Node
-from streamingnode.verification.walk import verify_directory
 from tests.streamingnode.append_double import schema_of
 from wal.errors import (
     AlreadyOwned,

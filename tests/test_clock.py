@@ -32,9 +32,7 @@ def opened_at(path: Path, now_ms: int | Callable[[], int], **settings: float) ->
 
 
 def first_position(node: Node) -> int:
-    parts = node._upkeep.parts
-    assert parts is not None
-    return parts.log().first_position
+    return node._channel.log.first_position
 
 
 async def test_ticks_ascend_over_every_open_whatever_the_clock_says(tmp_path: Path) -> None:

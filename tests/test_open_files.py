@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 import anyio, pyarrow as pa
 import streamingnode as sn
-from streamingnode.cli.statistics_lines import statistics_fields
+from streamingnode.cli.care import statistics_fields
 from streamingnode.config import StatisticsOptions
 from streamingnode.statistics import read_statistics
 

@@ -81,7 +81,7 @@ FAULTS = (
         promised="the node does not start, names file and place, exits with 3; `export --salvage` takes out the rest",
         lost="nothing that a backup has; else what the export names",
         gates=("rot", "bytes", "fuzz"),
-        tests=("tests/streamingnode/verification", "tests/streamingnode/test_export.py"),
+        tests=("tests/streamingnode/care",),
     ),
     Fault(
         number="F8",
@@ -90,14 +90,14 @@ FAULTS = (
         "`export --salvage` takes out the rest; never other data",
         lost="as F7",
         gates=("rot", "bytes", "fuzz"),
-        tests=("tests/streamingnode/verification", "tests/streamingnode/test_export.py"),
+        tests=("tests/streamingnode/care",),
     ),
     Fault(
         number="F9",
         happens="a file of the log is gone or short",
         promised="the node does not start: the floor is past what is there",
         lost="as F7",
-        tests=("tests/streamingnode/verification", "tests/test_bad_directory.py"),
+        tests=("tests/streamingnode/care", "tests/test_bad_directory.py"),
     ),
     Fault(
         number="F10",

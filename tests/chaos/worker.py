@@ -18,7 +18,7 @@ import msgspec
 
 import streamingnode as sn
 from bench.loop_hold import heartbeat
-from streamingnode.verification.walk import verify_directory
+from streamingnode.care.verify import verify_directory
 from tests.chaos import failpoint_life, small_node
 from tests.chaos.feed import feed
 from tests.chaos.operations import OperationWriter

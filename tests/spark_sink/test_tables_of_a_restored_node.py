@@ -16,9 +16,9 @@ import spark_sink
 import streamingnode as sn
 from interceptors.errors import AlreadyExists
 from spark_sink.errors import TableAhead
-from streamingnode.backup.closed_node import backup_directory, restore_directory
-from streamingnode.verification.finding import Kind, Report, Severity
-from streamingnode.verification.walk import verify_directory
+from streamingnode.care.backup import backup_directory, restore_directory
+from streamingnode.care.findings import Kind, Report, Severity
+from streamingnode.care.verify import verify_directory
 from tests.spark_sink.table_reading import rows_of
 from tests.streamingnode.append_double import schema_of
 from tests.streamingnode.sample_node import swap

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from streamingnode.cli.statistics_lines import statistics_fields
+from streamingnode.cli.care import statistics_fields
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, StatisticsFile, read_statistics

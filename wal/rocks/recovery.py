@@ -9,7 +9,7 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the last term synced each batch before the next: then at most one record of RocksDB's log was unsynced."""
 
 
-def survey(database: Rdict) -> Survey:
+def survey(database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position) -> Survey:
     """Look at the end of every log, without reading any entry. Raises `UnsupportedFormat` for another layout."""
     version = decode_number(_fact(database, FORMAT_KEY))
     if version != STORE_FORMAT:

@@ -16,7 +16,7 @@ import spark_sink
 import streamingnode as sn
 from flusher.cut_log import CutLog, cut_numbers
 from spark_sink.errors import PackageMissing
-from streamingnode.export import export_directory
+from streamingnode.care.export import export_directory
 from wal.errors import Corrupt, StorageFailed, Truncated
 
 pytestmark = pytest.mark.spark

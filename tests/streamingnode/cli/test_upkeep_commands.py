@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from streamingnode.cli.verify import paced, parse_pace
+from streamingnode.cli.care import paced, parse_pace
 from tests.streamingnode.sample_node import flip, largest, segment
 
 if TYPE_CHECKING:

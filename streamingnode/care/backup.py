@@ -1,0 +1,430 @@
+"""Backup of a node, closed or running, and restore: copies that are read back before they get their name. Blocks.
+
+In: a database that no longer changes (linked by the running node, or simply closed), and the node directory around it. Out:
+a directory with the database, the cuts its checkpoint knows and all their files, leases, a floor file, and the record of it
+all. The database comes first and says which cut is its newest; cuts up to that one never change, and none goes meanwhile.
+
+A restored node keeps its id, so that it goes on with its tables where they are not ahead of it. Its term jumps: whatever the
+original did after the backup, no owner of one history can be taken for an owner of the other.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from anyio import from_thread
+
+from flusher.checkpoint import NO_CHECKPOINT
+from flusher.cut_log import CUTS, CutLog, cut_numbers, living, manifest_path, read_cut
+from flusher.cuts import FIRST_CUT
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.manifest import DataFile, decode_manifest, manifest_crc32c
+from flusher.retention import LEASE_BYTES_MAX, LEASES
+from interceptors.errors import AlreadyExists
+from streamingnode.care.database import PCHANNEL, read_node_records
+from streamingnode.care.files import read_through
+from streamingnode.care.findings import OnStep, told_nobody
+from streamingnode.care.inspect import RECORD_FORMAT, BackupRecord, CopiedFile, check_node, decode_record, encode_record
+from streamingnode.care.verify import verify_unlocked
+from wal.codec import crc32c
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
+from wal.files import (
+    DIRECTORY_MODE,
+    DirectoryLock,
+    create_file,
+    disk_errors_typed,
+    make_directory,
+    open_binary,
+    place_beneath,
+    read_regular,
+    sync_directory,
+    write_file,
+)
+from wal.rocks.floor import FLOOR_NAME, Floor, read_floor, write_floor
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME
+
+UNFINISHED = ".unfinished"
+LINKS = "backup.tmp"
+"""In the node directory while a backup of the running node is made: hard links need the same disk."""
+
+RESTORE_TERM_STEP = 1 << 16
+"""Terms are counted up once for each owner; a restored node starts at the next multiple of this, which no owner before it
+came near. Terms stay below 2^31 for 32,767 restores of restores."""
+
+_MANIFEST = re.compile(rf"{CUTS}/(\d{{16}})\.json")
+_OTHER = "restore from another backup"
+_NOT_COPIED = ("LOCK", "LOG")
+"""RocksDB's lock and its own notes: no part of the data."""
+
+
+class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A backup that was verified: everything acknowledged up to `tick` is in it; `cut` is the newest cut in it."""
+
+    path: str
+    node_id: str
+    tick: int
+    cut: int
+    files: int
+    bytes: int
+
+
+class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A node made from a backup: it holds what was acknowledged up to `tick`, and its next owner has a term above `term`."""
+
+    path: str
+    node_id: str
+    term: int
+    tick: int
+    cut: int
+    files: int
+    bytes: int
+
+
+class RestoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is as the node wrote it again; `cut` is the one that it belongs to."""
+
+    path: str
+    cut: int
+    bytes: int
+
+
+class Target:
+    """A directory to be made outside of `source`, as a whole or not at all: it does not exist yet, or is empty.
+
+    Work is done in `<name>.unfinished` beside it and renamed at the end. What a crash leaves there is named and left alone.
+    Raises `InvalidArgument` when it is inside, `AlreadyExists`, `StorageFailed` when it cannot be made.
+    """
+
+    def __init__(self, path: Path, source: Path) -> None:
+        try:
+            self.path = path.absolute()
+            if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+                raise AlreadyExists(f"{path} is there and not empty — name a new directory")
+            if Path(os.path.realpath(self.path)).is_relative_to(source.resolve()):
+                raise InvalidArgument(f"{path} is inside {source} — name a directory outside it")
+            self.building = self.path.with_name(self.path.name + UNFINISHED)
+            self.building.mkdir(DIRECTORY_MODE, parents=True)
+        except FileExistsError:
+            left = f"{self.building} is left of a run that did not end"
+            raise AlreadyExists(f"{left} — remove it, then try again") from None
+        except OSError as error:
+            raise StorageFailed(f"cannot make {path}: {error.strerror} — choose a writable place") from error
+
+    def publish(self) -> None:
+        """Give what was built its name; durable on return."""
+        for parent, _, _ in os.walk(self.building):
+            sync_directory(Path(parent))
+        self.building.rename(self.path)  # over an empty directory too
+        sync_directory(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove what was built; idempotent, and nothing once it is published."""
+        shutil.rmtree(self.building, ignore_errors=True)
+
+
+# --- backup -----------------------------------------------------------------------------------------------------------
+
+
+def backup_directory(directory: Path, target: Path, *, on_step: OnStep = told_nobody) -> BackupResult:
+    """Copy a node that no process has open into a new directory, and verify the copy.
+
+    Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
+    target in use, `Corrupt` when the node is not sound, `StorageFailed`. Nothing is at `target` then.
+    """
+    with disk_errors_typed(directory):
+        is_backup = (check_node(directory) / BACKUP_RECORD_NAME).exists()
+    if is_backup:
+        raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
+    lock = DirectoryLock(directory)
+    try:
+        floor = read_floor(directory)
+        if floor is None:
+            raise Corrupt(f"{directory} has a database and no floor file — run: streamingnode verify {directory}")
+        place, made_ms = Target(target, directory), time.time_ns() // 1_000_000
+        try:
+            # The cut after the checkpoint's is taken too: of a node nobody owns it is whole.
+            return _make_backup(directory, directory, floor, place, on_step, cuts_ahead=1, made_ms=made_ms)
+        finally:
+            place.discard()
+    finally:
+        lock.release()
+
+
+def backup_running(directory: Path, target: Target, link: Callable[[Path], object], *, made_ms: int) -> BackupResult:
+    """Copy the node that runs in `directory`, from a worker thread, which ends when its task is cancelled.
+
+    The database is linked beside the node's own (`link`), in one step that costs no copying; then its bytes are copied at
+    leisure. No cut may go meanwhile. The caller discards the target. Raises `Corrupt`, `StorageFailed`.
+    """
+    links = directory / LINKS
+    with disk_errors_typed(directory):
+        try:
+            shutil.rmtree(links, ignore_errors=True)  # a crash left it
+            make_directory(links)
+            # Floor and leases as they are before the database is linked: what they say is in the copy for certain.
+            make_directory(links / LEASES)
+            for lease in sorted((directory / LEASES).glob("*.json")):
+                with suppress(FileNotFoundError):  # its table was given up meanwhile
+                    write_file(links / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
+            floor = read_floor(directory)
+            if floor is None:
+                raise Corrupt(f"{directory} has no floor file any more — close the node and run: streamingnode verify")
+            link(links / DATABASE_NAME)
+            return _make_backup(directory, links, floor, target, _check_cancelled, cuts_ahead=0, made_ms=made_ms)
+        finally:
+            shutil.rmtree(links, ignore_errors=True)
+
+
+def _check_cancelled(_part: str, _done: int) -> None:
+    from_thread.check_cancelled()
+
+
+def _make_backup(
+    directory: Path, links: Path, floor: Floor, target: Target, on_step: OnStep, *, cuts_ahead: int, made_ms: int
+) -> BackupResult:
+    """Copy, verify and publish, and return what was made; `links` has the database, unchanging, and the leases."""
+    building, on_bytes = target.building, partial(on_step, "copy")
+    with disk_errors_typed(building):
+        found, records = read_node_records(links)
+        checkpoints = records.checkpoints.values()
+        newest = max((checkpoint.cut_number for checkpoint in checkpoints), default=0) + cuts_ahead
+        files = [
+            _copy_file(path, building, f"{DATABASE_NAME}/{path.name}", on_bytes)
+            for path in sorted((links / DATABASE_NAME).iterdir())
+            if path.is_file() and not path.name.startswith(_NOT_COPIED)
+        ]
+        files += _copy_cuts(directory, building, newest, on_bytes)
+        files += [
+            _copy_file(path, building, f"{LEASES}/{path.name}", on_bytes, bytes_max=LEASE_BYTES_MAX)
+            for path in sorted((links / LEASES).glob("*.json"))
+        ]
+        floor = msgspec.structs.replace(
+            floor,
+            generation=0,
+            term=max(floor.term, found.term),
+            meta_version=found.meta_version,
+            positions=dict(found.last_positions),
+        )
+        write_floor(building, floor)
+        content = read_regular(building / FLOOR_NAME)
+        files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c(content)))
+        _check_copy(building, on_step)
+        record = BackupRecord(
+            format=RECORD_FORMAT,
+            node_id=found.node_id,
+            term=floor.term,
+            tick=max([floor.tick, *(checkpoint.tick for checkpoint in checkpoints)]),
+            cut=max(cut_numbers(building), default=0),
+            made_ms=made_ms,
+            files=tuple(files),
+        )
+        write_file(building / BACKUP_RECORD_NAME, encode_record(record), exclusive=True)
+        target.publish()
+    return BackupResult(
+        path=str(target.path),
+        node_id=record.node_id,
+        tick=record.tick,
+        cut=record.cut,
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+    )
+
+
+def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[[int], None]) -> list[CopiedFile]:
+    """Copy the cuts up to `newest` with their files.
+
+    Those of collections that do not live at the newest cut may be gone; a table may wait for those that are not.
+    """
+    node, copied = NodeDirectory(directory), list[CopiedFile]()
+    numbers = [number for number in cut_numbers(directory) if number <= newest]
+    here = living(read_cut(node, numbers[-1]).manifest) if numbers else frozenset()
+    for number in numbers:
+        manifest = read_cut(node, number).manifest
+        copied.append(_copy_file(directory / manifest_path(number), building, manifest_path(number), on_bytes))
+        for file in (*manifest.segments, *manifest.deletes):
+            path = place_beneath(directory, file.path)
+            if path.exists():
+                copied.append(_copy_file(path, building, file.path, on_bytes, bytes_max=file.bytes))
+            elif file.collection_id in here:
+                missing = f"cut {number} names {path}, which is not there"
+                raise Corrupt(f"{missing} — verify the original: streamingnode verify")
+    return copied
+
+
+def _copy_file(
+    source: Path, directory: Path, path: str, on_bytes: Callable[[int], None], *, bytes_max: int | None = None
+) -> CopiedFile:
+    """Copy `source` to `directory / path` and return what was read; durable when it ends, but for the names.
+
+    Raises `OSError`, and `Corrupt` for a file that is longer than `bytes_max` before any of it is read: it may be a terabyte
+    of holes.
+    """
+    target = directory / path
+    for parent in reversed(target.relative_to(directory).parents):
+        make_directory(directory / parent)
+    with open_binary(source) as reading, create_file(target, exclusive=True) as writing:
+        size_bytes = os.fstat(reading.fileno()).st_size
+        if bytes_max is not None and size_bytes > bytes_max:
+            raise Corrupt(
+                f"{source} has {size_bytes} bytes, it was written with {bytes_max} — restore it from a backup"
+            )
+
+        def take(chunk: bytes) -> None:
+            writing.write(chunk)
+            on_bytes(len(chunk))
+
+        length, checksum = read_through(reading, take)
+        writing.flush()
+        os.fsync(writing.fileno())
+        if hasattr(os, "posix_fadvise"):  # verifying is to read what the disk has
+            os.posix_fadvise(writing.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return CopiedFile(path=path, bytes=length, crc32c=checksum)
+
+
+def _check_copy(building: Path, on_step: OnStep) -> None:
+    """Read everything back. Raises `Corrupt` naming the first thing that is not sound."""
+    damage = verify_unlocked(building, on_step=lambda _part, done: on_step("verify", done)).damages
+    if damage:
+        others = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
+        found = f"{damage[0].place}: {damage[0].detail}{others}"
+        raise Corrupt(f"the copy is not sound, so it was given up: {found} — verify the original")
+
+
+# --- restore ----------------------------------------------------------------------------------------------------------
+
+
+def read_record(backup: Path) -> BackupRecord:
+    """Return what a backup says about itself. Raises `InvalidArgument` for a directory that is none, `Corrupt`."""
+    path = backup / BACKUP_RECORD_NAME
+    try:
+        return decode_record(read_regular(path), name=str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made") from None
+
+
+def restore_directory(backup: Path, target: Path, *, on_step: OnStep = told_nobody) -> RestoreResult:
+    """Make a node in a new directory from a backup, and verify it.
+
+    Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,
+    `Corrupt` naming what is not as the backup says, `StorageFailed`. Nothing is at `target` then.
+    """
+    with disk_errors_typed(backup):
+        record = read_record(backup)
+    place = Target(target, backup)
+    building = place.building
+    try:
+        with disk_errors_typed(building):
+            for file in record.files:
+                _copy_back(backup, building, file, partial(on_step, "copy"))
+            floor = read_floor(building)
+            if floor is None or floor.node_id != record.node_id:
+                raise Corrupt(f"{backup} has no floor file of node {record.node_id} — {_OTHER}")
+            term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
+            write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))
+            _check_copy(building, on_step)
+            place.publish()
+    finally:
+        place.discard()
+    return RestoreResult(
+        path=str(place.path),
+        node_id=record.node_id,
+        term=term,
+        tick=record.tick,
+        cut=record.cut,
+        files=len(record.files),
+        bytes=sum(file.bytes for file in record.files),
+    )
+
+
+def _copy_back(backup: Path, building: Path, file: CopiedFile, on_bytes: Callable[[int], None]) -> None:
+    source = backup / file.path
+    try:
+        copied = _copy_file(source, building, file.path, on_bytes, bytes_max=file.bytes)
+    except FileNotFoundError:
+        raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
+    if copied.bytes != file.bytes:
+        raise Corrupt(f"{source} has {copied.bytes} bytes, the backup had {file.bytes} — {_OTHER}")
+    if copied.crc32c != file.crc32c:
+        raise Corrupt(f"{source} fails its checksum — {_OTHER}")
+
+
+def restore_file(backup: Path, directory: Path, path: str) -> RestoredFile:
+    """Put back one file of a node that no process has open; `path` is relative to it, as `verify` names files.
+
+    Only a file that the node can vouch for is taken: a segment or delete file by the checksum in its manifest, a manifest by
+    the one after it or by the checkpoint. Raises `InvalidArgument` for what is no backup, no node or no file of a cut that
+    is kept, `AlreadyOwned` while it runs, `Corrupt` when nothing vouches for the file or the backup's is another one,
+    `StorageFailed`. Nothing is changed then.
+    """
+    with disk_errors_typed(directory):
+        record = read_record(backup)
+        if (check_node(directory) / BACKUP_RECORD_NAME).exists():
+            raise InvalidArgument(f"{directory} is a backup, and stays as it was made — name a node's directory")
+        lock = DirectoryLock(directory)
+        try:
+            number, checksum, file = _vouched_for(directory, record.node_id, path)
+            for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
+            node, temporary = NodeDirectory(directory, for_group=for_group), path + TEMPORARY_SUFFIX
+            try:  # under a temporary name, which a start removes if this ends here
+                length = _bring(node, place_beneath(backup, path), temporary, number, checksum, file)
+                node.rename(temporary, path)
+            except BaseException:
+                with suppress(OSError, StreamingNodeError):
+                    node.remove(temporary)
+                raise
+            node.sync_parents([path])
+        finally:
+            lock.release()
+    return RestoredFile(path=path, cut=number, bytes=length)
+
+
+def _vouched_for(directory: Path, backup_node_id: str, path: str) -> tuple[int, int, DataFile | None]:
+    """Return the cut of a file, the checksum that it must have, and its entry in the manifest; None for a manifest."""
+    found, records = read_node_records(directory)
+    if found.node_id != backup_node_id:
+        raise InvalidArgument(f"the backup is of node {backup_node_id}, {directory} of {found.node_id} — {_OTHER}")
+    checkpoint = records.checkpoints.get(PCHANNEL, NO_CHECKPOINT)
+    first_kept = records.first_kept.get(PCHANNEL, FIRST_CUT)
+    cuts = CutLog(NodeDirectory(directory), node_id=found.node_id)
+    cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
+    if named := _MANIFEST.fullmatch(path):
+        number = int(named[1])
+        if first_kept <= number <= checkpoint.cut_number:
+            return number, cuts.mark_of(number).crc32c, None
+        kept = f"{first_kept} to {checkpoint.cut_number}"
+        raise InvalidArgument(f"the node has to have the cuts {kept}, {path} is none — name one of them")
+    for number in reversed(cut_numbers(directory)):
+        manifest = cuts.read(number).manifest
+        for file in (*manifest.segments, *manifest.deletes):
+            if file.path == path:
+                return number, file.crc32c, file
+    raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
+
+
+def _bring(node: NodeDirectory, source: Path, temporary: str, number: int, checksum: int, file: DataFile | None) -> int:
+    """Copy a file under a temporary name and return how long it is. Raises unless it is the one that the node wrote."""
+    try:
+        reading = open_binary(source)
+    except FileNotFoundError:
+        raise InvalidArgument(f"the backup does not have {source} — {_OTHER}") from None
+    with reading:
+        size_bytes = os.fstat(reading.fileno()).st_size
+        if file is not None and size_bytes != file.bytes:  # it may be a terabyte of holes
+            raise Corrupt(f"{source} has {size_bytes} bytes, cut {number} names {file.bytes} — {_OTHER}")
+        with node.create(temporary) as writing:
+            length, found = read_through(reading, writing.write)
+            node.sync(writing)
+    if file is None:
+        manifest = node.read(temporary)
+        decode_manifest(manifest, name=str(source))
+        found = manifest_crc32c(manifest)  # of the document alone
+    if found != checksum:
+        raise Corrupt(f"{source} is not the file that this node wrote for cut {number} — {_OTHER}")
+    return length

@@ -1,0 +1,333 @@
+"""Taking out of a node what can be read of it: one Parquet file for each collection, without opening the node. Blocks.
+
+In: a directory that nobody has open, sound or damaged. Out: a new directory with the rows of each live collection at the
+newest tick there is: the files of the cuts, then the log behind the newest cut, deletes applied. The node's directory stays
+as it is to the byte. What cannot be read is an error, or with `salvage` named and left out; a delete that is left out brings
+the rows it removed back, so what comes out of a damaged node is not a state that the node ever had.
+
+The log behind the newest cut is read once for its damage, once for its schema changes, and once for each collection, so that
+memory holds one collection at a time: the rows of its files and of the log, and its deletes.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flusher.checkpoint import Checkpoint
+from flusher.cut_log import CutLog, cut_numbers, manifest_path
+from flusher.directory import NodeDirectory
+from flusher.manifest import arrow_schema, collection_info
+from flusher.snapshot import SnapshotSource
+from interceptors.shard.catalog import Catalog, CollectionInfo, check_name
+from interceptors.shard.state import ShardState
+from scanner.reorder import ScanFilter
+from streamingnode.care.backup import Target
+from streamingnode.care.database import PCHANNEL, ClosedDatabase, is_unfinished_creation, open_closed
+from streamingnode.care.entries import ClosedLog, read_entries
+from streamingnode.care.files import refuse_mixed
+from streamingnode.care.findings import RESTORE, Report
+from streamingnode.care.inspect import check_node, kept_closed
+from streamingnode.snapshot import read_rows
+from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
+from wal.files import create_file, disk_errors_typed
+from wal.headers import InsertHeader
+from wal.message import AnyMessage, Message, TransactionBuffer, TransactionMessage
+from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
+from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.recovery import has_torn_end
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """What could not be read: a file, or a part of the log; `collection` is empty for any, `rows` None when unknown."""
+
+    place: str
+    collection: str
+    rows: int | None
+    reason: str
+
+
+class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One collection that was written."""
+
+    collection: str
+    path: str
+    rows: int
+
+
+class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written, as of `tick`, and what was not; `missing` is empty for a sound node."""
+
+    path: str
+    node_id: str
+    tick: int
+    files: tuple[ExportedFile, ...]
+    missing: tuple[Missing, ...]
+
+
+OnCollection = Callable[[str], None]
+"""Told the name of each collection before it is read."""
+
+
+def _told_nobody(_name: str) -> None:
+    """Take no note of a collection."""
+
+
+def export_directory(
+    directory: Path, out: Path, *, salvage: bool = False, on_collection: OnCollection = _told_nobody
+) -> ExportResult:
+    """Write `<collection>.parquet` for each live collection of a node into the new directory `out`.
+
+    Raises `InvalidArgument` when it is no node or `out` lies in it, `AlreadyOwned` while a process has it open,
+    `AlreadyExists` for an `out` that is not empty, `StorageFailed`, and without `salvage` `Corrupt`, `Truncated`,
+    `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out` then.
+    """
+    with disk_errors_typed(directory), kept_closed(check_node(directory)):
+        if is_unfinished_creation(directory):
+            raise InvalidArgument(
+                f"the node at {directory} was never made to its end and holds nothing — open it first"
+            )
+        target = Target(out, directory)
+        try:
+            result = _Export(directory, _Losses(salvage=salvage), on_collection).write(target)
+            target.publish()
+            return result
+        finally:
+            target.discard()
+
+
+class _Losses:
+    """What could not be read, each thing once. Without `salvage` the first is an error."""
+
+    def __init__(self, *, salvage: bool) -> None:
+        self.salvage = salvage
+        self._found: dict[tuple[str, str], Missing] = {}
+
+    @property
+    def found(self) -> tuple[Missing, ...]:
+        return tuple(self._found.values())
+
+    def add(self, collection: str, place: str, rows: int | None, reason: object) -> None:
+        if not self.salvage:
+            raise reason if isinstance(reason, StreamingNodeError) else Corrupt(f"{place}: {reason} — {RESTORE}")
+        missing = Missing(place=place, collection=collection, rows=rows, reason=str(reason))
+        self._found.setdefault((collection, place), missing)
+
+    def take(self, report: Report) -> None:
+        """Add the damage among the findings."""
+        for finding in report.damages:
+            self.add("", finding.place, None, finding.detail)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Base:
+    """What is in files: everything up to `tick`, in the cuts up to `cut`, which has this checksum; and the catalog then."""
+
+    cut: int = 0
+    crc32c: int = 0
+    tick: int = 0
+    state: ShardState
+
+
+class _Export:
+    def __init__(self, directory: Path, losses: _Losses, on_collection: OnCollection) -> None:
+        self._directory = directory
+        self._losses = losses
+        self._on_collection = on_collection
+        self._log: ClosedLog | None = None
+        self._tick = 0
+
+    def write(self, target: Target) -> ExportResult:
+        floor = self._floor()
+        database = self._open(floor)
+        try:
+            node_id = "" if floor is None else floor.node_id
+            checkpoint = None
+            if database is not None:
+                node_id = database.found.node_id
+                checkpoint = self._checkpoint(database)
+                self._find_log(database, checkpoint)
+            cuts = CutLog(NodeDirectory(self._directory), node_id=node_id)
+            base = self._base(cuts, checkpoint)
+            self._catch_up(base)
+            files = [self._write_one(info, cuts, base, target) for info in _live(base.state.catalog)]
+        finally:
+            if database is not None:
+                database.rows.close()
+        return ExportResult(
+            path=str(target.path),
+            node_id=cuts.node_id,
+            tick=max(base.tick, self._tick),
+            files=tuple(file for file in files if file is not None),
+            missing=self._losses.found,
+        )
+
+    # --- the database -----------------------------------------------------------------------------------------------------
+
+    def _floor(self) -> Floor | None:
+        try:
+            floor = read_floor(self._directory)
+        except Corrupt as error:
+            self._losses.add("", FLOOR_NAME, None, error)
+            return None
+        if floor is None:
+            self._losses.add("", FLOOR_NAME, None, "it is not there, so nobody knows how far the log had come")
+        return floor
+
+    def _open(self, floor: Floor | None) -> ClosedDatabase | None:
+        """Open what an owner would, and what is behind damage; None when nothing of the log can be read."""
+        path, report = self._directory / DATABASE_NAME, Report()
+        try:
+            database = open_closed(self._directory, floor, report)
+        except StreamingNodeError as error:
+            torn = Corrupt(f"{path} ends with what a power cut tore — open the node, which drops that, and close it")
+            self._losses.add("", DATABASE_NAME, None, torn if has_torn_end(path) else error)
+            return None
+        self._losses.take(report)
+        return database
+
+    def _checkpoint(self, database: ClosedDatabase) -> Checkpoint | None:
+        try:
+            return database.checkpoint()
+        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
+            self._losses.add("", f"{DATABASE_NAME}, checkpoint", None, f"it cannot be read: {error}")
+            return None
+
+    def _find_log(self, database: ClosedDatabase, checkpoint: Checkpoint | None) -> None:
+        """Find the log behind the checkpoint, and what is damaged in it. A kill may leave a node without one."""
+        report = Report()
+        for log in database.logs(report):
+            if log.name == PCHANNEL:
+                start = log.first or 1 if checkpoint is None else checkpoint.start_position
+                self._log = replace(log, first=start)
+                for _ in self._messages(report=report):
+                    pass
+        self._losses.take(report)
+        if checkpoint is not None and self._log is not None:
+            try:
+                refuse_mixed(self._directory, checkpoint, database.found.node_id, max(self._tick, checkpoint.tick))
+            except Corrupt as error:
+                self._losses.add("", "cuts", None, error)
+
+    # --- the log ----------------------------------------------------------------------------------------------------------
+
+    def _messages(
+        self,
+        *,
+        after_tick: int = 0,
+        vchannels: frozenset[str] | None = None,
+        collection: str = "",
+        report: Report | None = None,
+    ) -> Iterator[AnyMessage]:
+        """Yield what readers of these vchannels would see above a tick, past damage, which is in `report`."""
+        if self._log is None:
+            return
+        wanted = ScanFilter(vchannels=vchannels, after_tick=after_tick)
+
+        def begin_missing(commit: Message) -> None:
+            if collection and wanted.wants_commit(commit):
+                place = f"log {PCHANNEL!r}, transaction {commit.txn_id}"
+                self._losses.add(collection, place, None, "what it began with is missing, so all of it is left out")
+
+        transactions, expected = TransactionBuffer(begin_missing=begin_missing), self._log.first
+        for entry in read_entries(self._log, Report() if report is None else report):
+            if entry.first_position < expected:
+                continue
+            if entry.first_position > expected:
+                # A transaction that was open here may lack a part, and nothing that comes later tells.
+                transactions = TransactionBuffer(begin_missing=begin_missing)
+            expected = entry.last_position + 1
+            self._tick = max(self._tick, entry.time_tick)
+            try:
+                visible = transactions.observe(entry)
+            except Corrupt as error:
+                self._losses.add("", f"log {PCHANNEL!r}, position {entry.last_position}", None, error)
+                continue
+            yield from wanted.select(visible, entry.time_tick)
+
+    def _catch_up(self, base: _Base) -> None:
+        """Bring the catalog up to the end of the log, and name the rows of what it does not know."""
+        unknown: dict[str, int] = {}
+        for message in self._messages(after_tick=base.tick):
+            base.state.observe(message)
+            for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
+                header = body.header
+                if isinstance(header, InsertHeader) and (place := _unknown(base.state.catalog, header)):
+                    unknown[place] = unknown.get(place, 0) + header.rows
+        for place, rows in unknown.items():
+            self._losses.add("", place, rows, "what created it is missing")
+
+    # --- the files --------------------------------------------------------------------------------------------------------
+
+    def _base(self, cuts: CutLog, checkpoint: Checkpoint | None) -> _Base:
+        """Return what the checkpoint knows to be in files; without one, or on damage, what a newer cut says."""
+        base = None if checkpoint is None else self._base_of(checkpoint)
+        if base is None or self._losses.found:
+            for number in reversed(cut_numbers(self._directory)):
+                if base is not None and number <= base.cut:
+                    break
+                try:
+                    cut = cuts.read_alone(number)
+                except (OSError, StreamingNodeError) as error:
+                    self._losses.add("", manifest_path(number), None, error)
+                    continue
+                state = ShardState()
+                state.catalog = Catalog(map(collection_info, cut.manifest.collections))
+                return _Base(cut=number, crc32c=cut.crc32c, tick=cut.tick, state=state)
+        return base or _Base(state=ShardState())
+
+    def _base_of(self, checkpoint: Checkpoint) -> _Base | None:
+        stored = checkpoint.shard_state
+        try:
+            state = ShardState() if stored is None else ShardState.restore(stored)
+        except Corrupt as error:
+            self._losses.add("", f"{DATABASE_NAME}, checkpoint", None, error)
+            return None
+        return _Base(cut=checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick, state=state)
+
+    def _write_one(self, info: CollectionInfo, cuts: CutLog, base: _Base, target: Target) -> ExportedFile | None:
+        self._on_collection(info.name)
+        try:
+            check_name(info.name)  # it becomes a file's
+            rows = self._rows(info, cuts, base)
+        except StreamingNodeError as error:
+            self._losses.add(info.name, "collection", None, error)
+            return None
+        name = f"{info.name}.parquet"
+        with create_file(target.building / name, exclusive=True) as file:
+            pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
+            file.flush()
+            os.fsync(file.fileno())
+        return ExportedFile(collection=info.name, path=str(target.path / name), rows=rows.num_rows)
+
+    def _rows(self, info: CollectionInfo, cuts: CutLog, base: _Base) -> pa.Table:
+        vchannels = frozenset(info.vchannels)
+        source = SnapshotSource(
+            cuts=cuts,
+            collection=info,
+            last_cut=base.cut,
+            tail=list(self._messages(after_tick=base.tick, vchannels=vchannels, collection=info.name)),
+            on_loss=partial(self._losses.add, info.name) if self._losses.salvage else None,
+        )
+        cuts.anchor(base.cut, crc32c=base.crc32c, tick=base.tick)
+        known = Checkpoint(cut_number=base.cut, tick=base.tick, manifest_crc32c=base.crc32c)
+        return read_rows(source, known).cast(arrow_schema(info))
+
+
+def _live(catalog: Catalog) -> list[CollectionInfo]:
+    """Return the live collections, one of each name: of two the older was dropped where the log is missing."""
+    return sorted({info.name: info for info in catalog.collections()}.values(), key=lambda info: info.name)
+
+
+def _unknown(catalog: Catalog, header: InsertHeader) -> str:
+    """Return which of collection and partition nobody knows, nothing when both are known."""
+    if not catalog.knows(header.collection_id):
+        return f"collection number {header.collection_id}"
+    partitions = catalog.collection(header.collection_id).partitions
+    known = any(each.id == header.partition_id for each in partitions)
+    return "" if known else f"partition number {header.partition_id} of collection number {header.collection_id}"

@@ -1,0 +1,90 @@
+"""What a running node does for its own data: verify it, back it up. Lives on the event loop; the disk is used in threads.
+
+A node in memory has nothing on a disk: its calls are refused.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from flusher.flusher import Flusher
+from streamingnode.care.backup import BackupResult, Target, backup_running
+from streamingnode.care.findings import Report
+from streamingnode.care.verify import run_on, verify_running
+from streamingnode.channel import Channel
+from streamingnode.errors import LogReopening
+from streamingnode.flush import flush
+from wal.errors import Indeterminate, InvalidArgument
+from wal.files import disk_errors_typed
+from wal.rocks.store import RocksStore
+from wal.tasks import outlast
+
+T = TypeVar("T")
+
+
+class Upkeep:
+    """The upkeep of the node at `path`, None for one in memory."""
+
+    def __init__(self, path: Path | None, channel: Channel, flusher: Flusher, now_ms: Callable[[], int]) -> None:
+        self._path, self._channel, self._flusher, self._now_ms = path, channel, flusher, now_ms
+        self._backing_up = anyio.Lock()
+
+    async def verify(self) -> Report:
+        """Check everything the node has, as fast as the disk goes; see `Node.verify`."""
+        if self._path is None:
+            raise InvalidArgument("a node in memory has nothing on a disk to verify — open one in a directory")
+        check = partial(verify_running, self._path, self._channel, self._flusher, asyncio.get_running_loop())
+        try:
+            with disk_errors_typed(self._path):
+                return await _to_its_end(to_thread.run_sync(check))
+        except Indeterminate as error:  # of a write of others; nothing was written here
+            raise LogReopening("the log is being reopened after a failed write — verify again") from error
+
+    async def back_up(self, path: Path) -> BackupResult:
+        """Make a verified backup, one at a time; see `Node.backup`."""
+        store = self._channel.store
+        if self._path is None or not isinstance(store, RocksStore):
+            raise InvalidArgument("a node in memory has nothing to back up — open one in a directory")
+        made: list[BackupResult] = []
+        try:
+            with disk_errors_typed(self._path):
+                await _to_its_end(self._back_up(self._path, store, path, made))
+        except asyncio.CancelledError:
+            if made:  # too late to be stopped; its caller knows nothing of it, and would meet it in its way
+                await outlast(to_thread.run_sync(shutil.rmtree, made[0].path))
+            raise
+        return made[0]
+
+    async def _back_up(self, directory: Path, store: RocksStore, path: Path, made: list[BackupResult]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def link(target: Path) -> None:
+            run_on(loop, store.link_copy(target))
+
+        async with self._backing_up, self._flusher.retention.hold_cuts():
+            target = await to_thread.run_sync(Target, path, directory)
+            try:
+                await flush(self._channel, self._flusher)
+                back_up = partial(backup_running, directory, target, link, made_ms=self._now_ms())
+                made.append(await to_thread.run_sync(back_up))
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await to_thread.run_sync(target.discard)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; when the caller is cancelled, so is it, and its threads are waited for."""
+    scope, result = anyio.CancelScope(), list[T]()
+
+    async def run() -> None:  # in a task of its own that only its scope can cancel
+        with scope:
+            result.append(await work)
+
+    await outlast(run(), on_cancel=scope.cancel)
+    return result[0]

@@ -1,0 +1,478 @@
+"""The verbs for a node's directory: `info`, `verify`, `backup`, `restore`, `export` and `doctor`."""
+
+import argparse
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamingnode.cli.command import SPARK, Command, require
+from streamingnode.cli.output import (
+    EXIT_FAILED,
+    EXIT_OK,
+    Output,
+    format_bytes,
+    format_count,
+    format_fields,
+    format_tick,
+)
+from streamingnode.progress import Progress, show_progress
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, shown
+from wal.timetick import AHEAD_MS_MAX, physical_ms
+
+if TYPE_CHECKING:
+    from scanner.scanner import ScanStatistics
+    from streamingnode.care.backup import BackupResult, RestoreResult
+    from streamingnode.care.database import NodeRecords
+    from streamingnode.care.findings import OnStep, Report
+    from streamingnode.care.inspect import NodeFiles
+    from streamingnode.statistics import NodeStatistics
+    from wal.measure import Distribution
+    from wal.rocks.recovery import Survey
+
+
+def show_steps(progress: Progress, directory: Path) -> "OnStep":
+    """Return what tells `progress` how many bytes of each part of a node are read."""
+    from streamingnode.care.inspect import part_bytes
+
+    reached: dict[str, int] = {}
+
+    def on_step(part: str, read_bytes: int) -> None:
+        if part not in reached:
+            reached[part] = 0
+            progress.stage(part, part_bytes(directory, part))
+        reached[part] += read_bytes
+        progress.advance(reached[part], format_bytes(reached[part]))
+
+    return on_step
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="the node's directory, or a backup of one")
+    parser.add_argument("--tables", type=Path, help="also check the tables in this directory against the node's cuts")
+    parser.add_argument("--pace", metavar="RATE", help="read at most this much each second, such as 10MiB")
+
+
+def _verify(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.tables is not None:
+        require(SPARK)
+    bytes_per_s = None if arguments.pace is None else parse_pace(arguments.pace)
+    from streamingnode.care.findings import EXIT_CODES
+    from streamingnode.care.verify import verify_directory
+
+    with show_progress(output.stderr) as progress:
+        on_step = show_steps(progress, arguments.directory)
+        if bytes_per_s is not None:
+            on_step = paced(on_step, bytes_per_s)
+        report = verify_directory(arguments.directory, tables=arguments.tables, on_step=on_step)
+    _print_report(report, output)
+    output.document(
+        {
+            "verdict": "sound" if report.worst is None else report.worst,
+            "bytes": report.bytes,
+            "checked": report.counts,
+            "findings": report.findings,
+        }
+    )
+    return EXIT_CODES[report.worst]
+
+
+def parse_pace(text: str) -> float:
+    """Return the bytes per second that `--pace` names. Raises `InvalidArgument`."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(|KiB|MiB|GiB)", text)
+    rate = float(found[1]) * 1024 ** ("", "KiB", "MiB", "GiB").index(found[2]) if found else 0.0
+    if rate < 1:
+        raise InvalidArgument(f"--pace {shown(text)} is no bytes per second — give a rate such as 10MiB")
+    return rate
+
+
+def paced(
+    on_step: "OnStep",
+    bytes_per_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> "OnStep":
+    """Return `on_step` so that it sleeps until as much may have been read as was."""
+    due = clock()
+
+    def paced_step(part: str, read_bytes: int) -> None:
+        nonlocal due
+        on_step(part, read_bytes)
+        due += read_bytes / bytes_per_s
+        now = clock()
+        if due > now:
+            sleep(due - now)
+        else:
+            due = now  # a slow disk, or a machine that slept, is not made up for by reading faster
+
+    return paced_step
+
+
+def _print_report(report: "Report", output: Output) -> None:
+    """Print what was found for people, the worst of it last, where eyes rest."""
+    for finding in sorted(report.findings, key=lambda finding: finding.severity.value, reverse=True):
+        output.line(f"{finding.severity.value}: {finding.place}: {finding.kind.value}: {finding.detail}")
+        output.line(f"        {finding.next_step}")
+    checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
+    output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
+    damage = len(report.damages)
+    warnings = format_count(len(report.findings) - damage, "warning")
+    verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
+    output.line(f"{verdict}, {warnings}")
+
+
+VERIFY = Command(
+    name="verify",
+    summary="read everything a node has and check it against every checksum, count and order",
+    details=(
+        "Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with\n"
+        "--tables also at the tables: each cut taken once, none the node never made, as many rows as the cuts brought.\n"
+        "Changes nothing. A running node checks itself: `await node.verify()`. With --pace other programs keep most of the\n"
+        "disk, as for cron.\n"
+        "Exit code 0 when all is sound, 1 for warnings by which nothing is lost, 3 for damage."
+    ),
+    examples=(
+        "streamingnode verify data",
+        "streamingnode verify data --tables tables",
+        "streamingnode verify data --pace 10MiB",
+        "streamingnode verify backup --json",
+    ),
+    add_arguments=_add_verify,
+    run=_verify,
+)
+
+
+# --- backup and restore -----------------------------------------------------------------------------------------------
+
+
+def _add_backup(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="the node's directory")
+    parser.add_argument("target", type=Path, help="a new directory, or an empty one")
+
+
+def _backup(arguments: argparse.Namespace, output: Output) -> int:
+    from streamingnode.care.backup import backup_directory
+
+    with show_progress(output.stderr) as progress:
+        on_step = show_steps(progress, arguments.directory)
+        made = backup_directory(arguments.directory, arguments.target, on_step=on_step)
+    _print_made(f"backup of node {made.node_id} up to", made, output)
+    return EXIT_OK
+
+
+def _print_made(what: str, made: "BackupResult | RestoreResult", output: Output) -> None:
+    output.line(
+        f"{what} tick {made.tick} ({format_tick(made.tick)}), cut {made.cut}: "
+        f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}, verified, in {made.path}"
+    )
+    output.document(made)
+
+
+BACKUP = Command(
+    name="backup",
+    summary="copy a node into a new directory and verify the copy",
+    details=(
+        "For a node that no process has open; a running one backs itself up: `await node.backup(path)`.\n"
+        "The copy is read back and checked as `verify` does before it gets its name. A backup is not opened as a node:\n"
+        "`restore` makes one of it. Exit code 3 when the node is damaged, 4 when a process has it open."
+    ),
+    examples=("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"),
+    add_arguments=_add_backup,
+    run=_backup,
+)
+
+
+def _add_restore(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("backup", type=Path, help="a directory that `backup` made")
+    parser.add_argument("target", type=Path, help="a new directory, or an empty one; with --file the node's")
+    parser.add_argument("--file", metavar="PATH", help="put back this segment, delete file or manifest only")
+
+
+def _restore(arguments: argparse.Namespace, output: Output) -> int:
+    from streamingnode.care.backup import restore_directory, restore_file
+
+    if arguments.file is not None:
+        file = restore_file(arguments.backup, arguments.target, arguments.file)
+        output.line(f"{file.path} of cut {file.cut}: {format_bytes(file.bytes)}, as the node wrote it")
+        output.document(file)
+        return EXIT_OK
+    with show_progress(output.stderr) as progress:
+        on_step = show_steps(progress, arguments.backup)
+        made = restore_directory(arguments.backup, arguments.target, on_step=on_step)
+    _print_made(f"node {made.node_id} as of", made, output)
+    return EXIT_OK
+
+
+RESTORE = Command(
+    name="restore",
+    summary="make a node directory out of a backup and verify it",
+    details=(
+        "Every file is compared with what the backup says, and the node is read to its end, before it gets its name.\n"
+        "It keeps the node's id and begins a new row of terms. A table that took cuts made after the backup is refused\n"
+        "by `ingest` (TABLE_AHEAD) and named by `verify --tables`. Exit code 3 when the backup is damaged.\n"
+        "With --file one file of a cut comes back into a closed node, when its checksum is the one that the node knows:\n"
+        "from the manifest, or for a manifest from the one after it or the log. Of several manifests the newest first."
+    ),
+    examples=(
+        "streamingnode restore backups/monday data",
+        "streamingnode restore backups/monday data --json",
+        "streamingnode restore backups/monday data --file segments/1/3.parquet",
+    ),
+    add_arguments=_add_restore,
+    run=_restore,
+)
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="the node's directory, or a backup of one")
+    parser.add_argument("out", type=Path, help="a new directory, or an empty one")
+    parser.add_argument("--salvage", action="store_true", help="go on past damage, and name what is missing")
+
+
+def _export(arguments: argparse.Namespace, output: Output) -> int:
+    from streamingnode.care.export import export_directory
+
+    with show_progress(output.stderr) as progress:
+        result = export_directory(
+            arguments.directory,
+            arguments.out,
+            salvage=arguments.salvage,
+            on_collection=lambda name: progress.stage(f"collection {name}"),
+        )
+    output.table(["collection", "rows", "file"], [[file.collection, file.rows, file.path] for file in result.files])
+    for each in result.missing:
+        rows = "" if each.rows is None else f", {format_count(each.rows, 'row')}"
+        of = f" of collection {each.collection}" if each.collection else ""
+        output.line(f"missing: {each.place}{of}{rows}: {each.reason}")
+    output.line(f"node {result.node_id} as of tick {result.tick} ({format_tick(result.tick)})")
+    output.document(result)
+    return EXIT_FAILED if result.missing else EXIT_OK
+
+
+EXPORT = Command(
+    name="export",
+    summary="write the rows of each collection as Parquet, of a damaged node what can be read",
+    details=(
+        "The state at the newest tick there is: the files of the cuts, then the log behind the newest, deletes applied.\n"
+        "Dropped collections are left out. The node must be closed, and its directory stays as it is. Without --salvage\n"
+        "the first damage is the error and nothing is written; with it, the rest is written and what is missing is named,\n"
+        "by file or positions of the log: rows whose delete is missing come back. Exit code 1 when something is missing."
+    ),
+    examples=(
+        "streamingnode export data rows",
+        "streamingnode export data rows --salvage",
+        "streamingnode export backups/monday rows --json",
+    ),
+    add_arguments=_add_export,
+    run=_export,
+)
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory", nargs="?", type=Path, help="a node's directory, or where one shall be (default: only the machine)"
+    )
+
+
+def _doctor(arguments: argparse.Namespace, output: Output) -> int:
+    from streamingnode.care.health import Status, examine
+
+    findings = []
+    for finding in examine(arguments.directory):
+        findings.append(finding)
+        output.line(f"{finding.status.value.ljust(4)}  {finding.subject}: {finding.detail}")
+        if finding.next_step:
+            output.line(f"      {finding.next_step}")
+    healthy = all(finding.status is not Status.FAIL for finding in findings)
+    output.document({"healthy": healthy, "findings": findings})
+    return EXIT_OK if healthy else EXIT_FAILED
+
+
+DOCTOR = Command(
+    name="doctor",
+    summary="check machine, installation and directory; say what to do",
+    details=(
+        "Looks at Python, packages, Java, disk space, the time an fsync takes (measured), the clock and file limits,\n"
+        "and at the directory if one is given. Writes one temporary file and removes it.\n"
+        "Exit code 1 when something fails; a warning (`warn`) is no failure."
+    ),
+    examples=("streamingnode doctor", "streamingnode doctor data", "streamingnode doctor data --json"),
+    add_arguments=_add_doctor,
+    run=_doctor,
+)
+
+
+# --- info -------------------------------------------------------------------------------------------------------------
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="the node's directory")
+
+
+def _info(arguments: argparse.Namespace, output: Output) -> int:
+    import msgspec
+
+    from streamingnode.care.database import read_node_records
+    from streamingnode.care.inspect import read_node_files
+    from streamingnode.statistics import read_statistics
+
+    files = read_node_files(arguments.directory)
+    try:
+        records, unread = read_node_records(arguments.directory), ""
+    except StreamingNodeError as error:
+        if files.holder is None and not isinstance(error, StorageFailed):
+            raise
+        # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
+        records, unread = None, str(error)
+    statistics = None if files.holder is None else read_statistics(files.directory, pid=files.holder or None)
+    document = _describe(files, records)
+    _print_node(document, unread, output)
+    if statistics is not None:
+        output.line()
+        for line in format_fields(statistics_fields(statistics)):
+            output.line(line)
+    output.document(document | {"statistics": msgspec.to_builtins(statistics)})
+    return EXIT_OK
+
+
+def _describe(files: "NodeFiles", records: "tuple[Survey, NodeRecords] | None") -> dict[str, Any]:
+    """Return everything `info` knows, as machines read it."""
+    from streamingnode.care.database import NodeRecords
+    from streamingnode.care.inspect import held_files
+
+    floor, cuts = files.floor, files.cuts
+    names, kept = ({}, NodeRecords()) if records is None else (records[0].log_ids, records[1])
+    positions = {number: name for name, number in names.items()}
+    newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
+    ahead_ms = physical_ms(floor.tick) - time.time_ns() // 1_000_000
+    return {
+        "directory": str(files.directory),
+        "node_id": floor.node_id,
+        "open": files.holder is not None,
+        "pid": files.holder or None,
+        "term": floor.term,
+        "tick": floor.tick,
+        "time": format_tick(floor.tick),
+        "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,  # clocks are corrected by as little as that
+        "positions": {positions.get(log_id, str(log_id)): position for log_id, position in floor.positions.items()},
+        "cuts": {"first": cuts.first, "newest": cuts.newest, "tick": newest_tick, "time": format_tick(newest_tick)},
+        "checkpoints": [
+            {"pchannel": name, "cut": mark.cut_number, "tick": mark.tick, "position": mark.position}
+            for name, mark in kept.checkpoints.items()
+        ],
+        "readers": [
+            {"reader": name, "pchannel": at.pchannel, "position": at.position, "tick": at.tick}
+            for name, at in kept.readers.items()
+        ],
+        "leases": [
+            {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
+            for lease in files.leases
+        ],
+        "files": held_files(cuts),
+        "disk_bytes": files.disk_bytes,
+    }
+
+
+def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
+    """Print for people what `_describe` tells; `unread` says why there are no checkpoints and readers."""
+    tick, cuts = f"{document['tick']} ({document['time']})", document["cuts"]
+    ahead = f"ticks are {timedelta(seconds=document['ahead_s'])} ahead of it until {document['time']}"
+    fields = {
+        "directory": document["directory"],
+        "node id": document["node_id"],
+        "open in": f"process {document['pid'] or '?'}" if document["open"] else "nobody",
+        "term": document["term"],
+        "last tick": tick,
+        **({"clock": f"{ahead}; ages of cuts do not go by them"} if document["ahead_s"] else {}),
+        "last positions": ", ".join(f"{name} {at}" for name, at in document["positions"].items()) or "none",
+        "cuts": f"{cuts['first']} to {cuts['newest']}, the newest at {cuts['tick']} ({cuts['time']})"
+        if cuts["newest"]
+        else "none",
+        "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in document["disk_bytes"].items() if size),
+    }
+    for line in format_fields(fields):
+        output.line(line)
+    held = [
+        (each.name or f"{each.id} (dropped)", each.files, format_bytes(each.bytes), "; ".join(each.held_by))
+        for each in document["files"]
+    ]
+    if held:
+        output.line()
+        output.table(("collection", "files", "size", "held by"), held)
+    if unread:
+        output.note(f"checkpoints and readers cannot be read: {unread}")
+        return
+    rows = [("checkpoint", at["pchannel"], f"cut {at['cut']}", at) for at in document["checkpoints"]]
+    rows += [("reader", at["reader"], at["pchannel"], at) for at in document["readers"]]
+    rows += [("lease", at["table"], f"cut {at['cut']}", at) for at in document["leases"]]
+    if rows:
+        output.line()
+        marks = [(kind, name, place, at.get("position", ""), format_tick(at["tick"])) for kind, name, place, at in rows]
+        output.table(("holds", "name", "at", "position", "time"), marks)
+
+
+def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
+    """Return a node's statistics for people, by label; machines read all of them as JSON."""
+    log, appends, ticks = statistics.log, statistics.appends, statistics.ticks
+    writes, flusher = statistics.writes, statistics.flusher
+    fields: dict[str, object] = {
+        "log": f"{log.state}, {format_count(log.reopened, 'time')} reopened"
+        + (f" ({log.last_error})" * bool(log.last_error)),
+        "appends": f"{appends.succeeded} ok, {appends.failed} failed, {appends.in_flight} in flight; "
+        f"{appends.messages_per_s:.1f} messages/s, {format_bytes(appends.bytes_per_s)}/s",
+        "append time": _times(appends.seconds),
+        "message size": f"median {format_bytes(appends.message_bytes.p50)}, "
+        f"largest {format_bytes(appends.message_bytes.max)}",
+        "ticks": f"{ticks.lag_s:.3f} s behind, {ticks.unconfirmed} unconfirmed, {ticks.mvcc_updates} MVCC updates",
+        "waiting": f"{format_count(writes.waiting_rows, 'row')}, "
+        f"{format_count(writes.open_transactions, 'open transaction')}",
+        "flusher": flusher.state.value
+        + (f" for want of {flusher.short_of}" * bool(flusher.short_of))
+        + f", {format_count(flusher.unflushed_rows, 'row')} "
+        f"({format_bytes(flusher.unflushed_bytes)}) in no cut yet"
+        + (f"; {flusher.last_error}" * bool(flusher.last_error)),
+    }
+    fields |= {
+        f"in {each.name}": f"{_times(each.before_s)} before, {_times(each.after_s)} after"
+        for each in appends.interceptors
+    }
+    return fields | {f"reader {reader.name}": _reader(reader) for reader in statistics.readers}
+
+
+def _reader(reader: "ScanStatistics") -> str:
+    mode = reader.mode.value if reader.mode else "opening"
+    return (
+        f"{mode}, {format_count(reader.backlog, 'message')} behind, {reader.messages_per_s:.1f} messages/s, "
+        f"delivered {_times(reader.delivery_s)}"
+    )
+
+
+def _times(seconds: "Distribution") -> str:
+    if not seconds.count:
+        return "not measured"
+    return f"median {1000 * seconds.p50:.2f} ms, p99 {1000 * seconds.p99:.2f} ms"
+
+
+INFO = Command(
+    name="info",
+    summary="show a node's identity, owner, ticks, cuts, readers and disk use",
+    details=(
+        "Reads files and changes nothing, so it also works beside a running node; then it shows too what the node\n"
+        "counted and measured until a few seconds ago. Times are UTC."
+    ),
+    examples=("streamingnode info data", "streamingnode info data --json"),
+    add_arguments=_add_info,
+    run=_info,
+)

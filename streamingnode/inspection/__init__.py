@@ -1,1 +1,0 @@
-"""What a node directory holds and whether all is well, without opening the node."""

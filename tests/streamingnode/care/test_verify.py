@@ -1,0 +1,266 @@
+"""A sound directory is sound; each fault is found, and called what it is."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+import streamingnode as sn
+from streamingnode.care.findings import Kind, Report, Severity
+from streamingnode.care.verify import verify_directory
+from tests.streamingnode.sample_node import (
+    CUT_2,
+    CUT_3,
+    CUTS,
+    FILE_DAMAGE,
+    PER_CUT,
+    SETTINGS,
+    Damage,
+    Sample,
+    copy_of,
+    flip,
+    largest,
+    rows_of,
+    segment,
+)
+from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
+from wal.rocks.floor import PROMISE_OFFSET, TOKEN_OFFSET, encode_promise
+
+Change = Callable[[Path, Path], object]
+
+
+def first_damage(report: Report) -> tuple[str, str]:
+    found = next(each for each in report.findings if each.severity is Severity.DAMAGE)
+    return found.kind.value, found.place
+
+
+@pytest.mark.parametrize("state", ["closed", "killed"])
+def test_a_sound_node_is_sound_however_it_ended(sample: Sample, tmp_path: Path, state: str) -> None:
+    report = verify_directory(copy_of(getattr(sample, state), tmp_path / "node"))
+    assert report.findings == []
+    assert report.counts["cuts"] == CUTS
+    assert report.counts["segments"] == CUTS * 2
+    assert report.counts["log positions"] > (CUTS + 1) * PER_CUT / 20
+    assert report.bytes > 100_000
+
+
+def test_verifying_changes_nothing_but_the_lock(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.killed, tmp_path / "node")
+    before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file() and each.name != "node.lock"}
+    verify_directory(path)
+    assert {
+        each: each.read_bytes() for each in path.rglob("*") if each.is_file() and each.name != "node.lock"
+    } == before
+
+
+@pytest.mark.parametrize("damage, kind", FILE_DAMAGE.values(), ids=FILE_DAMAGE.keys())
+def test_damaged_files_of_cuts_are_named(sample: Sample, tmp_path: Path, damage: Damage, kind: str) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    damage(path)
+    report = verify_directory(path)
+    assert first_damage(report)[0] == kind
+    assert first_damage(report)[1].startswith(("segments/", "cuts"))
+    with pytest.raises(Corrupt):
+        rows_of(path)
+
+
+def test_swapped_files_are_called_swapped(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    FILE_DAMAGE["segments swapped"][0](path)
+    details = [finding.detail for finding in verify_directory(path).findings]
+    assert sum("swapped or copied" in detail for detail in details) == 2
+
+
+def take_directory(path: Path, other: Path, name: str) -> Path:
+    """Put another node's directory in the place of a node's own."""
+    shutil.rmtree(path / name)
+    return Path(shutil.copytree(other / name, path / name))
+
+
+STRANGERS: dict[str, tuple[Change, str, str]] = {
+    "floor of another node": (lambda path, other: shutil.copy(other / "floor", path / "floor"), "foreign", "log"),
+    "log of another node": (lambda path, other: take_directory(path, other, "log"), "foreign", "log"),
+    "log and floor of another node": (
+        lambda path, other: (take_directory(path, other, "log"), shutil.copy(other / "floor", path / "floor")),
+        "foreign",
+        "cuts/",
+    ),
+    "cuts of another node": (lambda path, other: take_directory(path, other, "cuts"), "foreign", "cuts/"),
+}
+
+
+@pytest.mark.parametrize("change, kind, place", STRANGERS.values(), ids=STRANGERS.keys())
+def test_parts_of_another_node_are_foreign_and_do_not_open(
+    sample: Sample, stranger: Path, tmp_path: Path, change: Change, kind: str, place: str
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    change(path, stranger)
+    found_kind, found_place = first_damage(verify_directory(path))
+    assert found_kind == kind
+    assert found_place.startswith(place)
+    with pytest.raises(Corrupt, match="node"):
+        rows_of(path)
+
+
+def test_a_segment_of_another_node_is_foreign(sample: Sample, stranger: Path, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    shutil.copy(segment(stranger, 1), segment(path, 1))
+    [finding] = verify_directory(path).findings
+    assert "of node" in finding.detail
+    with pytest.raises(Corrupt):
+        rows_of(path)
+
+
+@pytest.mark.parametrize("cuts", [1, 3])
+def test_a_log_older_than_the_cuts_beside_it_is_named_and_refused(sample: Sample, tmp_path: Path, cuts: int) -> None:
+    path, older = copy_of(sample.closed, tmp_path / "node"), tmp_path / "older"
+
+    async def go_on() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            for key in range(-cuts, 0):
+                await node.insert("orders", [{"id": key, "item": None}])
+                await node.flush()
+
+    shutil.copytree(path, older)
+    anyio.run(go_on)
+    for part in ("log", "floor"):
+        shutil.rmtree(path / part) if (path / part).is_dir() else (path / part).unlink()
+        (older / part).rename(path / part)
+    assert ("mixed", "cuts") in {(each.kind.value, each.place) for each in verify_directory(path).findings}
+    with pytest.raises(Corrupt, match="the log is older than the cuts beside it"):
+        rows_of(path)
+
+
+def test_a_cut_of_another_history_of_the_same_node_breaks_the_chain(sample: Sample, tmp_path: Path) -> None:
+    one, other = copy_of(sample.closed, tmp_path / "one"), copy_of(sample.closed, tmp_path / "other")
+
+    async def go_on(path: Path) -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            for key in (-1, -2):
+                await node.insert("orders", [{"id": key, "item": path.name}])
+                await node.flush()
+
+    for path in (one, other):
+        anyio.run(go_on, path)
+    name = f"cuts/{CUTS + 1:016d}.json"
+    shutil.copy(other / name, one / name)
+    for file in (other / "segments").rglob("*.parquet"):
+        shutil.copy(file, one / file.relative_to(other))
+    found = {(finding.kind.value, finding.place) for finding in verify_directory(one).findings}
+    assert ("mixed", f"cuts/{CUTS + 2:016d}.json") in found
+
+
+def test_an_older_log_beside_its_newer_floor_is_short(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+
+    async def go_on() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            await node.insert("orders", [{"id": -1, "item": None}])
+
+    anyio.run(go_on)
+    shutil.rmtree(path / "log")
+    shutil.copytree(sample.closed / "log", path / "log")
+    assert first_damage(verify_directory(path))[0] == "short"
+    with pytest.raises(Corrupt, match="was acknowledged"):
+        rows_of(path)
+
+
+def test_a_hole_in_the_log_is_named_by_its_positions(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    table = largest(path, "log/*.sst")
+    flip(table, table.stat().st_size // 2)
+    [finding] = verify_directory(path).findings
+    assert finding.kind is Kind.GAP
+    assert finding.place.startswith("log 'p0', positions ")
+    first, _, last = finding.place.rpartition("positions ")[2].partition(" to ")
+    assert 0 <= int(last) - int(first) < 50, "a damaged block takes its own entries and no others"
+
+
+def test_left_overs_and_strangers_files_are_warnings(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    (path / "segments" / "1" / "999.parquet").write_bytes(b"not yet named")
+    (path / "segments" / "1" / "998.parquet.tmp").write_bytes(b"half")
+    (path / "cuts" / "0000000000000003 (copy).json").write_bytes(b"{}")
+    (path / "notes.txt").write_text("mine")
+    report = verify_directory(path)
+    assert report.worst is Severity.WARNING
+    assert sorted(finding.kind.value for finding in report.findings) == ["foreign", "foreign", "orphan", "orphan"]
+
+
+def test_no_file_is_called_an_orphan_while_a_manifest_is_missing(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    (path / CUT_3).unlink()
+    assert {finding.kind for finding in verify_directory(path).findings} == {Kind.MISSING}
+
+
+def test_leases_are_looked_at_and_one_ahead_of_the_node_is_damage(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    (path / "leases").mkdir(exist_ok=True)
+    node_id = msgspec.json.decode((path / CUT_2).read_bytes().partition(b"\n")[0])["node_id"]
+    lease = {"table": "t", "node_id": node_id, "collection_id": 1, "cut": CUTS, "tick": 1}
+    (path / "leases" / "a.json").write_bytes(msgspec.json.encode(lease))
+    (path / "leases" / "b.json").write_bytes(b"{torn")
+    (path / "leases" / "c.json").write_bytes(msgspec.json.encode(lease | {"node_id": "other"}))
+    assert {finding.severity for finding in verify_directory(path).findings} == {Severity.WARNING}
+    (path / "leases" / "d.json").write_bytes(msgspec.json.encode(lease | {"cut": CUTS + 1}))
+    assert first_damage(verify_directory(path)) == ("ahead", "leases/d.json")
+
+
+@pytest.mark.parametrize("offset", [10, 4096 + 10, PROMISE_OFFSET, TOKEN_OFFSET], ids=["0", "1", "promise", "claim"])
+def test_a_slot_of_the_floor_that_fails_its_checksum_is_a_warning(sample: Sample, tmp_path: Path, offset: int) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    content = bytearray((path / "floor").read_bytes())
+    content[PROMISE_OFFSET : PROMISE_OFFSET + 12] = encode_promise(5)
+    (path / "floor").write_bytes(content)
+    assert verify_directory(path).worst is None
+    flip(path / "floor", offset)
+    report = verify_directory(path)
+    assert report.worst is Severity.WARNING
+    assert report.findings[0].place == "floor"
+
+
+def test_a_floor_without_a_valid_slot_is_damage(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    os.truncate(path / "floor", 100)
+    flip(path / "floor", 20)
+    assert first_damage(verify_directory(path))[1] == "floor"
+    with pytest.raises(Corrupt, match="floor"):
+        rows_of(path)
+
+
+def test_a_directory_without_a_node_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="no node directory"):
+        verify_directory(tmp_path)
+
+
+def test_a_running_node_is_not_verified_from_outside(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+
+    async def try_it() -> None:
+        async with sn.open_node(path, **SETTINGS):
+            with pytest.raises(AlreadyOwned):
+                await anyio.to_thread.run_sync(verify_directory, path)
+
+    anyio.run(try_it)
+
+
+def test_a_database_that_does_not_open_is_unreadable(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    largest(path, "log/*.sst").unlink()
+    assert first_damage(verify_directory(path)) == ("unreadable", "log")
+    with pytest.raises(StreamingNodeError):
+        rows_of(path)
+
+
+def test_tools_do_without_the_extras() -> None:
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('pyspark', 'deltalake', 'py4j', 'pandas'))); "
+        "import streamingnode.care.export, streamingnode.care.health, streamingnode.care.upkeep, streamingnode.cli"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

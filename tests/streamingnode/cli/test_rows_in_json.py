@@ -1,0 +1,256 @@
+"""JSON lines: every value comes back as it was, and the lines of a bad batch are named while nothing of it comes out."""
+
+import datetime as dt
+import io
+import json
+import math
+import os
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interceptors.errors import SchemaMismatch
+from streamingnode.cli.output import to_json
+from streamingnode.cli.rows_in import DEPTH_MAX, ROW_BYTES_MAX, ROWS_MAX, JsonLines, RowBatch, open_rows
+from wal.errors import InvalidArgument, TooLarge
+
+COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "name": pa.string()}
+SCHEMA = pa.schema(COLUMNS)
+
+
+def _read(text: str | bytes, schema: pa.Schema = SCHEMA) -> list[RowBatch]:
+    return list(JsonLines(io.BytesIO(text.encode() if isinstance(text, str) else text)).batches(schema))
+
+
+def _rows(text: str | bytes, schema: pa.Schema = SCHEMA) -> list[dict[str, object]]:
+    return [row for batch in _read(text, schema) for row in batch.rows.to_pylist()]
+
+
+def test_empty_input_has_no_rows() -> None:
+    assert _read("") == []
+    assert _read("\n  \n") == []
+
+
+def test_left_out_field_is_null_and_last_line_needs_no_end() -> None:
+    assert _rows('{"id": 1}\n\n{"name": "b", "id": 2}') == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
+
+
+def test_batches_are_bounded_and_know_their_lines() -> None:
+    first, second = _read("\n" + '{"id": 1}\n' * (ROWS_MAX + 1))
+    assert first.rows.num_rows == ROWS_MAX
+    assert (first.numbers[0], second.numbers[0]) == (2, ROWS_MAX + 2)
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("{", r"Missing a .* in line {line}"),
+        ("[1]", "no JSON object in line {line}"),
+        ("null", "no JSON object in line {line}"),
+        ('{"id":\n1}', "no JSON object in line {next}"),
+        ('{"id": 1}{"id": 2}', "a line holds more than one value"),
+        ('{"id": "x"}', r"column 'id' changed from number to string in line {line}"),
+        ('{"id": [1]}', r"column 'id' changed from number to array in line {line}"),
+        ('{"id": true}', r"column 'id' changed from number to boolean in line {line}"),
+        ('{"id": 1.5}', "1.5"),
+        ('{"id": 99999999999999999999}', "99999999999999999999"),
+        ('{"id": 1, "id": 2}', r"column 'id' was specified twice in line {line}"),
+        ('{"id": 1, "extra": 2}', "unexpected field"),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1, 1_000])
+def test_bad_batch_is_named_by_its_lines_and_what_arrow_says(line: str, words: str, before: int) -> None:
+    text = "\n" + '{"id": 1}\n' * before + "\n" + line + "\n" + '{"id": 1}\n' * 700
+    number = before + 3
+    said = words.replace("{line}", str(number)).replace("{next}", str(number + 1))
+    with pytest.raises(SchemaMismatch, match=rf"^lines {2 if before else 3} to \d+: .*{said}"):
+        _read(text)
+
+
+def test_line_that_is_not_there_is_not_named() -> None:
+    with pytest.raises(SchemaMismatch, match=r"^line 1: .* in row 2 "):
+        _read('{"id": 1}{"id": 2}{"id": "x"}\n')
+
+
+def test_long_value_is_not_repeated_whole() -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        _read('{"id": "' + "x" * 100_000 + '"}\n')
+    assert len(str(caught.value)) < 500
+
+
+def test_batch_before_a_bad_line_comes_out_first() -> None:
+    batches = JsonLines(io.BytesIO(b'{"id": 1}\n' * ROWS_MAX + b"no\n")).batches(SCHEMA)
+    assert next(batches).rows.num_rows == ROWS_MAX
+    with pytest.raises(SchemaMismatch, match=f"^line {ROWS_MAX + 1}: no JSON object"):
+        next(batches)
+
+
+def test_endless_line_is_refused_before_it_is_read() -> None:
+    with pytest.raises(TooLarge, match="line 1 "):
+        _read(b'{"name": "' + b"x" * ROW_BYTES_MAX)
+
+
+def test_columns_are_inferred_as_types_a_collection_keeps() -> None:
+    line = '{"i":1,"f":1.5,"b":true,"s":"x","n":null,"t":"2026-01-02T03:04:05Z","l":[1],"o":{"x":null}}\n'
+    inferred = JsonLines(io.BytesIO(line.encode())).infer_schema()
+    assert {field.name: str(field.type) for field in inferred} == {
+        "i": "int64", "f": "double", "b": "bool", "s": "string", "n": "string", "t": "timestamp[us, tz=UTC]",
+        "l": "list<item: int64>", "o": "struct<x: string>",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "texts, expected",
+    [
+        (("2026-01-02T03:04:05", "2026-01-02"), "timestamp[us]"),
+        (("2026-01-02T03:04:05+02:00", "2026-01-02T03:04:05Z"), "timestamp[us, tz=UTC]"),
+        (("2026-01-02T03:04:05+02:00", "2026-01-02T03:04:05"), "string"),
+        (("2026-01-02T03:04:05.123456789", "2026-01-02T03:04:05"), "string"),
+    ],
+)
+def test_times_are_inferred_with_the_zone_that_all_of_them_have(texts: tuple[str, ...], expected: str) -> None:
+    lines = "".join(f'{{"t": "{text}", "o": [{{"t": "{text}"}}]}}\n' for text in texts)
+    source = JsonLines(io.BytesIO(lines.encode()))
+    schema = source.infer_schema()
+    assert str(schema.field("t").type) == expected
+    assert str(schema.field("o").type) == f"list<item: struct<t: {expected}>>"
+    assert sum(batch.rows.num_rows for batch in source.batches(schema)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    "kind, value",
+    [
+        (pa.timestamp("us"), '"2026-01-02T03:04:05Z"'),
+        (pa.timestamp("us", "UTC"), '"2026-01-02T03:04:05"'),
+        (pa.timestamp("ms"), '"2026-01-02T03:04:05.0001"'),
+        (pa.float32(), "1e300"),
+        (pa.float64(), "9" * 309),
+        (pa.list_(pa.float64()), f"[0.5, -{'9' * 400}]"),
+        (pa.list_(pa.float32()), "[0.5, -1e300]"),
+        (pa.decimal128(5, 2), "1.255"),
+        (pa.list_(pa.int64(), 2), "[1]"),
+        (pa.binary(), '"no base64"'),
+        (pa.list_(pa.binary()), '["AA==", "\u00e9"]'),
+    ],
+    ids=str,
+)
+def test_value_that_would_change_is_refused_with_its_batch(kind: pa.DataType, value: str) -> None:
+    with pytest.raises(SchemaMismatch, match=r"^lines 1 to 2: "):
+        _read(f'{{"v": null}}\n{{"v": {value}}}\n', pa.schema({"v": kind}))
+
+
+@pytest.mark.parametrize("deep", ["[" * 20_000 + "]" * 20_000, '{"v":' * 20_000 + "1" + "}" * 20_000, "[" * 200_000])
+@pytest.mark.parametrize(
+    "read", [lambda source: list(source.batches(SCHEMA)), JsonLines.infer_schema], ids=["insert", "infer"]
+)
+def test_line_nested_without_end_is_refused_by_its_number(deep: str, read: Callable[[JsonLines], object]) -> None:
+    lines = io.BytesIO(f'{{"id": 1}}\n{{"id": {deep}}}\n'.encode())
+    with pytest.raises(InvalidArgument, match=f"^line 2 is nested over {DEPTH_MAX} deep"):
+        read(JsonLines(lines))
+
+
+def test_brackets_in_text_and_beside_each_other_are_not_nested() -> None:
+    text = '[{"\\' * 1_000
+    assert _rows(f"{json.dumps({'id': 1, 'name': text})}\n") == [{"id": 1, "name": text}]
+    wide = pa.schema({"v": pa.list_(pa.list_(pa.int64()))})
+    assert _rows(f"{json.dumps({'v': [[1]] * 1_000})}\n", wide) == [{"v": [[1]] * 1_000}]
+
+
+def test_number_of_endless_digits_is_refused_when_columns_are_inferred() -> None:
+    with pytest.raises(SchemaMismatch, match=r"^lines 1 to 2: .*over 308 digits"):
+        JsonLines(io.BytesIO(f'{{"id": 1}}\n{{"id": {"1" * 400}}}\n'.encode())).infer_schema()
+
+
+def test_null_object_may_have_required_fields_and_infinity_stays_one() -> None:
+    point = pa.struct([pa.field("x", pa.binary(), nullable=False)])
+    rows = _rows(
+        '{"p": null, "l": [null, {"x": "YQ=="}], "f": -Infinity}\n',
+        pa.schema({"p": point, "l": pa.list_(point), "f": pa.float64()}),
+    )
+    assert rows == [{"p": None, "l": [None, {"x": b"a"}], "f": -math.inf}]
+
+
+def test_line_from_a_pipe_is_handed_on_while_the_pipe_stays_open() -> None:
+    got: list[RowBatch] = []
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb", buffering=0) as writer:
+        batches = JsonLines(pipe).batches(SCHEMA)
+        for written in (b'{"id": 1}\n{"id": 2}\n{"id', b'": 3}\n'):
+            writer.write(written)
+            reading = threading.Thread(target=lambda: got.append(next(batches)), daemon=True)
+            reading.start()
+            reading.join(timeout=20)
+            assert not reading.is_alive(), "it waits for more lines"
+    assert [list(batch.numbers) for batch in got] == [[1, 2], [3]]
+    assert got[1].rows.to_pylist() == [{"id": 3, "name": None}]
+
+
+def test_first_line_of_a_pipe_does_not_wait_for_the_second() -> None:
+    got: list[RowBatch] = []
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb", buffering=0) as writer:
+        writer.write(b'{"id": 1}\n')
+        with open_rows("-", pipe) as rows:
+            reading = threading.Thread(target=lambda: got.append(next(rows.batches(SCHEMA))), daemon=True)
+            reading.start()
+            reading.join(timeout=20)
+            assert not reading.is_alive(), "it waits for more lines"
+    assert list(got[0].numbers) == [1]
+
+
+def test_digest_is_that_of_the_lines_before_whatever_batches_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b'{"id": 1}\n\n{"id": 2}\n{"id": 3}'
+    (whole,) = _read(text)
+    monkeypatch.setattr("streamingnode.cli.rows_in.ROWS_MAX", 1)
+    assert [batch.numbers[-1] for batch in _read(text)] == [1, 3, 4]
+    assert _read(text)[-1].digest == whole.digest
+    source = JsonLines(io.BytesIO(text + b'\n{"id": 4}\n'))
+    assert source.pass_over(4) == whole.digest
+    assert [batch.numbers[-1] for batch in source.batches(SCHEMA)] == [5]
+    assert JsonLines(io.BytesIO(text.replace(b"2", b"7"))).pass_over(4) != whole.digest
+    assert JsonLines(io.BytesIO(b"\n" + text)).pass_over(4) != whole.digest
+    assert JsonLines(io.BytesIO(text)).pass_over(5) is None
+
+
+def test_rows_used_to_infer_are_not_lost() -> None:
+    source = JsonLines(io.BytesIO(b'{"id": 1}\n{"id": 2}\n'))
+    schema = source.infer_schema()
+    assert [row for batch in source.batches(schema) for row in batch.rows.to_pylist()] == [{"id": 1}, {"id": 2}]
+
+
+KEPT: dict[str, tuple[pa.DataType, st.SearchStrategy[object]]] = {
+    "integer": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "small": (pa.int8(), st.integers(-128, 127)),
+    "float": (pa.float64(), st.floats(allow_nan=False, allow_infinity=False)),
+    "text": (pa.string(), st.text(st.characters(exclude_categories=["Cs"]))),
+    "bytes": (pa.binary(), st.binary()),
+    "flag": (pa.bool_(), st.booleans()),
+    "day": (pa.date32(), st.dates()),
+    "time": (pa.timestamp("us"), st.datetimes()),
+    "short time": (pa.timestamp("ms"), st.datetimes().map(lambda time: time.replace(microsecond=0))),
+    "instant": (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(dt.UTC))),
+    "decimal": (pa.decimal128(9, 2), st.decimals(-1000, 1000, places=2)),
+    "short float": (pa.float32(), st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    "list of bytes": (pa.list_(pa.binary()), st.lists(st.none() | st.binary(), max_size=3)),
+    "struct": (
+        pa.struct([("day", pa.date32()), ("time", pa.timestamp("us")), ("bytes", pa.large_binary())]),
+        st.fixed_dictionaries({"day": st.dates(), "time": st.datetimes(), "bytes": st.none() | st.binary()}),
+    ),
+    "list": (pa.list_(pa.int64()), st.lists(st.integers(0, 9))),
+    "fixed": (pa.list_(pa.int64(), 2), st.lists(st.integers(0, 9), min_size=2, max_size=2)),
+}
+
+
+@pytest.mark.parametrize("kind, values", KEPT.values(), ids=KEPT)
+@given(data=st.data())
+def test_what_tail_prints_is_what_insert_reads(
+    kind: pa.DataType, values: st.SearchStrategy[object], data: st.DataObject
+) -> None:
+    schema = pa.schema({"v": kind})
+    written = data.draw(st.lists(st.one_of(st.none(), values), min_size=1, max_size=5))
+    text = "".join(f"{to_json({'v': value})}\n" for value in written)
+    assert [row["v"] for row in _rows(text, schema)] == written
