@@ -1,9 +1,7 @@
 """Where a restart begins: the last cut, and the state of the shards as of its tick. No I/O.
 
 One checkpoint per pchannel, under a key of the log store's own map, replaced after each cut. It is never ahead of what it
-covers: the cut's manifest and every file it names are on disk before. `history` says at which position the log stood at
-earlier cuts, and when that was, so that retention by time knows what it may give up; it is thinned to a bounded number of
-steps.
+covers: the cut's manifest and every file it names are on disk before.
 """
 
 import msgspec
@@ -39,7 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is read from `position`.
 
     `position` is the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number 0 and
-    position 0 mean: no cut yet, everything is in the log.
+    position 0 mean: no cut yet, everything is in the log. `history` tells retention where the log stood at earlier cuts.
     """
 
     format: int = CHECKPOINT_FORMAT
@@ -55,6 +53,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def start_position(self) -> int:
         """Where a reader of what is not in files begins; a log that was truncated meanwhile refuses it."""
         return self.position or FIRST_POSITION
+
+
+class _Versioned(msgspec.Struct):
+    format: int
 
 
 NO_CHECKPOINT = Checkpoint()
@@ -107,7 +109,3 @@ def extend_history(
     kept = (*kept, step)
     expired = [index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms]
     return kept[expired[-1] :] if expired else kept
-
-
-class _Versioned(msgspec.Struct):
-    format: int

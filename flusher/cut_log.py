@@ -5,7 +5,7 @@ of the one before it. What the newest one must be is told by `anchor`: the node 
 tables and in what the node answered when it asked for a cut. Without an anchor the newest manifest is taken as it is, and
 the one after it tells whether that was right. How cuts lead to one another is read once; later only what is new is.
 
-Only `cut_writer` writes a cut, only `retention` removes one. Blocks. Imported on a Spark executor.
+Only `cuts` writes a cut, only `retention` removes one. Blocks. Imported on a Spark executor.
 """
 
 import itertools
@@ -51,12 +51,7 @@ class Cut:
     @property
     def data_bytes(self) -> int:
         """How many bytes of files the cut brings."""
-        return sum(file.bytes for file in (*self.manifest.segments, *self.manifest.deletes))
-
-    @property
-    def entries(self) -> int:
-        """How much the cut weighs in memory."""
-        return 1 + len(self.manifest.collections) + len(self.manifest.segments) + len(self.manifest.deletes)
+        return sum(file.bytes for file in self.manifest.files)
 
 
 class Mark(NamedTuple):
@@ -113,38 +108,30 @@ def read_cut(directory: NodeDirectory, number: int) -> Cut:
 
 def file_paths(manifest: CutManifest) -> list[str]:
     """Return the paths of the files a cut names."""
-    return [file.path for file in (*manifest.segments, *manifest.deletes)]
-
-
-def living(manifest: CutManifest) -> frozenset[int]:
-    """Return the ids of the collections that live at a cut: of those that do not at the newest one, files may be gone."""
-    return frozenset(entry.collection_id for entry in manifest.collections if lives(entry, manifest.tick))
+    return [file.path for file in manifest.files]
 
 
 class CutLog:
-    """The cuts in one node directory, of node `node_id`; any thread.
+    """The cuts in one node directory, of node `node_id`, which is empty while nothing has told; any thread.
 
     Given a path, as by who does not own the node, the node's id is what its floor file says, if that can be read. Raises
     `InvalidArgument` for a path where there is no directory.
     """
 
     def __init__(self, node: NodeDirectory | Path, *, node_id: str = "") -> None:
-        if isinstance(node, Path) and not node.is_dir():
-            raise InvalidArgument(f"{node} is no node directory — name the one the node was opened with")
-        self.directory = NodeDirectory(node) if isinstance(node, Path) else node
-        self.node = self.directory.root
-        self._node_id = node_id or _node_id_at(node)
+        if isinstance(node, Path):
+            if not node.is_dir():
+                raise InvalidArgument(f"{node} is no node directory — name the one the node was opened with")
+            node_id = node_id or _node_id_at(node)
+            node = NodeDirectory(node)
+        self.directory = node
+        self.node = node.root
+        self.node_id = node_id
         self._numbers: list[int] | None = None
         self._lock = Lock()  # held for no read of a file: the event loop takes it, too
-        self._marks: dict[int, Mark] = {}  # of the cuts `_low` to `_top`, without a gap
-        self._low = self._top = 0
+        self._marks: dict[int, Mark] = {}  # of cuts that are believed
         self._kept: OrderedDict[int, Cut] = OrderedDict()
         self._kept_entries = 0
-
-    @property
-    def node_id(self) -> str:
-        """Whose cuts these are; empty while nothing has told."""
-        return self._node_id
 
     # --- which cuts there are
 
@@ -183,32 +170,29 @@ class CutLog:
         Raises `Corrupt` when the cut that is there is another one.
         """
         mark = Mark(crc32c, tick)
-        if not number or self._start_with(number, mark):
-            return
-        if self._mark_of(number) != mark:
+        with self._lock:
+            if number and not self._marks:
+                self._marks[number] = mark
+        if number and self.mark_of(number) != mark:
             raise _not_ours(number)
 
     def append(self, cut: Cut) -> None:
         """Take in a cut that was made, or adopted, to follow the newest one. Does no I/O."""
         mark = Mark(cut.crc32c, cut.tick)
-        if not self._start_with(cut.number, mark) and not self._join({cut.number: mark}, to=cut.number - 1):
-            assert self._marks.get(cut.number, mark) == mark, "a cut on disk is never written again"
+        with self._lock:
+            assert self._marks.setdefault(cut.number, mark) == mark, "a cut on disk is never written again"
+        self._keep(cut)
 
     def forget_below(self, number: int) -> None:
         """Forget the cuts that retention took."""
         with self._lock:
-            for gone in range(self._low, min(number, self._top + 1)) if self._marks else ():
+            for gone in [known for known in self._marks if known < number]:
                 del self._marks[gone]
                 self._drop(gone)
-            self._low, self._top = (max(self._low, number), self._top) if self._marks else (0, 0)
 
     def read(self, number: int) -> Cut:
         """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it is not what was written."""
-        return self._load(number, self._mark_of(number))
-
-    def mark_of(self, number: int) -> Mark:
-        """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when one of those is not."""
-        return self._mark_of(number)
+        return self._load(number, self.mark_of(number))
 
     def read_alone(self, number: int) -> Cut:
         """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises `Corrupt`, `OSError`."""
@@ -221,66 +205,66 @@ class CutLog:
     def crc32c_of(self, number: int) -> int | None:
         """Return the checksum of cut `number`, as its successor tells it; None when neither is kept."""
         if number in self:
-            return self._mark_of(number).crc32c
-        if number + 1 in self:
-            return self.read(number + 1).manifest.previous_crc32c
-        return None
+            return self.mark_of(number).crc32c
+        return self.read(number + 1).manifest.previous_crc32c if number + 1 in self else None
+
+    def first_after(self, tick: int) -> tuple[int, bool]:
+        """Return the first cut kept that can hold something of `tick`, and whether cuts that are gone can, too."""
+        number = self.newest
+        while number > self.first and self.read(number).manifest.previous_tick >= tick:
+            number -= 1
+        return number, number > 1 and self.read(number).manifest.previous_tick >= tick
 
     def first_with(self, created_tick: int) -> int:
         """Return the number of the first cut that can hold rows of something created at `created_tick`.
 
         Raises `Truncated` when that cut is no longer kept.
         """
-        number = self.newest
-        while number > self.first and self.read(number).manifest.previous_tick >= created_tick:
-            number -= 1
-        if number > 1 and self.read(number).manifest.previous_tick >= created_tick:
+        number, is_gone = self.first_after(created_tick)
+        if is_gone:
             raise Truncated(f"cut {number - 1}", f"cut {number}", "read a table that has taken it, or copy that table")
         return number
 
     # --- how they lead to one another
 
-    def _mark_of(self, number: int) -> Mark:
-        """Return what the cuts after `number` say it is; reads those that were not read before."""
-        while True:
-            with self._lock:
-                low, top = self._low, self._top
-                if number in self._marks:
-                    return self._marks[number]
-                mark = self._marks.get(low)
-            if mark is not None and number < low:
-                self._join(self._descend(self._load(low, mark), number), to=low)
-                continue
-            newest = self._newest_for(number)
-            found = self._descend(newest, number if mark is None else top)
-            if mark is not None and found.pop(top) != self._marks.get(top):
+    def mark_of(self, number: int) -> Mark:
+        """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when one of those is not."""
+        with self._lock:
+            if number in self._marks:
+                return self._marks[number]
+            above = min((known for known in self._marks if known > number), default=0)
+            mark, top = self._marks.get(above), max(self._marks, default=number)
+        if mark is not None:
+            found = self._descend(self._load(above, mark), number)
+        else:
+            newest = self._of_this_node(read_cut(self.directory, max([number, *cut_numbers(self.directory)[-1:]])))
+            found = self._descend(newest, top)
+            if self._marks.get(top, found[top]) != found[top]:
                 raise Corrupt(f"cut {top + 1} does not follow cut {top} — restore the cuts from a backup")
-            if self._join(found, to=None if mark is None else top):
-                self._keep(newest)
-
-    def _newest_for(self, number: int) -> Cut:
-        """Return the newest cut there is, to get to `number` from."""
-        return self._of_this_node(read_cut(self.directory, max([number, *cut_numbers(self.directory)[-1:]])))
-
-    def _of_this_node(self, cut: Cut) -> Cut:
-        self._node_id = self._node_id or cut.manifest.node_id
-        if cut.manifest.node_id != self._node_id:
-            raise Corrupt(
-                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, not of {self._node_id} like what is beside "
-                "it — put log, floor and cuts of one backup together"
-            )
-        return cut
+            self._keep(newest)
+        with self._lock:
+            self._marks.update(found)
+        return found[number]
 
     def _descend(self, cut: Cut, to: int) -> dict[int, Mark]:
         """Return what is known of the cuts from `to` up to `cut`, each by the one after it; `to` itself is not read."""
         found = {cut.number: Mark(cut.crc32c, cut.tick)}
         while cut.number > to:
-            manifest = cut.manifest
-            mark = found[cut.number - 1] = Mark(manifest.previous_crc32c, manifest.previous_tick)
+            before = Mark(cut.manifest.previous_crc32c, cut.manifest.previous_tick)
+            found[cut.number - 1] = before
             if cut.number - 1 == to:
                 break
-            cut = self._load(cut.number - 1, mark)
+            cut = self._load(cut.number - 1, before)
         return found
+
+    def _of_this_node(self, cut: Cut) -> Cut:
+        self.node_id = self.node_id or cut.manifest.node_id
+        if cut.manifest.node_id != self.node_id:
+            raise Corrupt(
+                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, not of {self.node_id} like what is beside "
+                "it — put log, floor and cuts of one backup together"
+            )
+        return cut
 
     def _load(self, number: int, mark: Mark) -> Cut:
         with self._lock:
@@ -298,30 +282,33 @@ class CutLog:
         with self._lock:
             self._drop(cut.number)
             self._kept[cut.number] = cut
-            self._kept_entries += cut.entries
+            self._kept_entries += _entries(cut)
             while self._kept_entries > KEPT_ENTRIES_MAX and len(self._kept) > 1:
                 self._drop(next(iter(self._kept)))
 
     def _drop(self, number: int) -> None:
         if (cut := self._kept.pop(number, None)) is not None:
-            self._kept_entries -= cut.entries
+            self._kept_entries -= _entries(cut)
 
-    def _start_with(self, number: int, mark: Mark) -> bool:
-        """Take in the first mark; False when there are some."""
-        with self._lock:
-            if self._marks:
-                return False
-            self._marks[number], self._low, self._top = mark, number, number
-            return True
 
-    def _join(self, found: dict[int, Mark], *, to: int | None) -> bool:
-        """Take in marks that join what is known at cut `to`, None: nothing is; False when that has changed meanwhile."""
-        with self._lock:
-            if bool(self._marks) if to is None else to not in self._marks:
-                return False
-            self._marks.update(found)
-            self._low, self._top = min(self._low or min(found), *found), max(self._top, *found)
-            return True
+def _entries(cut: Cut) -> int:
+    """Return how much a cut weighs in memory."""
+    return 1 + len(cut.manifest.collections) + len(cut.manifest.files)
+
+
+def _node_id_at(root: Path) -> str:
+    """Return whose directory this is, for who was not told; nothing when its floor file does not say."""
+    with suppress(OSError, Corrupt, UnsupportedFormat):
+        floor = read_floor(root)
+        return "" if floor is None else floor.node_id
+    return ""
+
+
+def _not_ours(number: int) -> Corrupt:
+    return Corrupt(f"{manifest_path(number)} is not the cut {number} that this node made — restore it from a backup")
+
+
+# --- questions to cuts ------------------------------------------------------------------------------------------------
 
 
 def lives(entry: CollectionEntry, tick: int) -> bool:
@@ -329,14 +316,18 @@ def lives(entry: CollectionEntry, tick: int) -> bool:
     return entry.created_tick <= tick and not 0 < entry.dropped_tick <= tick
 
 
+def living(manifest: CutManifest) -> frozenset[int]:
+    """Return the ids of the collections that live at a cut: of those that do not at the newest one, files may be gone."""
+    return frozenset(entry.collection_id for entry in manifest.collections if lives(entry, manifest.tick))
+
+
 def live_collection(cut: Cut, name: str, *, tick: int | None = None) -> CollectionEntry:
     """Return the collection that has `name` at a cut, or at a tick since the cut before. Raises `CollectionNotFound`."""
-    at = cut.tick if tick is None else tick
-    for entry in cut.manifest.collections:
-        if entry.name == name and lives(entry, at):
-            return entry
-    known = ", ".join(sorted(entry.name for entry in cut.manifest.collections if lives(entry, at))) or "none"
-    raise CollectionNotFound(f"no collection {name!r} at cut {cut.number} — there are: {known}")
+    live = {each.name: each for each in cut.manifest.collections if lives(each, cut.tick if tick is None else tick)}
+    if name not in live:
+        known = ", ".join(sorted(live)) or "none"
+        raise CollectionNotFound(f"no collection {name!r} at cut {cut.number} — there are: {known}")
+    return live[name]
 
 
 def cut_at(cuts: CutLog, *, number: int | None = None) -> int:
@@ -361,27 +352,12 @@ def cut_covering(cuts: CutLog, tick: int) -> int:
     newest = cuts.read(cuts.newest).tick
     if tick > newest:
         raise InvalidArgument(f"tick {tick} is past the newest cut, at {newest} — run: streamingnode flush {cuts.node}")
-    chosen = cuts.newest
-    while chosen > cuts.first and cuts.read(chosen).manifest.previous_tick >= tick:
-        chosen -= 1
-    if chosen > 1 and tick <= cuts.read(chosen).manifest.previous_tick:
+    number, is_gone = cuts.first_after(tick)
+    if is_gone:
         raise Truncated(f"the cut at {tick}", f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
-    return chosen
+    return number
 
 
 def _check_any(cuts: CutLog) -> None:
     if not cuts.numbers:
         raise InvalidArgument(f"{cuts.node} has no cut yet — run: streamingnode flush {cuts.node}")
-
-
-def _node_id_at(node: NodeDirectory | Path) -> str:
-    """Return whose directory this is, for who was not told; nothing when its floor file does not say."""
-    if isinstance(node, Path):
-        with suppress(OSError, Corrupt, UnsupportedFormat):
-            floor = read_floor(node)
-            return "" if floor is None else floor.node_id
-    return ""
-
-
-def _not_ours(number: int) -> Corrupt:
-    return Corrupt(f"{manifest_path(number)} is not the cut {number} that this node made — restore it from a backup")

@@ -35,16 +35,16 @@ from flusher.directory import NodeDirectory
 from flusher.retention import Retention, finish_removal
 from flusher.run import FlushContext, FlushOptions, FlushRun
 from interceptors.shard.state import ShardState
-from interceptors.txn_manager import steady_ms
+from interceptors.txn import steady_ms
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.position import message_id_kind
+from wal.tasks import event_log
 
 # --- flusher state ---
 #

@@ -1,8 +1,7 @@
-"""What a cut hands to Spark: one manifest naming every file sealed since the last cut. No I/O here.
+"""What a cut hands to Spark: one manifest naming every file sealed since the last cut, and where files lie. No I/O here.
 
-A manifest is two lines of text: the JSON document, and `crc32c:` with the checksum of the first line in hex, so that a
-person can read it and a program can tell a torn or edited one. `docs/format.md` section "Cut manifest" is the reference.
-Manifests are dense in `number`, ascending in `tick`, and chained by `previous_crc32c`.
+Two lines of text, the JSON document and its checksum, so that a person can read it and a program can tell a torn or edited
+one; `docs/format.md` section "Cut manifest" is the reference.
 """
 
 import base64
@@ -102,6 +101,15 @@ class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
     segments: tuple[SegmentFile, ...]
     deletes: tuple[DeleteFile, ...]
 
+    @property
+    def files(self) -> tuple[SegmentFile | DeleteFile, ...]:
+        """All files the cut names."""
+        return (*self.segments, *self.deletes)
+
+
+class _Header(msgspec.Struct):
+    format: int
+
 
 def encode_manifest(manifest: CutManifest) -> bytes:
     """Return the manifest's file content."""
@@ -167,18 +175,34 @@ def _check_paths(manifest: CutManifest, name: str) -> None:
             raise Corrupt(f"cut manifest {name} names {found!r} where this node has {path} — restore it from a backup")
 
 
-class _Header(msgspec.Struct):
-    format: int
-
-
-# --- collection entry ---
-#
-# Collections as the shard state knows them, told the way a manifest tells them, and back. No I/O.
+# --- collections ------------------------------------------------------------------------------------------------------
 
 
 def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) -> tuple[CollectionEntry, ...]:
     """Return what lived at some time after `since_tick`, collections and partitions alike, in the order of their ids."""
-    return tuple(_entry(info, since_tick) for info in infos if not _gone(info.dropped_tick, since_tick))
+
+    def lived(dropped_tick: int) -> bool:
+        return not 0 < dropped_tick <= since_tick
+
+    return tuple(
+        CollectionEntry(
+            collection_id=info.id,
+            name=info.name,
+            schema=base64.b64encode(info.schema).decode(),
+            schema_version=info.schema_version,
+            primary_key=info.primary_key,
+            partitions=tuple(
+                PartitionEntry(partition_id=each.id, name=each.name, dropped_tick=each.dropped_tick)
+                for each in info.partitions
+                if lived(each.dropped_tick)
+            ),
+            vchannels=info.vchannels,
+            created_tick=info.created_tick,
+            dropped_tick=info.dropped_tick,
+        )
+        for info in infos
+        if lived(info.dropped_tick)
+    )
 
 
 def arrow_schema(info: CollectionInfo) -> pa.Schema:
@@ -205,25 +229,3 @@ def collection_info(entry: CollectionEntry) -> CollectionInfo:
         created_tick=entry.created_tick,
         dropped_tick=entry.dropped_tick,
     )
-
-
-def _entry(info: CollectionInfo, since_tick: int) -> CollectionEntry:
-    return CollectionEntry(
-        collection_id=info.id,
-        name=info.name,
-        schema=base64.b64encode(info.schema).decode(),
-        schema_version=info.schema_version,
-        primary_key=info.primary_key,
-        partitions=tuple(
-            PartitionEntry(partition_id=each.id, name=each.name, dropped_tick=each.dropped_tick)
-            for each in info.partitions
-            if not _gone(each.dropped_tick, since_tick)
-        ),
-        vchannels=info.vchannels,
-        created_tick=info.created_tick,
-        dropped_tick=info.dropped_tick,
-    )
-
-
-def _gone(dropped_tick: int, since_tick: int) -> bool:
-    return 0 < dropped_tick <= since_tick

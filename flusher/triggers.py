@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import anyio
 
 from wal.errors import ChannelFenced, OnShutdown, StreamingNodeError
-from wal.event_log import event_log
+from wal.tasks import event_log
 
 LOOK_S = 0.25
 """How soon a short disk is noticed, and how long a store needs to notice that it no longer is."""

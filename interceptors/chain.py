@@ -1,100 +1,331 @@
-"""The append path as one callable: interceptors around the log end, wired once and not again for each append.
+"""The append path as one callable, and what an append may wait for on it: room, a redo, its locks.
 
-In comes a group with its term stamped, out goes the result of the log end, passed back through every interceptor. Nothing
-here may suspend or fail by itself: what an append costs and risks is in the interceptors (order: ADR 0003).
+ADR 0003 gives the order of the interceptors. Only these three wait; further in nothing suspends until the log has the group.
 """
 
+import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Protocol
 
+from wal.errors import ChannelFenced, Indeterminate, OnShutdown, Overloaded, StorageFailed
+from wal.failpoint import failpoint
+from wal.headers import DML, MessageType
 from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
+from wal.queue import Budget
 
-Clock = Callable[[], float]
-"""Seconds from an arbitrary start; for differences only."""
+FINAL = (OnShutdown, ChannelFenced, Indeterminate, StorageFailed)
+"""Nothing that this owner appends can succeed after one of these."""
 
 
-@dataclass(frozen=True, slots=True)
 class Chain:
-    """An append path and the interceptors that make it, outermost first."""
+    """`interceptors`, outermost first, around the log's end; with an observer each of them is timed."""
 
-    append: Append
-    interceptors: tuple[Interceptor, ...]
-
-    @classmethod
-    def of(cls, interceptors: Sequence[Interceptor], end: Append, *, observer: AppendObserver | None = None) -> Self:
-        """Return the chain of `interceptors` (outermost first) around `end`; `observer` costs only when it is given."""
-        return cls(build(interceptors, end, observer=observer), tuple(interceptors))
+    def __init__(
+        self,
+        interceptors: Sequence[Interceptor],
+        end: Append,
+        *,
+        observer: AppendObserver | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._interceptors = tuple(interceptors)
+        self.append = end
+        for interceptor in reversed(self._interceptors):
+            if observer is None:
+                self.append = partial(interceptor.do_append, append=self.append)
+            else:
+                self.append = partial(_timed, interceptor, self.append, observer, clock)
 
     async def ready(self) -> None:
         """Return once every interceptor lets appends pass; they are waited for outermost first."""
-        for interceptor in self.interceptors:
+        for interceptor in self._interceptors:
             await interceptor.ready()
 
     async def close(self) -> None:
-        """Close every interceptor, outermost first, even after one raised; idempotent when they are.
-
-        What waits outside is told before what it waits for.
-        """
+        """Close every interceptor, even after one raised; what waits outside is told before what it waits for."""
         async with AsyncExitStack() as steps:
-            for interceptor in reversed(self.interceptors):
+            for interceptor in reversed(self._interceptors):
                 steps.push_async_callback(interceptor.close)
 
 
-def build(
-    interceptors: Sequence[Interceptor],
-    end: Append,
-    *,
-    observer: AppendObserver | None = None,
-    clock: Clock = time.perf_counter,
-) -> Append:
-    """Return the one callable that runs `interceptors`, outermost first, around `end`."""
-    append = end
-    for interceptor in reversed(interceptors):
-        append = _around(interceptor, append) if observer is None else _timed(interceptor, append, observer, clock)
-    return append
+async def _timed(
+    interceptor: Interceptor,
+    inner: Append,
+    observer: AppendObserver,
+    clock: Callable[[], float],
+    group: AppendGroup,
+) -> AppendResult:
+    called_at = returned_at = 0.0
 
-
-def _around(interceptor: Interceptor, append: Append) -> Append:
-    do_append = interceptor.do_append
-    return lambda group: do_append(group, append)
-
-
-def _timed(interceptor: Interceptor, append: Append, observer: AppendObserver, clock: Clock) -> Append:
-    name, do_append, timed = interceptor.name, interceptor.do_append, observer.interceptor_timed
-
-    async def measured(group: AppendGroup) -> AppendResult:
-        inner = _Stopwatch(append, clock)
-        started = clock()
+    async def append(group: AppendGroup) -> AppendResult:
+        nonlocal called_at, returned_at
+        called_at = called_at or clock()  # redo calls more than once; the first time counts
         try:
-            return await do_append(group, inner)
+            return await inner(group)
         finally:
-            ended = clock()
-            if inner.called_at is None:
-                timed(name, ended - started, 0.0, failed_before=True)
-            else:
-                timed(name, inner.called_at - started, ended - inner.returned_at, failed_before=False)
+            returned_at = clock()
 
-    return measured
+    started = clock()
+    try:
+        return await interceptor.do_append(group, append)
+    finally:
+        ended = clock()
+        if called_at:
+            observer.interceptor_timed(interceptor.name, called_at - started, ended - returned_at, failed_before=False)
+        else:
+            observer.interceptor_timed(interceptor.name, ended - started, 0.0, failed_before=True)
 
 
-class _Stopwatch:
-    """An append that notes when it was first called and when it last returned (redo calls it more than once)."""
+class BaseInterceptor(Interceptor):
+    """An interceptor with nothing to wait for before appends may pass, and nobody to send away at the end."""
 
-    __slots__ = ("_append", "_clock", "called_at", "returned_at")
+    async def ready(self) -> None:
+        """Return at once."""
 
-    def __init__(self, append: Append, clock: Clock) -> None:
-        self._append = append
-        self._clock = clock
-        self.called_at: float | None = None
-        self.returned_at = 0.0
+    async def close(self) -> None:
+        """Do nothing."""
 
-    async def __call__(self, group: AppendGroup) -> AppendResult:
-        if self.called_at is None:
-            self.called_at = self._clock()
+
+# --- room -------------------------------------------------------------------------------------------------------------
+
+
+class Admit(Protocol):
+    """Wait for room in a log's queue; see `wal.log.Log.admit`."""
+
+    async def __call__(self, size_bytes: int, *, makes_room: bool = False) -> None:
+        """Return once there is room."""
+
+
+class RoomInterceptor(BaseInterceptor):
+    """Lets appends in as there is room in `memory`, which all of the node's logs share, and in the log's queue."""
+
+    name = "room"
+
+    def __init__(self, admit: Admit, memory: Budget) -> None:
+        self._admit = admit
+        self._memory = memory
+        self._closing = False
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        """Append once there is room; the group's bytes count until the log has acknowledged it, or it failed.
+
+        Raises `TooLarge`, `OnShutdown` when the log closes meanwhile, and what `admit` raises. Cancelling while it waits
+        means that the append never happened.
+        """
+        size_bytes = _counted_bytes(group)
+        if size_bytes and not self._memory.try_take(size_bytes):
+            await self._memory.take(size_bytes)
         try:
-            return await self._append(group)
+            await self._admit(group.size_bytes, makes_room=group.makes_room)
+            failpoint("append.admitted")
+            if self._closing:
+                raise OnShutdown("the log closed while the append waited for room — reopen the node")
+            return await append(group)
         finally:
-            self.returned_at = self._clock()
+            self._memory.give_back(size_bytes)
+
+    async def close(self) -> None:
+        """Send away who waits, each as its turn comes: those before them end by themselves."""
+        self._closing = True
+
+
+def _counted_bytes(group: AppendGroup) -> int:
+    head = group.messages[0]
+    if head.type in DML or (head.type is MessageType.BEGIN_TXN and len(group.messages) > 1):
+        return group.size_bytes
+    # Appends that hold room wait for groups without rows: a segment that is made, a commit or a schema change that ends.
+    # If those waited for room in turn, nobody would go on.
+    return 0
+
+
+# --- redo -------------------------------------------------------------------------------------------------------------
+
+
+class Redo(Exception):
+    """An append that can go on only after `until`; never leaves the chain.
+
+    `until` is shared, so nobody who waits for it cancels it; an exception it ends with is the append's. `waiting_for`
+    completes the sentence "the append waited for ..." and is shown to people.
+    """
+
+    def __init__(self, until: asyncio.Future[None], *, waiting_for: str) -> None:
+        self.until = until
+        self.waiting_for = waiting_for
+        super().__init__(waiting_for)
+
+
+class RedoInterceptor(BaseInterceptor):
+    """Runs the rest of the chain again for as long as it asks for that, with a new tick each time.
+
+    Past `attempts_max`, or when its waits together last `wait_s_max`, an append fails instead of spinning or hanging.
+    """
+
+    name = "redo"
+
+    def __init__(self, *, attempts_max: int = 1000, wait_s_max: float = 30.0) -> None:
+        self._attempts_max = attempts_max  # far above what a crowd on one full segment needs
+        self._wait_s_max = wait_s_max  # longer than a busy disk, shorter than patience
+        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        """Append, and append again after each `Redo`.
+
+        Raises `Overloaded` at a bound, `OnShutdown` when the WAL closes meanwhile. Cancelling while it waits means
+        that the append never happened.
+        """
+        try:
+            return await append(group)
+        except Redo as redo:
+            signal = redo
+        deadline = asyncio.get_running_loop().time() + self._wait_s_max
+        for _ in range(self._attempts_max - 1):
+            assert group.ticket is None, "what has its place in the log is never redone"
+            await self._wait(signal, deadline)
+            try:
+                return await append(group)
+            except Redo as redo:
+                signal = redo
+        raise Overloaded(
+            f"the append waited for {signal.waiting_for} and was redone {self._attempts_max} times in vain — "
+            "try again later"
+        )
+
+    async def close(self) -> None:
+        """Send every waiting append away with `OnShutdown`; one that is past its wait ends by itself."""
+        if not self._stopping.done():
+            self._stopping.set_result(None)
+
+    async def _wait(self, signal: Redo, deadline: float) -> None:
+        until, left = signal.until, max(0.0, deadline - asyncio.get_running_loop().time())
+        await asyncio.wait((until, self._stopping), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if self._stopping.done():
+            raise OnShutdown(f"the log closed while the append waited for {signal.waiting_for} — reopen the node")
+        if not until.done():
+            raise Overloaded(f"the append waited {self._wait_s_max:g} s for {signal.waiting_for} — try again later")
+        if not until.cancelled():  # whoever owned it gave up without a verdict: the next attempt will tell
+            until.result()
+
+
+# --- lock -------------------------------------------------------------------------------------------------------------
+
+
+class RWLock:
+    """A lock that many share or one has for itself, for tasks of one event loop; not reentrant.
+
+    A free lock is taken without suspending. Nobody overtakes: once someone waits, everyone queues, so neither sharers nor
+    exclusive holders starve.
+    """
+
+    __slots__ = ("_holders", "_waiting")
+
+    def __init__(self) -> None:
+        self._holders = 0  # how many share it; -1 when one has it for itself
+        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds the lock or waits for it."""
+        return not (self._holders or self._waiting)
+
+    def try_acquire(self, *, exclusive: bool) -> bool:
+        """Take the lock if nobody is in the way or in the queue; say whether it was taken."""
+        if self._waiting or (self._holders if exclusive else self._holders < 0):
+            return False
+        self._holders = -1 if exclusive else self._holders + 1
+        return True
+
+    async def acquire(self, *, exclusive: bool) -> None:
+        """Take the lock, waiting behind everyone who came before. Cancelling while waiting leaves no trace."""
+        if self.try_acquire(exclusive=exclusive):
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((granted, exclusive))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.cancelled():
+                self._hand_over()  # those behind a cancelled exclusive waiter may be free to go
+            else:  # cancelled after the lock was handed over and before this task ran
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Give up what `acquire` took."""
+        assert self._holders, "nobody holds this lock"
+        self._holders = 0 if self._holders < 0 else self._holders - 1
+        if self._waiting:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        # Taken here, before the next holder runs, so that nobody slips in between.
+        while self._waiting:
+            granted, exclusive = self._waiting[0]
+            if not granted.cancelled():
+                if self._holders if exclusive else self._holders < 0:
+                    return
+                self._holders = -1 if exclusive else self._holders + 1
+                granted.set_result(None)
+            self._waiting.popleft()
+
+
+class LockInterceptor(BaseInterceptor):
+    """Gives an exclusive group its vchannels for itself, lets all others share theirs.
+
+    `scope_of` names the vchannels a group concerns, for a commit those of its session. After an exclusive group that is in
+    the log, and before anybody else gets its vchannels, `overtake` ends the transactions on them as of its tick: no
+    transaction spans a change of what it writes to.
+    """
+
+    name = "lock"
+
+    def __init__(
+        self, scope_of: Callable[[AppendGroup], Sequence[str]], overtake: Callable[[Sequence[str], int], None]
+    ) -> None:
+        self._scope_of = scope_of
+        self._overtake = overtake
+        self._locks: dict[str, RWLock] = {}
+
+    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+        """Append under the group's locks. Cancelling while it waits means that the append never happened."""
+        held: list[tuple[str, RWLock]] = []
+        exclusive = group.exclusive
+        try:
+            await self._acquire(group, held, exclusive=exclusive)
+            try:
+                return await append(group)
+            finally:
+                if exclusive and group.ticket is not None:
+                    self._overtake([name for name, _ in held], group.time_tick)
+        finally:
+            self._release(held, exclusive=exclusive)
+
+    async def _acquire(self, group: AppendGroup, held: list[tuple[str, RWLock]], *, exclusive: bool) -> None:
+        while True:
+            names, waited = self._names_of(group), False
+            for name in names:
+                lock = self._locks.get(name)
+                if lock is None:
+                    lock = self._locks[name] = RWLock()
+                if not lock.try_acquire(exclusive=exclusive):
+                    waited = True
+                    await lock.acquire(exclusive=exclusive)
+                held.append((name, lock))
+            if not waited or names == self._names_of(group):
+                return
+            self._release(held, exclusive=exclusive)  # a transaction grew onto another vchannel meanwhile
+
+    def _names_of(self, group: AppendGroup) -> Sequence[str]:
+        scope = self._scope_of(group)
+        # One order for all, so that no two appends wait for each other.
+        return scope if len(scope) == 1 else sorted(set(scope))
+
+    def _release(self, held: list[tuple[str, RWLock]], *, exclusive: bool) -> None:
+        while held:
+            name, lock = held.pop()
+            lock.release()
+            if exclusive and lock.idle:  # a dropped vchannel must not leave its lock behind
+                del self._locks[name]

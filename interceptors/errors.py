@@ -47,6 +47,7 @@ class ProducerFenced(StreamingNodeError):
     """The producer was opened again or deleted since: the older one writes no more; the call did nothing."""
 
     code = "PRODUCER_FENCED"
+    decides = False
 
     def __init__(self, epoch: int, newer_epoch: int | None) -> None:
         self.epoch, self.newer_epoch = epoch, newer_epoch
@@ -60,6 +61,7 @@ class SequenceTooOld(StreamingNodeError):
     """The write is older than what is remembered of its producer: it may be in the log, or not; the call did nothing."""
 
     code = "SEQUENCE_TOO_OLD"
+    decides = False
 
     def __init__(self, sequence: int, oldest: int) -> None:
         self.sequence, self.oldest = sequence, oldest

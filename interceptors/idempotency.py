@@ -1,10 +1,7 @@
-"""Recognises retries, in front of everything that costs something: a retry waits for no lock and gets no tick.
+"""Recognises retries, in front of everything that costs something, and keeps the named producers whose writes they are.
 
-In comes a stamped group. If its write is in the window, its first result goes back. If another try of it is under way, this
-one waits for that outcome. Otherwise it passes, as the first try, and what becomes of it is remembered. A group that is
-the producer's next write, whichever that will be, passes too and is given its sequence where it goes to the log. A try
-that was cancelled after the log had it is decided by its ticket alone, as everywhere; one that never reached the log leaves
-no trace, and whoever waits for it comes next. Groups without a stamp pass untouched.
+A group whose write is in the window gets its first result back. While another try of it is under way, this one waits for
+that outcome. Otherwise it passes, as the first try, and what becomes of it is remembered.
 """
 
 import asyncio
@@ -12,15 +9,17 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
+from interceptors.chain import BaseInterceptor
 from interceptors.errors import ProducerFenced
-from interceptors.window import Places, ProducerLimits, Window, result_of_group
+from interceptors.window import Places, ProducerLimits, Window, Write, result_of_group
 from wal.errors import Corrupt, Indeterminate, Overloaded
-from wal.log import Append, AppendGroup, AppendResult, AppendTicket, LogStore
-from wal.outlast import carry_on
+from wal.log import Append, AppendGroup, AppendResult, LogStore
 from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
+from wal.tasks import carry_on
 
 
 class _Try:
@@ -38,18 +37,9 @@ class _Try:
             self.waiting = asyncio.get_running_loop().create_future()
         return await asyncio.shield(self.waiting)
 
-    def succeed(self, result: AppendResult | None) -> None:
-        if self.waiting is not None:
-            self.waiting.set_result(result)
 
-    def fail(self, error: BaseException) -> None:
-        if self.waiting is not None:
-            self.waiting.set_exception(error)
-            self.waiting.exception()  # counts as heard: its waiters may all have been cancelled
-
-
-class IdempotencyInterceptor:
-    """Wraps the append path with the window of its log. Lives on the event loop."""
+class IdempotencyInterceptor(BaseInterceptor):
+    """Wraps the append path with the window of its log, which is recovered before the chain is built."""
 
     name = "idempotency"
 
@@ -57,7 +47,7 @@ class IdempotencyInterceptor:
         self.window = window
         self._places = places
         self._message_id = message_id
-        self._under_way: dict[tuple[int, int], _Try] = {}
+        self._under_way: dict[Write, _Try] = {}
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         """Append a write that is not in the log yet, once.
@@ -68,23 +58,26 @@ class IdempotencyInterceptor:
         stamp = group.producer
         if stamp is None:
             return await append(group)
-        if not stamp.sequence:
-            return await self._append_next(group, append, stamp)
-        known = self.window.find(stamp)
-        while known is None and (other := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
-            group.twin = other.group
-            known = await other.outcome() or self.window.find(stamp)
-        if known is not None:
-            return known
-        group.twin = None
-        attempt = self._under_way[stamp.producer_id, stamp.sequence] = _Try(group)
-        return await self._run(attempt, append)
-
-    async def ready(self) -> None:
-        """Return at once: the window is recovered before the chain is built."""
-
-    async def close(self) -> None:
-        """Nothing to do: what waits here waits for an append that ends by itself."""
+        if stamp.sequence:
+            known = self.window.find(stamp)
+            while known is None and (other := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
+                group.twin = other.group
+                known = await other.outcome() or self.window.find(stamp)
+            if known is not None:
+                return known
+            group.twin = None
+            attempt = self._under_way[stamp.producer_id, stamp.sequence] = _Try(group)
+        else:  # the producer's next write, whichever that will be, which nobody can have sent before
+            self.window.check_epoch(stamp)
+            attempt = _Try(group)
+            group.draw = partial(self._draw, attempt, stamp)
+        try:
+            result = await append(group)
+        except BaseException as error:
+            self._failed(attempt, error)
+            raise
+        self._end(attempt, result)
+        return result
 
     async def settled(self, producer_id: int) -> None:
         """Return once no write of this producer is under way; fence it first, or new ones may come."""
@@ -92,80 +85,54 @@ class IdempotencyInterceptor:
             with suppress(Exception):  # it is its appender's; here only its end matters
                 await tries[0].outcome()
 
-    async def _append_next(self, group: AppendGroup, append: Append, stamp: ProducerStamp) -> AppendResult:
-        """Append a write that nobody can have sent before, because its sequence is drawn with its place in the log."""
-        self.window.check_epoch(stamp)
-        attempt = _Try(group)
-
-        def draw() -> None:
-            self.window.check_epoch(stamp)  # it may have been fenced since, and `settled` knows only what is under way
-            drawn = group.producer = self._places.draw(stamp.producer_id, stamp.epoch)
-            group.draw = None
-            self._under_way[drawn.producer_id, drawn.sequence] = attempt
-
-        group.draw = draw
-        return await self._run(attempt, append)
-
-    async def _run(self, attempt: _Try, append: Append) -> AppendResult:
-        try:
-            result = await append(attempt.group)
-        except BaseException as error:
-            self._failed(attempt, error)
-            raise
-        self._succeeded(attempt, result)
-        return result
-
-    def _succeeded(self, attempt: _Try, result: AppendResult) -> None:
-        stamp = attempt.group.producer
-        assert stamp is not None, "only stamped groups are tries"
-        del self._under_way[stamp.producer_id, stamp.sequence]
-        self.window.add(stamp, result)
-        attempt.group.place = None  # now: frames of a `Redo` refer to the group until garbage is collected
-        attempt.succeed(result)
+    def _draw(self, attempt: _Try, stamp: ProducerStamp) -> None:
+        """Give a group its sequence, in the step of its place in the log."""
+        self.window.check_epoch(stamp)  # it may have been fenced since, and `settled` knows only what is under way
+        drawn = attempt.group.producer = self._places.draw(stamp.producer_id, stamp.epoch)
+        attempt.group.draw = None
+        self._under_way[drawn.producer_id, drawn.sequence] = attempt
 
     def _failed(self, attempt: _Try, error: BaseException) -> None:
-        ticket, stamp = attempt.group.ticket, attempt.group.producer
+        group = attempt.group
+        ticket, stamp = group.ticket, group.producer
         assert stamp is not None, "only stamped groups are tries"
         if not stamp.sequence:
-            attempt.group.draw = None  # it came nowhere near the log
+            group.draw = None  # it came nowhere near the log
             return
-        if attempt.group.place is None or attempt.group.place.stamp is not stamp:
+        if group.place is None or group.place.stamp is not stamp:
             # Its sequence was drawn, and its outcome may be open: from here on whoever has the group may send it again.
-            attempt.group.place = self._places.hold(Place(stamp))
-        if isinstance(error, asyncio.CancelledError) and ticket is not None:
-            ticket.durable.add_done_callback(self._decided_by(ticket, attempt, stamp))
-            return
-        del self._under_way[stamp.producer_id, stamp.sequence]
-        if isinstance(error, asyncio.CancelledError):
-            attempt.succeed(None)
+            group.place = self._places.hold(Place(stamp))
+        if not isinstance(error, asyncio.CancelledError):
+            self._end(attempt, error)
+        elif ticket is None:
+            self._end(attempt, None)  # it leaves no trace, and whoever waits for it comes next
         else:
-            attempt.fail(error)
+            # Now, because whoever appended it may use its messages again; shards and offsets are stamped for good.
+            result = result_of_group(group, self._message_id)
+            ticket.durable.add_done_callback(partial(self._decided, attempt, result))
 
-    def _decided_by(
-        self, ticket: AppendTicket, attempt: _Try, stamp: ProducerStamp
-    ) -> Callable[[asyncio.Future[None]], None]:
-        # Now, because whoever appended it may use its messages again; shards and offsets are stamped for good.
-        result = result_of_group(attempt.group, self._message_id)
+    def _decided(self, attempt: _Try, result: AppendResult, durable: asyncio.Future[None]) -> None:
+        """End a try that was cancelled after the log had it: its ticket alone decides."""
+        error = Indeterminate("nobody knows what became of it") if durable.cancelled() else durable.exception()
+        self._end(attempt, error or result)
 
-        def decided(durable: asyncio.Future[None]) -> None:
-            error = Indeterminate("nobody knows what became of it") if durable.cancelled() else durable.exception()
-            if error is None:
-                self._succeeded(attempt, result)
-            else:
-                del self._under_way[stamp.producer_id, stamp.sequence]
-                attempt.fail(error)
+    def _end(self, attempt: _Try, outcome: AppendResult | BaseException | None) -> None:
+        stamp, waiting = attempt.group.producer, attempt.waiting
+        assert stamp is not None, "only stamped groups are tries"
+        del self._under_way[stamp.producer_id, stamp.sequence]
+        if isinstance(outcome, AppendResult):
+            self.window.add(stamp, outcome)
+            attempt.group.place = None  # now: frames of a `Redo` refer to the group until garbage is collected
+        if waiting is None:
+            return
+        if isinstance(outcome, BaseException):
+            waiting.set_exception(outcome)
+            waiting.exception()  # counts as heard: its waiters may all have been cancelled
+        else:
+            waiting.set_result(outcome)
 
-        return decided
 
-
-# --- producers ---
-#
-# The named producers of one log: an id for each name, and an epoch that each opening raises, durable before it is used.
-#
-# In come names; out go opened producers. The names outlive terms of the log; the window they are checked against is that of
-# the interceptor of the present term, which `bind` brings. A window that was rebuilt knows only what the log says, so
-# `bind` also tells it which epochs were given out since, and which producers are gone. The places of writes that somebody
-# may still send are kept here, too.
+# --- producers --------------------------------------------------------------------------------------------------------
 
 
 _ID_BITS = 62
@@ -190,7 +157,11 @@ class OpenedProducer:
 
 
 class Producers:
-    """The producers of one pchannel; lives on the event loop. `load` and `bind` come first."""
+    """The producers of one pchannel: an id for each name, and an epoch that each opening raises, durable before it is used.
+
+    Names and the places of writes that somebody may still send outlive terms of the log. Writes are checked against the
+    window of the present term's interceptor, which `bind` brings. `load` and `bind` come first.
+    """
 
     def __init__(
         self,
@@ -216,7 +187,9 @@ class Producers:
 
     def bind(self, interceptor: IdempotencyInterceptor) -> None:
         """Check against this interceptor's window from now on."""
-        window = interceptor.window
+        window = (
+            interceptor.window
+        )  # what was rebuilt knows only what the log says: not who was opened or deleted since
         window.keep_only(self._live_ids())
         window.fence(NODE_PRODUCER_ID, 0)
         for record in self._records.values():
@@ -226,14 +199,9 @@ class Producers:
         # What took its place while the window was rebuilt was not held there: it may be in the log, and forgotten again.
         for write in self.places.writes():
             if write not in window.held and window.has_forgotten(write):
-                self.places.let_go(write)
+                self.places.release(write)
         window.held = self.places
         self._interceptor = interceptor
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all producers, sorted."""
-        return tuple(sorted(self._records))
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 when it has none."""
@@ -278,41 +246,44 @@ class Producers:
     async def _open(self, name: str) -> OpenedProducer:
         async with self._changing:
             record = self._next_record(name)
-            await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(record)})
-            self._records[name] = record
-            self._bound.window.fence(record.producer_id, record.epoch)
-            await self._bound.settled(record.producer_id)
-            last_sequence = self.last_sequence(record.producer_id)
-            return OpenedProducer(record.producer_id, record.epoch, last_sequence, record.note)
+            await self._put(name, record)
+            await self._fence(record)
+            return OpenedProducer(record.producer_id, record.epoch, self.last_sequence(record.producer_id), record.note)
 
     async def _put_note(self, name: str, epoch: int, note: bytes) -> None:
         async with self._changing:
             record = self._records.get(name)
             if record is None or record.epoch != epoch:
                 raise ProducerFenced(epoch, None if record is None else record.epoch)
-            noted = ProducerRecord(record.producer_id, epoch, note)
-            await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(noted)})
-            self._records[name] = noted
+            await self._put(name, ProducerRecord(record.producer_id, epoch, note))
 
     async def _delete(self, name: str) -> bool:
         async with self._changing:
             record = self._records.get(name)
             if record is None:
                 return False
+            gone = ProducerRecord(record.producer_id, record.epoch + 1)
             try:
                 await self._store.put_meta({self._prefix + name: None})
             except Indeterminate:
                 # After a restart it may be unknown, and its retries new writes: so it writes nothing any more.
-                self._records[name] = ProducerRecord(record.producer_id, record.epoch + 1)
-                self._bound.window.fence(record.producer_id, record.epoch + 1)
+                self._records[name] = gone
+                self._bound.window.fence(gone.producer_id, gone.epoch)
                 raise
             del self._records[name]
             window = self._bound.window
-            window.fence(record.producer_id, record.epoch + 1)
-            await self._bound.settled(record.producer_id)
+            await self._fence(gone)
             window.keep_only(self._live_ids())
             self.places.forget(record.producer_id)
             return True
+
+    async def _put(self, name: str, record: ProducerRecord) -> None:
+        await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(record)})
+        self._records[name] = record
+
+    async def _fence(self, record: ProducerRecord) -> None:
+        self._bound.window.fence(record.producer_id, record.epoch)
+        await self._bound.settled(record.producer_id)
 
     @property
     def _bound(self) -> IdempotencyInterceptor:
@@ -325,14 +296,11 @@ class Producers:
             return ProducerRecord(record.producer_id, record.epoch + 1, record.note)
         if len(self._records) >= self.limits.producers_max:
             raise Overloaded(f"there are {len(self._records)} producers, the limit — delete_producer() those of no use")
-        return ProducerRecord(self._new_id(), 1)
-
-    def _new_id(self) -> int:
-        """Draw an id that no producer has: never counted up, because the log remembers the ids of deleted ones."""
+        # Never counted up, because the log remembers the ids of deleted ones.
         taken = {0} | self._live_ids()
         while (drawn := self._draw_id()) in taken:
             pass
-        return drawn
+        return ProducerRecord(drawn, 1)
 
     def _live_ids(self) -> set[int]:
         return {NODE_PRODUCER_ID, *(record.producer_id for record in self._records.values())}

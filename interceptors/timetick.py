@@ -1,48 +1,235 @@
 """Gives each append its tick, and tells readers of it once it is durable and everything below it has ended.
 
 From `allocate` to the log's queue nothing suspends, so position order is tick order is durability order. What became of a
-group that reached the queue is decided by its ticket alone, whoever still listens: an append that is cancelled there is
-confirmed when it turns out durable, and stops all later ticks when nobody can know.
+group that reached the queue is decided by its ticket alone, whoever still listens.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import anyio
 
-from interceptors.acks import Acker, AckManager, MvccManager, Unpromised
+from interceptors.chain import BaseInterceptor
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.headers import MessageType, TimeTickHeader
+from wal.headers import CommitTxnHeader, MessageType
+from wal.live_tail import LiveTail
 from wal.log import Append, AppendGroup, AppendResult, AppendTicket
-from wal.message import LogEntry, MutableMessage, into_entry
-from wal.timetick import add_ms
+from wal.message import LogEntry, into_entry
+from wal.tasks import event_log
+from wal.timetick import TickAllocator, add_ms
 
-OldestOpenBegin = Callable[[], int | None]
-"""Position of the oldest begin among the open transactions, those in the log's queue and recovered ones too; None without.
+INTERVAL_S = 0.2
+"""How long an idle log may keep its readers waiting."""
+PROMISED_AHEAD_MS = 1_000
+"""An idle log syncs a page this often. The next opening's ticks begin above it, ahead of the clock by as much."""
 
-That is where a reader of the next entry resumes: position order is tick order, so all it could miss are bodies that came
-before and take place later.
-"""
+_log = event_log(__name__)
 
 
-class TimeTickInterceptor:
-    """The tick and the last-confirmed position of every append of one log."""
+class VChannelMvcc(NamedTuple):
+    """A read of `vchannel` at `time_tick` sees all of it; when not `confirmed`, readers are not there yet."""
+
+    vchannel: str
+    time_tick: int
+    confirmed: bool
+
+
+class MvccManager:
+    """The newest tick at which each vchannel changed in this term; `first_tick` stands for everything before.
+
+    A transaction changes its vchannels at its commit. `updates` counts how often one of them moved.
+    """
+
+    __slots__ = ("_confirmed_tick", "_first_tick", "_ticks", "updates")
+
+    def __init__(self, first_tick: int) -> None:
+        self._first_tick = self._confirmed_tick = first_tick
+        self._ticks: dict[str, int] = {}
+        self.updates = 0
+
+    def update(self, entry: LogEntry) -> None:
+        """Take in a durable entry, before or after it is confirmed; entries may come out of order."""
+        for message in entry.messages:
+            if message.type is MessageType.DROP_COLLECTION:
+                self._ticks.pop(message.vchannel, None)
+            elif isinstance(message.header, CommitTxnHeader):
+                for vchannel in message.header.vchannels:
+                    self._changed(vchannel, entry.time_tick)
+            elif message.vchannel and not message.txn_id:
+                self._changed(message.vchannel, entry.time_tick)
+
+    def confirm(self, tick: int) -> None:
+        """Everything at or below `tick` is confirmed."""
+        self._confirmed_tick = max(self._confirmed_tick, tick)
+
+    def of(self, vchannel: str) -> VChannelMvcc:
+        """Return the tick of a vchannel; one that has not changed in this term is complete at the term's first tick."""
+        tick = self._ticks.get(vchannel, self._first_tick)
+        return VChannelMvcc(vchannel, tick, tick <= self._confirmed_tick)
+
+    def all_vchannels(self) -> list[VChannelMvcc]:
+        """Return the ticks of the vchannels that changed in this term, by name."""
+        return [self.of(vchannel) for vchannel in sorted(self._ticks)]
+
+    def _changed(self, vchannel: str, tick: int) -> None:
+        if tick > self._ticks.get(vchannel, 0):
+            self._ticks[vchannel] = tick
+            self.updates += 1
+
+
+# --- which ticks are confirmed ----------------------------------------------------------------------------------------
+
+
+class Unpromised(Exception):
+    """A mark has to wait until ticks from `tick` on are promised; never leaves this module."""
+
+    def __init__(self, tick: int) -> None:
+        self.tick = tick
+        super().__init__(tick)
+
+
+class Acker:
+    """One allocated tick on its way to an outcome.
+
+    A durable append has its `entry`. A mark is in no entry and has no append: it says only that everything below it has
+    ended, and `confirmed` is for those who wait for that.
+    """
+
+    __slots__ = ("confirmed", "ended", "entry", "tick")
+
+    def __init__(self, tick: int) -> None:
+        self.tick = tick
+        self.ended = False
+        self.entry: LogEntry | None = None
+        self.confirmed: asyncio.Future[None] | None = None
+
+
+class AckManager:
+    """The ticks of one log in this term: acknowledged in any order, given to readers in tick order.
+
+    `confirmed_tick` starts at the term's first tick: every append at or below it has ended, and readers may know it. An
+    append whose outcome is unknown is never acknowledged, so nothing at or above its tick is ever confirmed in this term.
+    Ticks are allocated in ascending order, hence a queue where the reference needs heaps. Lives on the event loop.
+    """
+
+    def __init__(self, ticks: TickAllocator, *, confirmed_tick: int, tail: LiveTail, mvcc: MvccManager) -> None:
+        assert confirmed_tick > 0, "a term starts with a tick"
+        self.confirmed_tick = confirmed_tick
+        self.promised_tick = 0
+        """No later term goes below it, so readers may have ticks without an entry up to it; only ever raised."""
+        self._ticks = ticks
+        self._tail = tail
+        self._mvcc = mvcc
+        self._pending: deque[Acker] = deque()
+        self._indeterminate_tick = 0
+        """The smallest tick whose outcome nobody knows, 0 while there is none."""
+
+    @property
+    def oldest_pending_tick(self) -> int | None:
+        """The smallest tick without an outcome, or whose outcome waits for nothing but a turn; None when idle."""
+        return self._pending[0].tick if self._pending else None
+
+    @property
+    def pending(self) -> int:
+        """How many allocated ticks are not confirmed."""
+        return len(self._pending)
+
+    def allocate(self) -> Acker:
+        """Return a new tick; it ends with exactly one of `confirm`, `fail` and `abandon`."""
+        acker = Acker(self._ticks.allocate())
+        self._pending.append(acker)
+        return acker
+
+    def confirm(self, acker: Acker, entry: LogEntry) -> None:
+        """The append is durable as `entry`."""
+        acker.entry = entry
+        self._mvcc.update(entry)
+        self._end(acker)
+
+    def fail(self, acker: Acker) -> None:
+        """The append certainly did not happen; no reader ever hears of its tick."""
+        self._end(acker)
+
+    def abandon(self, acker: Acker) -> None:
+        """Nobody knows whether the append happened: nothing at or above its tick is confirmed from here on."""
+        assert not acker.ended, "an append ends once"
+        self._confirm_nothing_from(acker.tick)
+
+    def end(self) -> None:
+        """End the term: no further tick is given to readers, and nobody waits for one; idempotent.
+
+        The live tail may belong to the next term from here on, whose appends this manager knows nothing of.
+        """
+        self._confirm_nothing_from(self.confirmed_tick + 1)
+
+    def mark(self) -> Acker:
+        """Return a tick above every allocated one; marks with no append between them are one.
+
+        Raises `Unpromised` beyond `promised_tick`, `Indeterminate` when no tick can be confirmed any more.
+        """
+        if self._indeterminate_tick:
+            raise self._unreachable(self._ticks.last + 1)
+        if self._pending and self._pending[-1].confirmed is not None:
+            return self._pending[-1]
+        mark = self.allocate()
+        if mark.tick > self.promised_tick:
+            self._pending.pop()  # a tick that nobody has heard of needs no end
+            raise Unpromised(mark.tick)
+        mark.confirmed = asyncio.get_running_loop().create_future()
+        self._end(mark)
+        return mark
+
+    def _end(self, acker: Acker) -> None:
+        assert not acker.ended, "an append ends once"
+        acker.ended = True
+        pending = self._pending
+        if pending[0] is not acker:
+            return
+        while pending and pending[0].ended:
+            ended = pending.popleft()
+            if ended.entry is not None:
+                self._tail.append(ended.entry)
+            elif ended.confirmed is not None:
+                self._tail.advance(ended.tick)
+                if not ended.confirmed.done():
+                    ended.confirmed.set_result(None)
+            self.confirmed_tick = ended.tick
+        self._mvcc.confirm(self.confirmed_tick)
+
+    def _confirm_nothing_from(self, tick: int) -> None:
+        if self._indeterminate_tick and self._indeterminate_tick <= tick:
+            return
+        self._indeterminate_tick = tick
+        for acker in self._pending:
+            if acker.tick >= tick and acker.confirmed is not None and not acker.confirmed.done():
+                acker.confirmed.set_exception(self._unreachable(acker.tick))
+                acker.confirmed.exception()  # nobody may be listening any more
+
+    def _unreachable(self, tick: int) -> Indeterminate:
+        return Indeterminate(
+            f"tick {tick} cannot be confirmed: the outcome of the append at {self._indeterminate_tick} is unknown — "
+            "wait until the log is open again and ask for a new tick"
+        )
+
+
+# --- on the append path -----------------------------------------------------------------------------------------------
+
+
+class TimeTickInterceptor(BaseInterceptor):
+    """The tick and the last-confirmed position of every append of one log.
+
+    `oldest_open_begin` returns the position of the oldest begin among the open transactions, those in the log's queue too:
+    that is where a reader of the next entry resumes, since all it could miss are bodies that came before.
+    """
 
     name = "timetick"
 
-    def __init__(
-        self,
-        *,
-        wal_name: str,
-        acks: AckManager,
-        mvcc: MvccManager,
-        oldest_open_begin: OldestOpenBegin,
-    ) -> None:
+    def __init__(self, *, wal_name: str, acks: AckManager, oldest_open_begin: Callable[[], int | None]) -> None:
         self._wal_name = wal_name
         self._acks = acks
-        self._mvcc = mvcc
         self._oldest_open_begin = oldest_open_begin
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
@@ -54,12 +241,6 @@ class TimeTickInterceptor:
             return await append(group)
         finally:
             self._decide(group, acker)
-
-    async def ready(self) -> None:
-        """The term's first tick is durable before the chain is built."""
-
-    async def close(self) -> None:
-        """Nothing to do: acknowledgements come from the log."""
 
     def _decide(self, group: AppendGroup, acker: Acker) -> None:
         ticket = group.ticket
@@ -77,7 +258,6 @@ class TimeTickInterceptor:
             self._acks.abandon(acker)
             return
         failpoint("append.confirming")
-        self._mvcc.update(entry)
         self._acks.confirm(acker, entry)
         failpoint("append.published")
 
@@ -92,129 +272,61 @@ class TimeTickInterceptor:
         )
 
 
-# --- sync operator ---
-#
-# Ticks without rows: they tell readers of an idle log how far it is complete, and answer "consistent up to when?".
-#
-# Such a tick is in no entry, so before a reader hears of it the store remembers that no later term may go below it. That is
-# written a moment ahead, by a thread: most ticks then have nothing to wait for, and the event loop never has.
-
-
-PROMISED_AHEAD_MS = 1_000
-"""An idle log syncs a page this often. The next opening's ticks begin above it, ahead of the clock by as much."""
+# --- ticks without rows -----------------------------------------------------------------------------------------------
 
 
 class TimeTickSyncOperator:
-    """Makes one log's readers advance. `source_id` names the node in ticks that are written to the log.
+    """Tells readers of an idle log how far it is complete, and answers "consistent up to when?".
 
-    `promise_tick` has the store remember a tick; see `LogStore.promise_tick`.
+    Its ticks are in no entry, so before a reader hears of one the store remembers (`promise_tick`) that no later term may go
+    below it. That is written a moment ahead, by a thread: most ticks then have nothing to wait for.
     """
 
-    def __init__(self, acks: AckManager, *, promise_tick: Callable[[int], Awaitable[None]], source_id: str) -> None:
+    def __init__(self, acks: AckManager, *, promise_tick: Callable[[int], Awaitable[None]]) -> None:
         self._acks = acks
         self._promise_tick = promise_tick
-        self._source_id = source_id
         self._promising = asyncio.Lock()
 
-    @property
-    def confirmed_tick(self) -> int:
-        """Everything at or below it has ended, and readers have been told."""
-        return self._acks.confirmed_tick
-
     async def sync(self) -> int:
-        """Return a new confirmed tick, above every append that was acknowledged before the call.
+        """Return a new confirmed tick, above every append that was acknowledged before the call; readers have been told.
 
-        Waits for the appends in flight, costs an fsync a second at most, and readers have been told of the tick when it
-        returns. Cancelling leaves nothing behind. Raises `Indeterminate` when an append in flight has no known outcome, and
-        what keeps the store from remembering the tick.
+        Waits for the appends in flight and costs an fsync a second at most. Cancelling leaves nothing behind. Raises
+        `Indeterminate` when an append in flight has no known outcome, and what keeps the store from remembering the tick.
         """
         await asyncio.sleep(0)  # on an idle log nothing else suspends, and a loop of this would let nobody run
         while True:
             try:
-                tick = self._acks.mark()
+                mark = self._acks.mark()
             except Unpromised as unpromised:
-                await self.promise(unpromised.tick)
+                await self._promise(unpromised.tick)
             else:
-                await self._acks.confirmed(tick)
-                return tick
+                assert mark.confirmed is not None, "a mark is waited for"
+                await asyncio.shield(mark.confirmed)
+                return mark.tick
 
-    async def promise(self, tick: int) -> None:
-        """Let ticks be marked up to `tick`, and a moment further. Raises what the store raises."""
+    async def _promise(self, tick: int) -> None:
         async with self._promising:
             if tick > self._acks.promised_tick:
                 promised_tick = add_ms(tick, PROMISED_AHEAD_MS)
                 await self._promise_tick(promised_tick)
                 self._acks.promised_tick = promised_tick
 
-    async def consistent_tick(self, *, at_least: int = 0) -> int:
-        """Return what `sync` does, at or above `at_least`, which must be a tick of this node's allocator."""
-        tick = await self.sync()
-        while tick < at_least:
-            tick = await self.sync()
-        return tick
-
-    async def persist(self, append: Append) -> int:
-        """Append a tick message, so that readers of the log itself find it, and return its tick. Raises as `append`."""
-        message = MutableMessage(MessageType.TIME_TICK, TimeTickHeader(source_id=self._source_id))
-        result = await append(AppendGroup([message]))
-        return result.time_tick
-
-
-# --- inspector ---
-#
-# The timer of idle ticks: syncs a log at an interval, and at once when someone asks.
-#
-# One sync at a time, and no request is lost: one that comes during a sync runs another when it ends.
-
-
-INTERVAL_S = 0.2
-"""How long an idle log may keep its readers waiting."""
-
-_ENDED = (ChannelFenced, Indeterminate, OnShutdown)
-_log = event_log(__name__)
-
 
 class TimeTickInspector:
-    """Drives the sync operator of one log; made and used on the event loop."""
+    """Syncs an idle log at an interval; made and used on the event loop."""
 
     def __init__(self, operator: TimeTickSyncOperator, *, interval_s: float = INTERVAL_S) -> None:
         self._operator = operator
         self._interval_s = interval_s
-        self._wanted = asyncio.Event()
-        self._persist_wanted = False
-        self.syncs = 0
-
-    def trigger(self) -> None:
-        """Ask for an idle tick now."""
-        self._wanted.set()
-
-    def trigger_persisted(self) -> None:
-        """Ask for a tick in the log now."""
-        self._persist_wanted = True
-        self._wanted.set()
 
     async def run(self, append: Append) -> None:
         """Sync until cancelled, or until the log takes no more: closed, fenced, or failed in a write."""
         while True:
-            with anyio.move_on_after(self._interval_s):
-                await self._wanted.wait()
-            self._wanted.clear()
+            await anyio.sleep(self._interval_s)
             try:
-                await self._sync(append)
-            except _ENDED as error:
+                await self._operator.sync()
+            except (ChannelFenced, Indeterminate, OnShutdown) as error:
                 _log.info("idle_ticks_ended", reason=str(error))
                 return
-            except StreamingNodeError as error:  # a full disk refuses ticks too; the next interval tries again
+            except StreamingNodeError as error:  # the floor cannot be written now; the next interval tries again
                 _log.warning("tick_not_written", error=str(error))
-
-    async def _sync(self, append: Append) -> None:
-        if self._persist_wanted:
-            self._persist_wanted = False
-            try:
-                await self._operator.persist(append)
-            except BaseException:
-                self._persist_wanted = True
-                raise
-        else:
-            await self._operator.sync()
-        self.syncs += 1

@@ -1,31 +1,303 @@
-"""Transactions on the append path: ids, sessions, and who may still commit.
+"""Transactions on the append path: ids, the open sessions of one log, who may still commit, and what rolls back the rest.
 
-In comes a group that has its tick; out goes the same group with its transaction id, to the shard interceptor. A buffered
-transaction (begin, bodies and commit in one group) takes place at one tick and needs no session. Bodies, commits and
-rollbacks of a streamed one move its session's state machine. Nothing here suspends before the log has the group: a commit
-whose bodies are on their way is sent back with `Redo`.
+A buffered transaction (begin, bodies and commit in one group) takes place at one tick and needs no session. Bodies, commit
+and rollback of a streamed one move its session. Nothing here suspends before the log has the group.
 """
 
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import anyio
 import msgspec
 
-from interceptors.redo import Redo
-from interceptors.txn_manager import TxnManager
-from interceptors.txn_session import Doom, Session, SessionEvent, SessionState
-from wal.errors import ChannelFenced, Indeterminate, InvalidArgument, OnShutdown, StorageFailed, StreamingNodeError
-from wal.event_log import event_log
+from interceptors.chain import FINAL, BaseInterceptor, Redo
+from interceptors.errors import InvalidTransactionState, TransactionExpired
+from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
+from wal.errors import (
+    InvalidArgument,
+    Overloaded,
+    StreamingNodeError,
+)
 from wal.failpoint import failpoint
 from wal.headers import DML, EXCLUSIVE, BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup, AppendResult
-from wal.message import ALL_VCHANNELS, MutableMessage
+from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage, OpenTransaction
+from wal.queue import Budget
+from wal.tasks import event_log
+from wal.timetick import physical_ms
 
-_CONTROL = frozenset({MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
+COMMITS_MAX = 4096
+"""More than a client may have in doubt; an id costs some 100 bytes."""
+EXPIRY_INTERVAL_S = 0.2
+"""How long after its keepalive an idle transaction may still hold things back; also the pause after a refused rollback."""
+
+_ENDS = frozenset({MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
+_CONTROL = _ENDS | {MessageType.BEGIN_TXN}
+_log = event_log(__name__)
 
 
-class TxnInterceptor:
-    """Wraps the append path with the sessions of `manager`."""
+class Commits:
+    """The ids of the latest commits, so that a commit that is repeated hears what became of the first.
+
+    An id is the tick of its begin. At or below `known_after` nobody can say any more whether another one committed, and
+    nobody guesses.
+    """
+
+    __slots__ = ("_ids", "known_after")
+
+    def __init__(self, *, known_after: int = 0) -> None:
+        self.known_after = known_after
+        self._ids: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, txn_id: int) -> None:
+        """Remember a commit, and forget the oldest one for it when there are too many."""
+        self._ids[txn_id] = None
+        if len(self._ids) > COMMITS_MAX:
+            forgotten, _ = self._ids.popitem(last=False)
+            self.known_after = max(self.known_after, forgotten)
+
+    def __contains__(self, txn_id: int) -> bool:
+        """Whether the transaction is known to have committed."""
+        return txn_id in self._ids
+
+
+def steady_ms() -> int:
+    """Return milliseconds from an arbitrary start, by a clock that nobody sets."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class TxnManager:
+    """Holds the sessions, oldest first. Lives on the event loop; `now_ms` is a clock that never leaps.
+
+    It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels to the tick of their last
+    exclusive message, `commits` has what the log says of others. The bodies of all sessions count against `memory`, which is
+    the node's, until their transactions end or the manager is closed.
+    """
+
+    def __init__(
+        self,
+        limits: TxnLimits,
+        memory: Budget,
+        *,
+        at_tick: int,
+        open_transactions: Iterable[OpenTransaction] = (),
+        fences: Mapping[str, int] | None = None,
+        commits: Commits | None = None,
+        now_ms: Callable[[], int] = steady_ms,
+    ) -> None:
+        self.limits = limits
+        self.failed = asyncio.Event()
+        """Set when a session needs a rollback in the log."""
+        self._memory = memory
+        self._now_ms = now_ms
+        self._commits = Commits() if commits is None else commits
+        self._sessions: dict[int, Session] = {}
+        self._begins: dict[int, AppendGroup | int] = {}
+        """By id: where the begin lies, or the group that has its place once it is in the log's queue."""
+        self._drained: dict[int, asyncio.Future[None]] = {}
+        """By id: what a commit waits for whose bodies are on their way."""
+        for begin, bodies in open_transactions:
+            self._recover(begin, bodies, at_tick)
+        self._fences: dict[str, int] = dict(fences or {}) if self._sessions else {}
+        """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
+
+    @property
+    def live(self) -> int:
+        """How many transactions are open."""
+        return len(self._sessions)
+
+    @property
+    def size_bytes(self) -> int:
+        """The sizes of all open transactions added up."""
+        return sum(session.size_bytes for session in self._sessions.values())
+
+    def oldest_open_begin(self) -> int | None:
+        """Return the position of the oldest open transaction's begin, None when none is open."""
+        for begin in self._begins.values():
+            if isinstance(begin, int):
+                return begin
+            assert begin.ticket is not None, "a begin is queued in the step that makes its session"
+            return begin.ticket.first_position
+        return None
+
+    def bodies_of(self, txn_id: int) -> Sequence[Change]:
+        """Return the bodies of an open transaction in log order."""
+        return self._sessions[txn_id].bodies
+
+    def scope_of(self, group: AppendGroup) -> list[str]:
+        """Return the vchannels a group concerns: those of its messages, and of the transaction that it ends."""
+        vchannels = [message.vchannel for message in group.messages]
+        head = group.messages[0]
+        if head.type in _ENDS and (session := self._sessions.get(head.txn_id)):
+            vchannels += session.vchannels
+        return vchannels
+
+    # --- what the interceptor asks for, in the step of the group's tick -------------------------------------------------
+
+    def begin(self, group: AppendGroup, keepalive_ms: int) -> Session:
+        """Open a session whose begin is `group`. Raises `InvalidArgument` or `Overloaded`, and changes nothing then."""
+        keepalive_ms = keepalive_ms or self.limits.keepalive_ms_default
+        if not 1 <= keepalive_ms <= self.limits.age_s_max * 1000:
+            raise InvalidArgument(
+                f"a keepalive of {keepalive_ms} ms is not within 1 ms and {self.limits.age_s_max:g} s — ask for one that is"
+            )
+        if len(self._sessions) >= self.limits.sessions_max:
+            raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")
+        now_ms = self._now_ms()
+        session = Session(group.time_tick, keepalive_ms, self.limits, begun_ms=now_ms, active_ms=now_ms)
+        self._sessions[session.txn_id] = session
+        self._begins[session.txn_id] = group
+        return session
+
+    def join(self, group: AppendGroup, txn_id: int) -> tuple[Session, list[Change]]:
+        """Add a group of bodies to its session. Raises a typed error, after failing the session where that is why."""
+        session = self._get(txn_id)
+        bodies = [Change.of(message) for message in group.messages]
+        self._judge(session, {body.vchannel for body in bodies})
+        if session.state is SessionState.IN_FLIGHT and session.overflows(bodies):
+            self._fail(session, Failure.TOO_LARGE)
+        size_bytes = size_of_bodies(bodies)
+        if session.state is SessionState.IN_FLIGHT and not self._memory.has_room(size_bytes):
+            # Never waited for: room comes from other transactions, whose callers may be waiting in the same way.
+            raise Overloaded(
+                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
+                "end some of them first, or raise writes.pending_bytes_max"
+            )
+        session.add_bodies(bodies)
+        self._memory.keep(size_bytes)
+        return session, bodies
+
+    def bodies_ended(self, session: Session, bodies: list[Change], *, logged: bool, acknowledged: bool) -> None:
+        """Count one append of bodies as over; only one that was acknowledged keeps the session alive."""
+        if not logged:
+            session.drop_bodies(bodies)
+            self._memory.give_back(size_of_bodies(bodies))
+        if session.bodies_ended(self._now_ms() if acknowledged else None):
+            self._let_commit_come_again(session)
+
+    def request_commit(self, txn_id: int) -> Session:
+        """Return the session, committing. Raises `Redo` while bodies are on their way, and a typed error if it may not."""
+        session = self._get(txn_id)
+        self._judge(session, session.vchannels)
+        if not session.request_commit():
+            drained = self._drained.setdefault(txn_id, asyncio.get_running_loop().create_future())
+            raise Redo(drained, waiting_for=f"the bodies of transaction {txn_id}")
+        return session
+
+    def request_rollback(self, txn_id: int) -> Session:
+        """Return the session, rolling back; bodies on their way come before the rollback in the log, so nothing waits."""
+        session = self._get(txn_id)
+        session.apply(SessionEvent.ROLLBACK)
+        return session
+
+    def refuse(self, session: Session, event: SessionEvent, failure: Failure) -> None:
+        """Take note that the log never had the session's end; a rollback has to follow."""
+        session.apply(event)
+        session.failure = session.failure or failure
+        if event is SessionEvent.COMMIT_REFUSED:  # a rollback that was refused is left to the interval
+            self.failed.set()
+
+    def end(self, session: Session, event: SessionEvent | None = None) -> None:
+        """Forget a session whose commit or rollback is in the log (no event: whose begin never got there)."""
+        if event is not None:
+            session.apply(event)
+        if session.state is SessionState.COMMITTED:
+            self._commits.add(session.txn_id)
+        del self._sessions[session.txn_id], self._begins[session.txn_id]
+        self._memory.give_back(session.size_bytes)
+        if not self._sessions:
+            self._fences.clear()
+
+    def close(self) -> None:
+        """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
+        self._memory.give_back(self.size_bytes)
+        self._sessions.clear()
+        self._begins.clear()
+
+    # --- what ends a session without its client -------------------------------------------------------------------------
+
+    def overtake(self, vchannels: Iterable[str], tick: int) -> None:
+        """Let no session that began before the exclusive message at `tick` commit anything at its vchannels."""
+        if self._sessions:
+            self._fences.update(dict.fromkeys(vchannels, tick))
+        for session in self._sessions.values():
+            if session.state in OPEN and self._is_fenced(session, session.vchannels):
+                self._fail(session, Failure.OVERTAKEN)
+
+    def expire(self) -> int:
+        """Fail every session whose time is over, by idleness or age; return how many. For a timer."""
+        now_ms = self._now_ms()
+        due = [(session, failure) for session in self._sessions.values() if (failure := session.due(now_ms))]
+        for session, failure in due:
+            self._fail(session, failure)
+        return len(due)
+
+    def take_failed(self) -> list[Session]:
+        """Hand out the sessions that need a rollback in the log; one that did not get it comes again."""
+        self.failed.clear()
+        return [session for session in self._sessions.values() if session.state is SessionState.FAILED]
+
+    def _fail(self, session: Session, failure: Failure) -> None:
+        session.fail(failure)
+        self.failed.set()
+        self._let_commit_come_again(session)  # to hear the verdict
+
+    def _let_commit_come_again(self, session: Session) -> None:
+        drained = self._drained.pop(session.txn_id, None)
+        if drained is not None:
+            drained.set_result(None)
+
+    def _judge(self, session: Session, vchannels: Iterable[str]) -> None:
+        """Fail the session if its time is over or a fence is above its begin; the transition that follows raises."""
+        if session.state not in OPEN:
+            return
+        if failure := session.due(self._now_ms()):
+            self._fail(session, failure)
+        elif self._is_fenced(session, vchannels):
+            self._fail(session, Failure.OVERTAKEN)
+
+    def _is_fenced(self, session: Session, vchannels: Iterable[str]) -> bool:
+        return any(self._fences.get(vchannel, 0) > session.txn_id for vchannel in vchannels)
+
+    def _get(self, txn_id: int) -> Session:
+        session = self._sessions.get(txn_id)
+        if session is not None:
+            return session
+        if txn_id in self._commits:
+            raise InvalidTransactionState(f"transaction {txn_id} is committed already — begin a new one")
+        if txn_id <= self._commits.known_after:
+            raise InvalidTransactionState(
+                f"transaction {txn_id} ended too long ago to say whether it committed — read back whether its rows are there"
+            )
+        raise TransactionExpired(f"transaction {txn_id} is not open: rolled back, expired or unknown — begin a new one")
+
+    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
+        assert isinstance(begin.header, BeginTxnHeader)
+        now_ms, last_tick = self._now_ms(), max(message.time_tick for message in (begin, *bodies))
+        # How long ago that was only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
+        session = Session(
+            begin.txn_id,
+            begin.header.keepalive_ms,
+            self.limits,
+            begun_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(begin.time_tick)),
+            active_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(last_tick)),
+        )
+        if bodies:
+            session.add_bodies([Change.of(body) for body in bodies])
+            session.bodies_ended(None)
+            self._memory.keep(session.size_bytes)
+        self._sessions[session.txn_id] = session
+        self._begins[session.txn_id] = begin.position
+
+
+class TxnInterceptor(BaseInterceptor):
+    """Wraps the append path with the sessions of `manager`.
+
+    Open transactions stay open in the log when the WAL closes; the next open goes on with them or ends them.
+    """
 
     name = "txn"
 
@@ -38,25 +310,25 @@ class TxnInterceptor:
         Raises `InvalidArgument` for a group that is no transaction's shape, `TransactionExpired`,
         `InvalidTransactionState` or `Overloaded` for its session's state, `Redo` for a commit whose bodies are on their way.
         """
-        head = group.messages[0]
+        messages = group.messages
+        head = messages[0]
         if head.type in _CONTROL:
             return await self._control(group, append)
         if head.txn_id:
             return await self._bodies(group, append)
-        if any(message.txn_id or message.type in _CONTROL for message in group.messages):
+        if len(messages) > 1 and any(message.txn_id or message.type in _CONTROL for message in messages):
             raise InvalidArgument("a group is either a transaction's or no transaction's — append them apart")
-        if head.type in EXCLUSIVE:
-            return await self._exclusive(group, append)
-        return await append(group)
-
-    async def ready(self) -> None:
-        """Return at once."""
-
-    async def close(self) -> None:
-        """Nothing to do: open transactions stay open in the log, and the next open goes on with them or ends them."""
+        if head.type not in EXCLUSIVE:
+            return await append(group)
+        failpoint("txn.fencing")
+        result = await append(group)
+        failpoint("txn.fenced")
+        return result
 
     async def _control(self, group: AppendGroup, append: Append) -> AppendResult:
         head = group.messages[0]
+        if head.type is MessageType.BEGIN_TXN and not isinstance(head.header, BeginTxnHeader):
+            raise InvalidArgument("a begin carries another header — give it that of a begin")
         if head.type is MessageType.BEGIN_TXN and len(group.messages) > 1:
             return await self._buffered(group, append)
         if len(group.messages) > 1 or head.vchannel != ALL_VCHANNELS:
@@ -68,13 +340,11 @@ class TxnInterceptor:
         return await self._rollback(group, append)
 
     async def _buffered(self, group: AppendGroup, append: Append) -> AppendResult:
-        first, *bodies, last = group.messages
+        _, *bodies, last = group.messages
         if last.type is not MessageType.COMMIT_TXN or any(body.type not in DML for body in bodies):
             raise InvalidArgument(
                 "a transaction in one group is a begin, inserts and deletes, and a commit — leave out anything else"
             )
-        if not isinstance(first.header, BeginTxnHeader):
-            raise InvalidArgument("a begin carries another header — give it that of a begin")
         for message in group.messages:
             message.txn_id = group.time_tick
         failpoint("txn.group_stamped")
@@ -84,8 +354,7 @@ class TxnInterceptor:
 
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
         begin = group.messages[0]
-        if not isinstance(begin.header, BeginTxnHeader):
-            raise InvalidArgument("a begin carries another header — give it that of a begin")
+        assert isinstance(begin.header, BeginTxnHeader)
         session = self._sessions.begin(group, begin.header.keepalive_ms)
         begin.txn_id = session.txn_id
         begin.header = msgspec.structs.replace(begin.header, keepalive_ms=session.keepalive_ms)
@@ -110,19 +379,13 @@ class TxnInterceptor:
             result = await append(group)
             failpoint("txn.body_durable")
             acknowledged = True
-        except BaseException:
-            if group.ticket is None:
-                self._sessions.drop_bodies(session, bodies)
-            raise
         finally:
-            self._sessions.bodies_ended(session, acknowledged=acknowledged)
+            logged = group.ticket is not None
+            self._sessions.bodies_ended(session, bodies, logged=logged, acknowledged=acknowledged)
         return replace(result, txn_id=txn_id)
 
     async def _commit(self, group: AppendGroup, append: Append) -> AppendResult:
-        txn_id = group.messages[0].txn_id
-        session, drained = self._sessions.request_commit(group, txn_id)
-        if drained is not None:
-            raise Redo(until=drained, waiting_for=f"the bodies of transaction {txn_id}")
+        session = self._sessions.request_commit(group.messages[0].txn_id)
         try:
             failpoint("txn.committing")
             result = await append(group)
@@ -131,10 +394,10 @@ class TxnInterceptor:
             session.apply(SessionEvent.SENT_BACK)
             raise
         except BaseException:  # cancelled is refused too: what waits here is before the log's queue
-            self._failed(group, session, SessionEvent.COMMIT_REFUSED, Doom.COMMIT_FAILED)
+            self._not_ended(group, session, SessionEvent.COMMIT_REFUSED, Failure.COMMIT_FAILED)
             raise
         self._sessions.end(session, SessionEvent.COMMIT_DONE)
-        return replace(result, txn_id=txn_id)
+        return replace(result, txn_id=session.txn_id)
 
     async def _rollback(self, group: AppendGroup, append: Append) -> AppendResult:
         session = self._sessions.request_rollback(group.messages[0].txn_id)
@@ -143,88 +406,57 @@ class TxnInterceptor:
             result = await append(group)
             failpoint("txn.rollback_durable")
         except BaseException:
-            self._failed(group, session, SessionEvent.ROLLBACK_REFUSED, Doom.ROLLBACK_FAILED)
+            self._not_ended(group, session, SessionEvent.ROLLBACK_REFUSED, Failure.ROLLBACK_FAILED)
             raise
         self._sessions.end(session, SessionEvent.ROLLBACK_DONE)
         return replace(result, txn_id=session.txn_id)
 
-    def _failed(self, group: AppendGroup, session: Session, event: SessionEvent, doom: Doom) -> None:
-        """Decide a session whose end the log never had.
-
-        One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
-        """
+    def _not_ended(self, group: AppendGroup, session: Session, event: SessionEvent, failure: Failure) -> None:
+        # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
         if group.ticket is None:
-            self._sessions.refuse(session, event, doom)
-
-    async def _exclusive(self, group: AppendGroup, append: Append) -> AppendResult:
-        before = self._sessions.fence(group.vchannels, group.time_tick)
-        try:
-            failpoint("txn.fencing")
-            result = await append(group)
-            failpoint("txn.fenced")
-            return result
-        except BaseException:
-            if group.ticket is None:
-                self._sessions.unfence(before)
-            raise
-
-
-# --- rollback worker ---
-#
-# Ends the transactions that end without their client: expired, too large, overtaken, with a commit that was refused.
-#
-# Readers drop a transaction only when the log says so, and the log cannot be truncated past its begin until then; so the
-# worker does not give up while the log takes appends.
-
-
-EXPIRY_INTERVAL_S = 0.2
-"""How long after its keepalive an idle transaction may still hold things back; also the pause after a refused rollback."""
-
-_ENDED = (ChannelFenced, Indeterminate, OnShutdown, StorageFailed)
-_log = event_log(__name__)
+            self._sessions.refuse(session, event, failure)
 
 
 class RollbackWorker:
-    """Expires sessions of `manager` and appends rollbacks for the doomed ones."""
+    """Expires sessions of `manager`, and appends rollbacks for those that may not commit any more.
 
-    def __init__(self, manager: TxnManager, *, interval_s: float = EXPIRY_INTERVAL_S) -> None:
+    Readers drop a transaction only when the log says so, and the log cannot be truncated past its begin until then; so the
+    worker does not give up while the log takes appends.
+    """
+
+    def __init__(self, manager: TxnManager) -> None:
         self._manager = manager
-        self._interval_s = interval_s
 
     async def run(self, append: Append) -> None:
         """Work until cancelled, or until the log takes no more; the rest is the next open's."""
         while True:
-            with anyio.move_on_after(self._interval_s):
-                await self._manager.wait_for_doomed()
+            with anyio.move_on_after(EXPIRY_INTERVAL_S):
+                await self._manager.failed.wait()
             try:
                 await self.roll_back_due(append)
-            except _ENDED as error:
+            except FINAL as error:
                 _log.info("rollbacks_ended", reason=str(error))
                 return
 
     async def roll_back_due(self, append: Append) -> int:
-        """Expire what is due now and roll back what is doomed; return how many rollbacks the log has taken.
+        """Expire what is due now and roll back what has failed; return how many rollbacks the log has taken.
 
-        Raises `OnShutdown`, `ChannelFenced`, `Indeterminate` or `StorageFailed`; after any other refusal the session is
-        left for the next time.
+        Raises the errors of `FINAL`; after any other refusal the session is left for the next time.
         """
         self._manager.expire()
         rolled_back = 0
-        for session in self._manager.take_doomed():
-            rolled_back += await self._roll_back(session, append)
+        for session in self._manager.take_failed():
+            if session.state is not SessionState.FAILED:
+                continue  # its client was faster
+            assert session.failure is not None, "a failed session has a reason"
+            failpoint("txn.expired")
+            header = RollbackTxnHeader(session.failure.value)
+            try:
+                await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
+            except FINAL:
+                raise
+            except StreamingNodeError as error:
+                _log.debug("rollback_delayed", txn_id=session.txn_id, error=str(error))
+            else:
+                rolled_back += 1
         return rolled_back
-
-    async def _roll_back(self, session: Session, append: Append) -> bool:
-        if session.state is not SessionState.DOOMED:
-            return False  # its client was faster
-        assert session.doom is not None, "a doomed session has a reason"
-        failpoint("txn.expired")
-        header = RollbackTxnHeader(session.doom.value)
-        try:
-            await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
-        except _ENDED:
-            raise
-        except StreamingNodeError as error:
-            _log.debug("rollback_delayed", txn_id=session.txn_id, error=str(error))
-            return False
-        return True

@@ -1,12 +1,7 @@
 """One streamed transaction as a state machine. Pure: times come in as arguments, waits and the log are elsewhere.
 
-IN_FLIGHT takes bodies. A commit first waits until no body is on its way (ON_COMMIT), then is in the log's hands
-(COMMITTING), where only the log's answer counts. A session that may not commit any more (expired, too large, overtaken by
-a schema change) is DOOMED until a rollback is in the log: readers never decide this by themselves.
-
-Joint rules: a session expires by idleness only while none of its bodies is on its way, because a slow disk is no idle
-client; by age it always does. Once DOOMED it stays so. Times are milliseconds of a clock that never leaps (ADR 0013): ticks
-follow the machine's clock, and when that is set back they stand still for as long.
+IN_FLIGHT takes bodies. A commit waits until no body is on its way (ON_COMMIT), then is in the log's hands (COMMITTING),
+where only the log's answer counts. A session that may not commit any more is FAILED until a rollback is in the log.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +19,7 @@ class SessionState(Enum):
     ON_COMMIT = auto()
     COMMITTING = auto()
     COMMITTED = auto()
-    DOOMED = auto()
+    FAILED = auto()
     ON_ROLLBACK = auto()
     ROLLED_BACK = auto()
 
@@ -34,17 +29,13 @@ class SessionEvent(Enum):
 
     BODY = auto()
     COMMIT = auto()
-    HAND_OVER = auto()
-    """The commit goes to the log."""
-    SENT_BACK = auto()
-    """The commit has to wait for a segment and will come again."""
-    COMMIT_REFUSED = auto()
-    """The commit failed before the log had it."""
+    HAND_OVER = auto()  # the commit goes to the log
+    SENT_BACK = auto()  # the commit has to wait for a segment and will come again
+    COMMIT_REFUSED = auto()  # the commit failed before the log had it
     COMMIT_DONE = auto()
-    DOOM = auto()
+    FAIL = auto()
     ROLLBACK = auto()
-    ROLLBACK_REFUSED = auto()
-    """The rollback failed before the log had it."""
+    ROLLBACK_REFUSED = auto()  # the rollback failed before the log had it
     ROLLBACK_DONE = auto()
 
 
@@ -55,24 +46,25 @@ TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (_S.ON_COMMIT, _E.COMMIT): _S.ON_COMMIT,
     (_S.ON_COMMIT, _E.HAND_OVER): _S.COMMITTING,
     (_S.COMMITTING, _E.SENT_BACK): _S.ON_COMMIT,
-    (_S.COMMITTING, _E.COMMIT_REFUSED): _S.DOOMED,
+    (_S.COMMITTING, _E.COMMIT_REFUSED): _S.FAILED,
     (_S.COMMITTING, _E.COMMIT_DONE): _S.COMMITTED,
-    (_S.IN_FLIGHT, _E.DOOM): _S.DOOMED,
-    (_S.ON_COMMIT, _E.DOOM): _S.DOOMED,
+    (_S.IN_FLIGHT, _E.FAIL): _S.FAILED,
+    (_S.ON_COMMIT, _E.FAIL): _S.FAILED,
     (_S.IN_FLIGHT, _E.ROLLBACK): _S.ON_ROLLBACK,
     (_S.ON_COMMIT, _E.ROLLBACK): _S.ON_ROLLBACK,
-    (_S.DOOMED, _E.ROLLBACK): _S.ON_ROLLBACK,
-    (_S.ON_ROLLBACK, _E.ROLLBACK_REFUSED): _S.DOOMED,
+    (_S.FAILED, _E.ROLLBACK): _S.ON_ROLLBACK,
+    (_S.ON_ROLLBACK, _E.ROLLBACK_REFUSED): _S.FAILED,
     (_S.ON_ROLLBACK, _E.ROLLBACK_DONE): _S.ROLLED_BACK,
 }
 
 CLIENT_EVENTS = frozenset({_E.BODY, _E.COMMIT, _E.ROLLBACK})
 """A client may ask for these at a wrong time; the others out of place are our bugs."""
 
-DOOMABLE = frozenset({_S.IN_FLIGHT, _S.ON_COMMIT})
+OPEN = frozenset({_S.IN_FLIGHT, _S.ON_COMMIT})
+"""A session may still fail: it is in nobody else's hands."""
 
 
-class Doom(Enum):
+class Failure(Enum):
     """Why a transaction may not commit any more; the value is the reason its rollback carries."""
 
     EXPIRED = "no body within its keepalive"
@@ -103,7 +95,8 @@ class TxnLimits:
 class Session:
     """One transaction; its id is the tick of its begin. `bodies` are in log order.
 
-    `begun_ms` and `active_ms` say when it began and when its last body was acknowledged, on a clock that never leaps.
+    `begun_ms` and `active_ms` say when it began and when its last body was acknowledged, on a clock that never leaps
+    (ADR 0013): ticks follow the machine's clock, and when that is set back they stand still for as long.
     """
 
     txn_id: int
@@ -112,7 +105,7 @@ class Session:
     begun_ms: int
     active_ms: int
     state: SessionState = SessionState.IN_FLIGHT
-    doom: Doom | None = None
+    failure: Failure | None = None
     in_flight: int = 0
     size_bytes: int = 0
     bodies: list[Change] = field(default_factory=list)
@@ -130,14 +123,15 @@ class Session:
             raise self._refusal()
         self.state = after
 
-    def due(self, now_ms: int) -> Doom | None:
+    def due(self, now_ms: int) -> Failure | None:
         """Return why the transaction may not go on at `now_ms`, None if it may."""
-        if self.state not in DOOMABLE:
+        if self.state not in OPEN:
             return None
         if now_ms - self.begun_ms >= self.limits.age_s_max * 1000:
-            return Doom.TOO_OLD
+            return Failure.TOO_OLD
+        # Not while a body is on its way: a slow disk is no idle client.
         if not self.in_flight and now_ms - self.active_ms >= self.keepalive_ms:
-            return Doom.EXPIRED
+            return Failure.EXPIRED
         return None
 
     def overflows(self, bodies: list[Change]) -> bool:
@@ -145,10 +139,10 @@ class Session:
         size_bytes = self.size_bytes + size_of_bodies(bodies)
         return size_bytes > self.limits.size_bytes_max or len(self.bodies) + len(bodies) > self.limits.bodies_max
 
-    def set_doom(self, doom: Doom) -> None:
-        """End the session's hope of committing."""
-        self.apply(SessionEvent.DOOM)
-        self.doom = doom
+    def fail(self, failure: Failure) -> None:
+        """Let the session never commit."""
+        self.apply(SessionEvent.FAIL)
+        self.failure = failure
 
     def add_bodies(self, bodies: list[Change]) -> None:
         """Take bodies that are on their way, in log order. Raises a typed error when the session takes none."""
@@ -184,8 +178,10 @@ class Session:
         return True
 
     def _refusal(self) -> StreamingNodeError:
-        if self.doom is not None:
-            return TransactionExpired(f"transaction {self.txn_id} is rolled back: {self.doom.value} — begin a new one")
+        if self.failure is not None:
+            return TransactionExpired(
+                f"transaction {self.txn_id} is rolled back: {self.failure.value} — begin a new one"
+            )
         return InvalidTransactionState(
             f"transaction {self.txn_id} is ending already ({self.state.name}) — begin a new one"
         )

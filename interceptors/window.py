@@ -1,17 +1,14 @@
 """The window: which writes of which producers are in the log, and what their appenders were told. Pure.
 
-In come results, from the live append path and from the log as it is read again; out goes, for a stamp, the result of its
-first try, or that there was none, or that nobody can know any more. Of each producer the results with the highest sequences
-are kept. What is forgotten moves the producer's floor: a sequence at or below it without a result is refused, so that
-forgetting never turns a retry into a second write. A write that somebody may still send is held: nothing of it is
-forgotten, and no floor refuses it. Producers themselves are forgotten only when they are deleted.
+Of each producer the results with the highest sequences are kept. What is forgotten moves the producer's floor: a sequence
+at or below it without a result is refused, so that forgetting never turns a retry into a second write. A write that somebody
+may still send is held: nothing of it is forgotten, and no floor refuses it.
 """
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -20,176 +17,9 @@ from interceptors.errors import ProducerFenced, SequenceTooOld
 from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
 from wal.headers import InsertHeader
 from wal.log import AppendGroup, AppendResult
-from wal.message import AnyMessage, LogEntry, Message, TransactionMessage
+from wal.message import AnyMessage, LogEntry, TransactionMessage
 from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp
 from wal.timetick import add_ms
-
-# --- snapshot ---
-#
-# Bytes of a window in a checkpoint: MessagePack with a format number. Pure.
-#
-# The picture is in docs/format.md, section "Checkpoint". Message ids are stored as positions; the log says of which kind.
-
-
-WINDOW_FORMAT = 1
-
-
-class KnownProducer(NamedTuple):
-    """One producer as of a tick: results by sequence; others at or below `floor` are forgotten."""
-
-    producer_id: int
-    epoch: int
-    floor: int
-    results: Mapping[int, AppendResult]
-
-
-class KnownWindow(NamedTuple):
-    """All producers as of `tick`."""
-
-    tick: int
-    producers: tuple[KnownProducer, ...]
-
-
-class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One result; `row_offsets` are (vchannel, first, count)."""
-
-    sequence: int
-    first_position: int
-    count: int
-    time_tick: int
-    last_confirmed: int
-    txn_id: int
-    row_offsets: tuple[tuple[str, int, int], ...]
-
-
-class StoredProducer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One producer and its results."""
-
-    producer_id: int
-    epoch: int
-    floor: int
-    results: tuple[StoredResult, ...]
-
-
-class StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the checkpoint."""
-
-    format: int = WINDOW_FORMAT
-    tick: int
-    producers: tuple[StoredProducer, ...]
-
-
-class _Format(msgspec.Struct):
-    format: int
-
-
-def encode_window(window: KnownWindow) -> bytes:
-    """Return the window's bytes; some 2 us for each result, so in a thread when there are many."""
-    producers = tuple(
-        StoredProducer(
-            known.producer_id,
-            known.epoch,
-            known.floor,
-            tuple(_stored(sequence, result) for sequence, result in known.results.items()),
-        )
-        for known in window.producers
-    )
-    return msgspec.msgpack.encode(StoredWindow(tick=window.tick, producers=producers))
-
-
-def decode_window(data: bytes, kind: type[MessageId]) -> KnownWindow:
-    """Return the window in `data`; `kind` is that of its log's ids.
-
-    Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
-    """
-    try:
-        version = msgspec.msgpack.decode(data, type=_Format).format
-        if version != WINDOW_FORMAT:
-            raise UnsupportedFormat(
-                f"the checkpoint's producers have format {version}, this release reads {WINDOW_FORMAT} — "
-                "open the node with the release that wrote it"
-            )
-        stored = msgspec.msgpack.decode(data, type=StoredWindow)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the checkpoint's producers do not decode: {error}") from error
-    return KnownWindow(
-        stored.tick,
-        tuple(
-            KnownProducer(each.producer_id, each.epoch, each.floor, {r.sequence: _known(r, kind) for r in each.results})
-            for each in stored.producers
-        ),
-    )
-
-
-def _stored(sequence: int, result: AppendResult) -> StoredResult:
-    return StoredResult(
-        sequence,
-        result.first_message_id.position,
-        result.count,
-        result.time_tick,
-        result.last_confirmed.position,
-        result.txn_id,
-        tuple((vchannel, first, count) for vchannel, (first, count) in result.row_offsets.items()),
-    )
-
-
-def _known(stored: StoredResult, kind: type[MessageId]) -> AppendResult:
-    return AppendResult(
-        first_message_id=kind(stored.first_position),
-        count=stored.count,
-        time_tick=stored.time_tick,
-        last_confirmed=kind(stored.last_confirmed),
-        txn_id=stored.txn_id,
-        row_offsets={vchannel: (first, count) for vchannel, first, count in stored.row_offsets},
-    )
-
-
-# --- results ---
-#
-# What the appender of a group was told, or would have been: read off the group's entry in the log. Pure.
-#
-# A group and its entry say the same, so a retry that comes after a crash hears what the first try would have heard.
-
-
-def result_of_entry(entry: LogEntry, visible: Sequence[AnyMessage]) -> AppendResult:
-    """Return the result of a synced entry; `visible` is what readers see because of it."""
-    head = entry.messages[0]
-    kind = type(head.message_id)
-    return AppendResult(
-        first_message_id=kind(entry.first_position),
-        count=len(entry.messages),
-        time_tick=entry.time_tick,
-        last_confirmed=kind(entry.last_confirmed_position),
-        txn_id=head.txn_id,
-        row_offsets=_row_offsets(visible),
-    )
-
-
-def result_of_group(group: AppendGroup, kind: type[MessageId]) -> AppendResult:
-    """Return the result of a stamped group that turned out to be synced; `kind` is that of its log's ids."""
-    ticket, head = group.ticket, group.messages[0]
-    assert ticket is not None, "a group that is synced has its place"
-    last_confirmed = ticket.first_position if head.last_confirmed is None else head.last_confirmed
-    return AppendResult(
-        first_message_id=kind(ticket.first_position),
-        count=len(group.messages),
-        time_tick=group.time_tick,
-        last_confirmed=kind(last_confirmed),
-        txn_id=head.txn_id,
-        row_offsets=group.row_offsets,
-    )
-
-
-def _row_offsets(visible: Sequence[AnyMessage]) -> dict[str, tuple[int, int]]:
-    offsets: dict[str, tuple[int, int]] = {}
-    for message in visible:
-        parts: Sequence[Message] = message.bodies if isinstance(message, TransactionMessage) else (message,)
-        for part in parts:
-            if isinstance(part.header, InsertHeader):
-                first, count = offsets.get(part.vchannel, (part.header.first_offset, 0))
-                offsets[part.vchannel] = first, count + part.header.rows
-    return offsets
-
 
 Write = tuple[int, int]
 """One write: its producer's id and its sequence."""
@@ -227,10 +57,6 @@ class Places:
         """Whether the write is held."""
         return write in self._held
 
-    def __iter__(self) -> Iterator[Write]:
-        """Go through what is held."""
-        return iter(self.writes())
-
     def __len__(self) -> int:
         """How many writes are held."""
         return len(self._held)
@@ -264,7 +90,7 @@ class Places:
         """Draw no sequence up to this one."""
         self._last[producer_id] = max(sequence, self._last.get(producer_id, 0))
 
-    def let_go(self, write: Write) -> None:
+    def release(self, write: Write) -> None:
         """Hold a write no longer, although its place is still there."""
         self._held.pop(write, None)
 
@@ -273,30 +99,31 @@ class Places:
         self._last.pop(producer_id, None)
 
 
-class _Producer:
-    """What is known of one producer: `sequences` are the keys of `results`, ascending."""
+@dataclass(slots=True)
+class KnownProducer:
+    """One producer: `sequences` are the keys of `results`, ascending; others at or below `floor` are forgotten."""
 
-    __slots__ = ("epoch", "floor", "results", "sequences")
-
-    def __init__(self, epoch: int = 0, floor: int = 0) -> None:
-        self.epoch = epoch
-        self.floor = floor
-        self.sequences: list[int] = []
-        self.results: dict[int, AppendResult] = {}
+    epoch: int = 0
+    floor: int = 0
+    sequences: list[int] = field(default_factory=list)
+    results: dict[int, AppendResult] = field(default_factory=dict)
 
 
 class Window:
-    """The producers of one log. Everything at or below `tick` was in it when it was saved; `held` are writes to keep."""
+    """The producers of one log. Everything at or below `tick` was in it when it was saved; `held` are writes to keep.
+
+    Producers are forgotten only when they are deleted.
+    """
 
     def __init__(
-        self, limits: ProducerLimits | None = None, *, tick: int = 0, held: Collection[Write] = frozenset()
+        self, limits: ProducerLimits | None = None, *, tick: int = 0, held: Places | frozenset[Write] = frozenset()
     ) -> None:
         self.limits = limits or ProducerLimits()
         self.tick = tick
         self.held = held
         self.results = 0
         """How many results are kept."""
-        self._producers: OrderedDict[int, _Producer] = OrderedDict()
+        self.producers: OrderedDict[int, KnownProducer] = OrderedDict()
         """In the order of their last results, oldest first."""
 
     # --- asking -----------------------------------------------------------------------------------------------------------
@@ -306,33 +133,33 @@ class Window:
 
         Raises `ProducerFenced` for the stamp of an older epoch or of nobody known, `SequenceTooOld` when nobody remembers.
         """
-        known = self._spoken_for(stamp)
+        known = self.check_epoch(stamp)
         result = known.results.get(stamp.sequence)
         if result is None and stamp.sequence <= known.floor and (stamp.producer_id, stamp.sequence) not in self.held:
             oldest = next((each for each in known.sequences if each > known.floor), known.floor + 1)
             raise SequenceTooOld(stamp.sequence, oldest)
         return result
 
-    def check_epoch(self, stamp: ProducerStamp) -> None:
-        """Raise `ProducerFenced` for the stamp of an older epoch or of nobody known."""
-        self._spoken_for(stamp)
+    def check_epoch(self, stamp: ProducerStamp) -> KnownProducer:
+        """Return the stamp's producer. Raises `ProducerFenced` for an older epoch or one that nobody knows."""
+        known = self.producers.get(stamp.producer_id)
+        if known is None:
+            raise ProducerFenced(stamp.epoch, None)
+        if stamp.epoch < known.epoch:
+            raise ProducerFenced(stamp.epoch, known.epoch)
+        return known
 
     def has_forgotten(self, write: Write) -> bool:
         """Whether nobody can know any more if the write is in the log, unless it was held all the time."""
-        known = self._producers.get(write[0])
+        known = self.producers.get(write[0])
         return known is not None and write[1] <= known.floor and write[1] not in known.results
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of the producer that is in the log, 0 when it has none."""
-        known = self._producers.get(producer_id)
+        known = self.producers.get(producer_id)
         if known is None:
             return 0
         return max(known.floor, known.sequences[-1]) if known.sequences else known.floor
-
-    @property
-    def producers(self) -> int:
-        """How many producers are known."""
-        return len(self._producers)
 
     # --- learning ---------------------------------------------------------------------------------------------------------
 
@@ -348,12 +175,9 @@ class Window:
         if stamp.sequence in known.results or (stamp.sequence <= known.floor and write not in self.held):
             return
         known.results[stamp.sequence] = result
-        if known.sequences and stamp.sequence < known.sequences[-1]:
-            insort(known.sequences, stamp.sequence)
-        else:
-            known.sequences.append(stamp.sequence)
+        insort(known.sequences, stamp.sequence)
         self.results += 1
-        self._producers.move_to_end(stamp.producer_id)
+        self.producers.move_to_end(stamp.producer_id)
         # What is held comes on top, or it would push out the newest results.
         sequences, kept_max = known.sequences, self.limits.results_per_producer_max
         while len(sequences) > kept_max and (lowest := self._lowest(stamp.producer_id, known)):
@@ -370,79 +194,201 @@ class Window:
 
     def keep_only(self, producer_ids: Collection[int]) -> None:
         """Forget all other producers."""
-        for producer_id in [each for each in self._producers if each not in producer_ids]:
-            self.results -= len(self._producers.pop(producer_id).results)
+        for producer_id in [each for each in self.producers if each not in producer_ids]:
+            self.results -= len(self.producers.pop(producer_id).results)
 
     # --- on disk ----------------------------------------------------------------------------------------------------------
 
-    def freeze(self, tick: int) -> KnownWindow:
+    def freeze(self, tick: int) -> "Window":
         """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched by later changes.
 
         Results above the tick are left out: they are read from the log again. Those past their age that have no younger one
         below them are forgotten first. Here too and not only in the checkpoint: what the window has, one that is rebuilt
         from checkpoint and log has as well, so a write that is held between the two is in neither or in both.
         """
+        frozen = Window(self.limits, tick=tick)
         oldest_tick = add_ms(tick, -int(self.limits.results_age_s * 1000))
-        return KnownWindow(tick, tuple(self._freeze_each(tick, oldest_tick)))
-
-    @classmethod
-    def thaw(
-        cls, known: KnownWindow, limits: ProducerLimits | None = None, *, held: Collection[Write] = frozenset()
-    ) -> "Window":
-        """Return the window that `freeze` saved."""
-        window = cls(limits, tick=known.tick, held=held)
-        for each in known.producers:
-            producer = window._producers[each.producer_id] = _Producer(each.epoch)
-            for sequence, result in each.results.items():
-                window.add(ProducerStamp(each.producer_id, each.epoch, sequence), result)
-            producer.floor = max(producer.floor, each.floor)
-        return window
-
-    def _freeze_each(self, tick: int, oldest_tick: int) -> Iterator[KnownProducer]:
-        for producer_id, known in self._producers.items():
+        for producer_id, known in self.producers.items():
             # From the lowest up, as everywhere: the floor never passes a sequence that is kept, or one still to come.
             while (lowest := self._lowest(producer_id, known)) and known.results[lowest].time_tick < oldest_tick:
                 self._forget(known, lowest)
             kept = {each: known.results[each] for each in known.sequences if known.results[each].time_tick <= tick}
-            yield KnownProducer(producer_id, known.epoch, known.floor, kept)
+            frozen.producers[producer_id] = KnownProducer(known.epoch, known.floor, list(kept), kept)
+            frozen.results += len(kept)
+        return frozen
 
     def _forget_one(self) -> bool:
         """Forget a result of the producer whose last one is the oldest; return whether there was one not held."""
         without: list[int] = []
         found = False
-        for producer_id, known in self._producers.items():
+        for producer_id, known in self.producers.items():
             if lowest := self._lowest(producer_id, known):
                 self._forget(known, lowest)
                 found = True
                 break
             without.append(producer_id)
         for producer_id in without:  # so that they are not passed each time
-            self._producers.move_to_end(producer_id)
+            self.producers.move_to_end(producer_id)
         return found
 
-    def _spoken_for(self, stamp: ProducerStamp) -> _Producer:
-        known = self._producers.get(stamp.producer_id)
+    def _known(self, producer_id: int) -> KnownProducer:
+        known = self.producers.get(producer_id)
         if known is None:
-            raise ProducerFenced(stamp.epoch, None)
-        if stamp.epoch < known.epoch:
-            raise ProducerFenced(stamp.epoch, known.epoch)
+            known = self.producers[producer_id] = KnownProducer()
         return known
 
-    def _known(self, producer_id: int) -> _Producer:
-        known = self._producers.get(producer_id)
-        if known is None:
-            known = self._producers[producer_id] = _Producer()
-        return known
-
-    def _lowest(self, producer_id: int, known: _Producer) -> int:
+    def _lowest(self, producer_id: int, known: KnownProducer) -> int:
         """Return the lowest sequence with a result that is not held, 0 for none."""
         for sequence in known.sequences:  # mostly the first
             if (producer_id, sequence) not in self.held:
                 return sequence
         return 0
 
-    def _forget(self, known: _Producer, sequence: int) -> None:
+    def _forget(self, known: KnownProducer, sequence: int) -> None:
         known.sequences.remove(sequence)
         del known.results[sequence]
         known.floor = max(known.floor, sequence)
         self.results -= 1
+
+
+# --- what an appender was told ----------------------------------------------------------------------------------------
+#
+# A group and its entry say the same, so a retry that comes after a crash hears what the first try would have heard.
+
+
+def result_of_entry(entry: LogEntry, visible: Sequence[AnyMessage]) -> AppendResult:
+    """Return the result of a synced entry; `visible` is what readers see because of it."""
+    head = entry.messages[0]
+    kind = type(head.message_id)
+    row_offsets: dict[str, tuple[int, int]] = {}
+    for message in visible:
+        for part in message.bodies if isinstance(message, TransactionMessage) else (message,):
+            if isinstance(part.header, InsertHeader):
+                first, count = row_offsets.get(part.vchannel, (part.header.first_offset, 0))
+                row_offsets[part.vchannel] = first, count + part.header.rows
+    return AppendResult(
+        first_message_id=kind(entry.first_position),
+        count=len(entry.messages),
+        time_tick=entry.time_tick,
+        last_confirmed=kind(entry.last_confirmed_position),
+        txn_id=head.txn_id,
+        row_offsets=row_offsets,
+    )
+
+
+def result_of_group(group: AppendGroup, kind: type[MessageId]) -> AppendResult:
+    """Return the result of a stamped group that turned out to be synced; `kind` is that of its log's ids."""
+    ticket, head = group.ticket, group.messages[0]
+    assert ticket is not None, "a group that is synced has its place"
+    last_confirmed = ticket.first_position if head.last_confirmed is None else head.last_confirmed
+    return AppendResult(
+        first_message_id=kind(ticket.first_position),
+        count=len(group.messages),
+        time_tick=group.time_tick,
+        last_confirmed=kind(last_confirmed),
+        txn_id=head.txn_id,
+        row_offsets=group.row_offsets,
+    )
+
+
+# --- in a checkpoint: MessagePack with a format number, see docs/format.md --------------------------------------------
+
+
+WINDOW_FORMAT = 1
+
+
+class StoredResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One result; ids are positions, of the log's kind; `row_offsets` are (vchannel, first, count)."""
+
+    sequence: int
+    first_position: int
+    count: int
+    time_tick: int
+    last_confirmed: int
+    txn_id: int
+    row_offsets: tuple[tuple[str, int, int], ...]
+
+
+class StoredProducer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One producer and its results."""
+
+    producer_id: int
+    epoch: int
+    floor: int
+    results: tuple[StoredResult, ...]
+
+
+class StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in the checkpoint."""
+
+    format: int = WINDOW_FORMAT
+    tick: int
+    producers: tuple[StoredProducer, ...]
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def encode_window(window: Window) -> bytes:
+    """Return a window's bytes; some 2 us for each result, so in a thread when there are many."""
+    producers = tuple(
+        StoredProducer(
+            producer_id,
+            known.epoch,
+            known.floor,
+            tuple(
+                StoredResult(
+                    sequence,
+                    result.first_message_id.position,
+                    result.count,
+                    result.time_tick,
+                    result.last_confirmed.position,
+                    result.txn_id,
+                    tuple((vchannel, first, count) for vchannel, (first, count) in result.row_offsets.items()),
+                )
+                for sequence, result in known.results.items()
+            ),
+        )
+        for producer_id, known in window.producers.items()
+    )
+    return msgspec.msgpack.encode(StoredWindow(tick=window.tick, producers=producers))
+
+
+def decode_window(
+    data: bytes,
+    kind: type[MessageId],
+    limits: ProducerLimits | None = None,
+    *,
+    held: Places | frozenset[Write] = frozenset(),
+) -> Window:
+    """Return the window in `data`; `kind` is that of its log's ids.
+
+    Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
+    """
+    try:
+        version = msgspec.msgpack.decode(data, type=_Format).format
+        if version != WINDOW_FORMAT:
+            raise UnsupportedFormat(
+                f"the checkpoint's producers have format {version}, this release reads {WINDOW_FORMAT} — "
+                "open the node with the release that wrote it"
+            )
+        stored = msgspec.msgpack.decode(data, type=StoredWindow)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the checkpoint's producers do not decode: {error}") from error
+    window = Window(limits, tick=stored.tick, held=held)
+    for producer in stored.producers:
+        window.fence(producer.producer_id, producer.epoch)
+        for each in producer.results:
+            result = AppendResult(
+                first_message_id=kind(each.first_position),
+                count=each.count,
+                time_tick=each.time_tick,
+                last_confirmed=kind(each.last_confirmed),
+                txn_id=each.txn_id,
+                row_offsets={vchannel: (first, count) for vchannel, first, count in each.row_offsets},
+            )
+            window.add(ProducerStamp(producer.producer_id, producer.epoch, each.sequence), result)
+        known = window.producers[producer.producer_id]
+        known.floor = max(known.floor, producer.floor)
+    return window

@@ -1,11 +1,18 @@
-"""Where a reader starts. Values only; `scanner.starting_point` finds the place in a log."""
+"""What a reader is opened with: where it starts, and the error when its name is in use. `scanner.source` finds the place."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, StreamingNodeError
 from wal.position import MessageId
 from wal.timetick import tick_given
+
+
+class ReaderBusy(StreamingNodeError):
+    """Another reader is already open under this name."""
+
+    code = "READER_BUSY"
+    retryable = "yes"
 
 
 class DeliverPolicy:

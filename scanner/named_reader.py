@@ -1,8 +1,7 @@
 """Named readers: a position in a log that survives restarts, and the lease that keeps truncation behind it.
 
-Acknowledged messages come in; a durable position (where to resume, above which tick) goes out, and with it the lowest
-position any reader still needs. A position only moves forward. The lease is what is durable, never what is being written:
-after a crash the reader resumes there.
+A position only moves forward. The lease is what is durable, never what is being written: after a crash the reader resumes
+there.
 """
 
 import asyncio
@@ -12,11 +11,10 @@ from typing import Protocol
 
 import msgspec
 
-from scanner.deliver_policy import DeliverPolicy
-from scanner.errors import ReaderBusy
+from scanner.deliver_policy import DeliverPolicy, ReaderBusy
 from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
-from wal.outlast import carry_on
 from wal.position import MessageId, message_id_kind
+from wal.tasks import carry_on
 
 NAME_PATTERN = re.compile(r"[a-z0-9](?!.*\.\.)[a-z0-9._-]{0,127}")
 _PREFIX = "reader/"
@@ -31,36 +29,19 @@ class ReaderPosition(msgspec.Struct, frozen=True, array_like=True):
     tick: int
 
     @property
-    def message_id(self) -> MessageId:
-        """The position as an id of its log."""
-        return message_id_kind(self.wal_name)(self.position)
-
-    @property
     def policy(self) -> DeliverPolicy:
         """The policy of a scanner that resumes here; it also needs `after_tick=tick`."""
-        return DeliverPolicy.start_from(self.message_id)
-
-
-class Acknowledgeable(Protocol):
-    """What a reader may acknowledge: any message as readers see it."""
-
-    @property
-    def time_tick(self) -> int:
-        """The message's tick."""
-
-    @property
-    def last_confirmed(self) -> MessageId:
-        """Where to resume so that nothing above the tick is missed."""
+        return DeliverPolicy.start_from(message_id_kind(self.wal_name)(self.position))
 
 
 class ReaderRecords(Protocol):
-    """Where positions are kept: the part of a log store, or of what stands in front of one, that readers need."""
+    """Where positions are kept: the map of state of a log store, or of what stands in front of one."""
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order."""
+        """As `LogStore.scan_meta`."""
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once; durable when it returns."""
+        """As `LogStore.put_meta`."""
 
 
 class NamedReaders:
@@ -69,8 +50,7 @@ class NamedReaders:
     def __init__(self, store: ReaderRecords) -> None:
         self._store = store
         self._positions: dict[str, ReaderPosition] = {}
-        self._open: dict[str, NamedReader | None] = {}
-        # None while a reader is being opened or deleted
+        self._open: dict[str, NamedReader | None] = {}  # None while a reader is being opened or deleted
         self._in_doubt: set[str] = set()
         """Readers of which nobody knows whether the store has them: saved again when they are opened, held until then."""
 
@@ -84,14 +64,12 @@ class NamedReaders:
 
         Readers of collections that are not `live` (None: all are) hold nothing: nobody can open them again.
         """
-        return min(
-            (
-                at.position
-                for key, at in self._positions.items()
-                if at.pchannel == pchannel and (live is None or _collection_id(key) in live)
-            ),
-            default=None,
+        needed = (
+            at.position
+            for key, at in self._positions.items()
+            if at.pchannel == pchannel and (live is None or _collection_id(key) in live)
         )
+        return min(needed, default=None)
 
     def list_readers(self, collection_id: int) -> dict[str, ReaderPosition]:
         """Return the collection's named readers and their durable positions, by name."""
@@ -123,16 +101,12 @@ class NamedReaders:
         return await carry_on(self._delete(self._reserve(collection_id, name)))
 
     async def keep_only(self, live: Collection[int]) -> None:
-        """Forget the readers of collections that are not `live`, open ones too."""
+        """Forget the readers of collections that are not `live`; none is open yet."""
         keys = [key for key in self._positions if _collection_id(key) not in live]
-        for key in keys:
-            reader = self._open.get(key)
-            if reader is not None:
-                await reader.close()
         if keys:
             await self._store.put_meta(dict.fromkeys(keys))
         for key in keys:
-            self._forget(key)
+            del self._positions[key]
 
     async def close(self) -> None:
         """Close every reader; idempotent."""
@@ -146,6 +120,10 @@ class NamedReaders:
         self._positions[key] = position
         self._in_doubt.discard(key)
 
+    def release(self, key: str) -> None:
+        """Let a closed reader be opened again."""
+        self._open.pop(key, None)
+
     async def _delete(self, key: str) -> bool:
         try:
             if key not in self._positions:
@@ -157,15 +135,9 @@ class NamedReaders:
         finally:
             del self._open[key]
 
-    def _forget(self, key: str) -> None:
-        self._positions.pop(key, None)
-        self._in_doubt.discard(key)
-
     async def _save_first(self, key: str, start: ReaderPosition) -> None:
-        """Save where a new reader starts; it holds the log from now on, which could be gone once the write is done.
-
-        And it goes on holding it when nobody knows whether the write took place: cancelled, or indeterminate.
-        """
+        # It holds the log from now on, which could be gone once the write is done. And it goes on holding it when nobody
+        # knows whether the write took place: cancelled, or indeterminate.
         self._positions[key] = start
         self._in_doubt.add(key)
         try:
@@ -175,9 +147,9 @@ class NamedReaders:
                 self._forget(key)
             raise
 
-    def release(self, key: str) -> None:
-        """Let a closed reader be opened again."""
-        self._open.pop(key, None)
+    def _forget(self, key: str) -> None:
+        self._positions.pop(key, None)
+        self._in_doubt.discard(key)
 
     def _reserve(self, collection_id: int, name: str) -> str:
         key = _key(collection_id, name)
@@ -204,27 +176,21 @@ class NamedReader:
         """Everything at or below it is acknowledged, durably or on its way."""
         return self._wanted.tick
 
-    async def ack(self, message: Acknowledgeable) -> None:
-        """Acknowledge a message and everything before it; returns when that is durable.
+    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+        """Resume from `last_confirmed` above `tick` from now on; returns when that is durable.
 
-        A message below the position changes nothing. Acks that come in during a write share the next one. Cancelling
-        leaves the outcome open. Raises `InvalidArgument` for a message of another kind of log, `OnShutdown` when closed.
+        A tick below the position's changes nothing. Acks that come in during a write share the next one. Cancelling
+        leaves the outcome open. Raises `InvalidArgument` for an id of another kind of log, `OnShutdown` when closed.
         """
-        last_confirmed = message.last_confirmed
-        if last_confirmed.wal_name != self.position.wal_name:
+        if last_confirmed.wal_name != (wal_name := self.position.wal_name):
             raise InvalidArgument(
-                f"{last_confirmed} is no position in a {self.position.wal_name} log — acknowledge what this reader delivered"
+                f"{last_confirmed} is no position in a {wal_name} log — acknowledge what this reader delivered"
             )
-        await self.advance(last_confirmed.position, message.time_tick)
-
-    async def advance(self, position: int, tick: int) -> None:
-        """Resume from `position` above `tick` from now on, as a batch's resume position and confirmed tick say."""
         if self._closed:
             raise OnShutdown("the named reader is closed")
         if tick > self._wanted.tick:
-            self._wanted = msgspec.structs.replace(
-                self._wanted, position=max(position, self._wanted.position), tick=tick
-            )
+            position = max(last_confirmed.position, self._wanted.position)
+            self._wanted = msgspec.structs.replace(self._wanted, position=position, tick=tick)
         while self.position.tick < tick:
             writing = self._writing = self._writing or asyncio.get_running_loop().create_task(self._write())
             await asyncio.wait((writing,))

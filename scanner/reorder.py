@@ -1,7 +1,7 @@
-"""Puts entries into the order of their ticks, and lets them go only when a tick says that nothing lower follows. No I/O.
+"""What a reader is given and when: in the order of ticks, once a tick says that nothing lower follows. No I/O.
 
-Entries come in as a log hands them out, ticks beside them; entries go out strictly ascending. The log stores of this
-project deliver in tick order already, and then this costs next to nothing; the promise to readers does not depend on it.
+The log stores of this project deliver in tick order already, and then reordering costs next to nothing; the promise to
+readers does not depend on it.
 """
 
 from bisect import bisect_right
@@ -14,11 +14,7 @@ from wal.message import ALL_VCHANNELS, AnyMessage, LogEntry, Message
 
 
 class ReorderBuffer:
-    """Entries above the last tick popped. One entry for each tick: ticks are never given twice.
-
-    What arrives at or below the last tick is too late to be delivered in order: it is refused and counted in `late_count`.
-    The same entry again is refused.
-    """
+    """Entries above the last tick popped. One entry for each tick: ticks are never given twice."""
 
     __slots__ = ("_entries", "last_tick", "late_count", "size_bytes")
 
@@ -27,12 +23,10 @@ class ReorderBuffer:
         self.last_tick = 0
         self.size_bytes = 0
         self.late_count = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        """Entries refused: what arrives at or below the last tick is too late to be delivered in order."""
 
     def push(self, entry: LogEntry) -> bool:
-        """Take an entry; returns False when it is refused."""
+        """Take an entry; returns False when it is refused: it is late, or here already."""
         tick = entry.time_tick
         if tick <= self.last_tick:
             self.late_count += 1
@@ -54,20 +48,11 @@ class ReorderBuffer:
         return popped
 
 
-# --- filters ---
-#
-# Which messages a reader wants. No I/O.
-#
-# Decided on whole messages: a plain message by itself, a transaction as one at its commit. So begins and bodies always
-# pass, and a transaction that touches a wanted vchannel comes whole. Ticks stored in the log are not delivered: batches
-# carry them as their confirmed tick.
-
-
 class ScanFilter:
-    """The conditions of one reader; all of them hold for a message that passes.
+    """What one reader wants, decided on whole messages: a transaction that touches a wanted vchannel comes whole.
 
     `vchannels` and `types` None means any; a message for all vchannels is on each of them. Types apply to plain messages
-    only; listing a system type raises `InvalidArgument`. Ticks pass above `after_tick`.
+    only; listing a system type raises `InvalidArgument`. Ticks pass above `after_tick`, those stored in the log never.
     """
 
     __slots__ = ("_types", "_vchannels", "after_tick")
@@ -91,25 +76,21 @@ class ScanFilter:
         if time_tick <= self.after_tick:
             return ()
         if self._vchannels is None and self._types is None:
-            if messages and messages[0].type is not MessageType.TIME_TICK:
-                return messages
-            return ()
+            return () if messages and messages[0].type is MessageType.TIME_TICK else messages
         return [message for message in messages if self._passes(message)]
 
     def wants_commit(self, commit: Message) -> bool:
         """Whether the transaction of this commit would pass."""
-        return commit.time_tick > self.after_tick and self._on_wanted(_vchannels_of(commit))
+        return commit.time_tick > self.after_tick and self._touches_wanted(commit)
 
     def _passes(self, message: AnyMessage) -> bool:
         if not isinstance(message, Message):
-            return self._on_wanted(_vchannels_of(message.commit))
+            return self._touches_wanted(message.commit)
         if message.type is MessageType.TIME_TICK or (self._types is not None and message.type not in self._types):
             return False
         return self._vchannels is None or message.vchannel == ALL_VCHANNELS or message.vchannel in self._vchannels
 
-    def _on_wanted(self, vchannels: tuple[str, ...]) -> bool:
-        return self._vchannels is None or not self._vchannels.isdisjoint(vchannels)
-
-
-def _vchannels_of(commit: Message) -> tuple[str, ...]:
-    return cast("CommitTxnHeader", commit.header).vchannels
+    def _touches_wanted(self, commit: Message) -> bool:
+        return self._vchannels is None or not self._vchannels.isdisjoint(
+            cast("CommitTxnHeader", commit.header).vchannels
+        )

@@ -1,30 +1,28 @@
 """Reads one log from a deliver policy on: ordered, assembled, filtered, in bounded batches.
 
-Entries come from `scanner.source`; they pass the reorder buffer, which confirmed ticks release, then the transaction
-buffer, then the filter; batches go out. Everything between two waits is one step without suspension, so a cancelled caller
-finds the same batch again.
+Entries pass the reorder buffer, which confirmed ticks release, then the transaction buffer, then the filter. Everything
+between two waits is one step without suspension, so a cancelled caller finds the same batch again.
 """
 
 import asyncio
+import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import msgspec
 
 from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartFrom
-from scanner.errors import ReaderBusy
 from scanner.reorder import ReorderBuffer, ScanFilter
-from scanner.source import REAL, Closing, Mode, PatientLog, Retry, ScanMeter, Surroundings, SwitchableReader
-from scanner.starting_point import StartingPoint, find_start, log_end
+from scanner.source import Closing, EntrySource, LogReads, Mode, StartingPoint, find_start
 from wal.errors import Corrupt, OnShutdown, Overloaded, Truncated, UnsupportedFormat
 from wal.headers import MessageType
-from wal.live_tail import LiveTail, TailRead
+from wal.live_tail import LiveTail
 from wal.log import Log
-from wal.measure import Distribution
-from wal.message import AnyMessage, LogEntry, Message, TransactionMessage
+from wal.measure import Distribution, Histogram, Rate
+from wal.message import AnyMessage, LogEntry, Message, TransactionBuffer, TransactionMessage
 from wal.position import message_id_kind
-from wal.transaction_buffer import TransactionBuffer
+from wal.timetick import physical_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,6 @@ class ScanLimits:
 
     batch_bytes: int = 1 << 20
     batch_messages: int = 4096
-    retry: Retry = field(default_factory=Retry)
 
 
 class ScanBatch(NamedTuple):
@@ -92,20 +89,18 @@ class Scanner:
         after_tick: int = 0,
         name: str = "scanner",
         limits: ScanLimits | None = None,
-        surroundings: Surroundings = REAL,
     ) -> None:
         self.name = name
-        self._meter = ScanMeter(surroundings)
         self._log = log
         self._tail = tail
         self._policy = policy
         self._filter = ScanFilter(vchannels=vchannels, types=types, after_tick=after_tick)
         self._limits = limits or ScanLimits()
-        self._patient = PatientLog(log, self._limits.retry, self._meter, sleep=surroundings.sleep)
-        self._end = log_end(log, tail)
+        self._reads = LogReads(log)
+        self._end_position, self._end_tick = log.durable_position, 0 if tail is None else tail.confirmed_tick
         self._closing = Closing(name)
-        self._opening: asyncio.Task[SwitchableReader] | None = None
-        self._source: SwitchableReader | None = None
+        self._opening: asyncio.Task[EntrySource] | None = None
+        self._source: EntrySource | None = None
         self._reorder = ReorderBuffer()
         self._transactions = TransactionBuffer(begin_missing=self._miss_begin)
         self._released: deque[LogEntry] = deque()
@@ -115,31 +110,33 @@ class Scanner:
         self._next_position = 0
         """Behind the last entry that was delivered or filtered out."""
         self._failure: Exception | None = None
-        self._unread: deque[AnyMessage] = deque()
+        self._batches = 0
+        self._messages = Rate(time.perf_counter)
+        self._delivery_s = Histogram()
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._closing.is_set
+        return self._closing.closed.done()
 
     @property
     def statistics(self) -> ScanStatistics:
         """What the scanner holds and has met so far."""
-        source, meter = self._source, self._meter
+        source = self._source
         return ScanStatistics(
             name=self.name,
             mode=source.mode if source else None,
             position=self._resume_position,
             backlog=max(self._log.next_position - self._next_position, 0) if source else 0,
-            batches=meter.batches,
-            messages=meter.messages.total,
-            messages_per_s=meter.messages.per_second,
-            read_s=meter.read_s.distribution(),
-            delivery_s=meter.delivery_s.distribution(),
+            batches=self._batches,
+            messages=self._messages.total,
+            messages_per_s=self._messages.per_second,
+            read_s=self._reads.seconds.distribution(),
+            delivery_s=self._delivery_s.distribution(),
             reorder_bytes=self._reorder.size_bytes,
             transaction_bytes=self._transactions.size_bytes,
             evictions=source.evictions if source else 0,
-            read_retries=self._patient.retries,
+            read_retries=self._reads.retries,
             late_entries=self._reorder.late_count,
             dropped_bodies=self._transactions.bodies_dropped,
             dropped_commits=self._transactions.commits_dropped,
@@ -150,13 +147,17 @@ class Scanner:
         """Where another scanner would continue after the last batch; where this one starts, once it is open."""
         return StartingPoint(self._resume_position, self._delivered_tick)
 
-    async def open(self) -> None:
+    async def open(self) -> EntrySource:
         """Find the starting point; idempotent, `next_batch` does it by itself.
 
         Raises `Truncated` when the policy starts below what is kept, `InvalidArgument` for an id of another kind of log.
         """
         if self._source is None:
-            await self._open()
+            opening = self._opening = self._opening or asyncio.get_running_loop().create_task(self._find_source())
+            await self._closing.wait(opening)
+            self._opening = None
+            self._source = opening.result()
+        return self._source
 
     async def next_batch(self) -> ScanBatch:
         """Wait for the next batch. Cancelling loses nothing: the next call returns the same one.
@@ -165,33 +166,31 @@ class Scanner:
         the storage kept failing, `OnShutdown` when the scanner or the log is closed.
         """
         self._closing.check_open()
-        source = self._source or await self._open()
+        source = await self.open()
         while True:
-            batch = self._next_released()
+            batch = self._next_released(source)
             if batch is not None:
                 return batch
             if self._failure is not None:
                 raise self._failure
             try:
-                self._take(await source.next())
+                read = await source.next()
             except Truncated as failure:
                 if self._confirmed_tick or not isinstance(self._policy, DeliverAll):
                     self._failure = failure
                 else:
                     # The log was truncated between finding its earliest entry and reading it.
                     source.close()
-                    source = await self._open()
+                    self._source = None
+                    source = await self.open()
+                continue
             except (Corrupt, UnsupportedFormat) as failure:
                 self._failure = failure
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> AnyMessage:
-        """Return the next message; not to be mixed with `next_batch`."""
-        while not self._unread:
-            self._unread.extend((await self.next_batch()).messages)
-        return self._unread.popleft()
+                continue
+            for entry in read.entries:
+                self._reorder.push(entry)
+            self._released.extend(self._reorder.pop_until(read.confirmed_tick))
+            self._confirmed_tick = max(self._confirmed_tick, read.confirmed_tick)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -207,64 +206,34 @@ class Scanner:
         if self._source is not None:
             self._source.close()
         self._released.clear()
-        self._unread.clear()
         await self._closing.close()
 
-    async def _open(self) -> SwitchableReader:
-        self._opening = self._opening or asyncio.get_running_loop().create_task(self._find_source())
-        opening = self._opening
-        await self._closing.wait(opening)
-        self._opening = None
-        self._source = opening.result()
-        return self._source
-
-    async def _find_source(self) -> SwitchableReader:
-        start = await find_start(self._log, self._patient, self._policy, self._end)
+    async def _find_source(self) -> EntrySource:
+        start = await find_start(
+            self._reads, self._policy, end_position=self._end_position, confirmed_tick=self._end_tick
+        )
         if self._filter.after_tick and isinstance(self._policy, StartFrom):
             # Resumed: the position is a last-confirmed one itself, and what lies before it may be given up at any time.
             start = start._replace(position=max(start.position, self._policy.message_id.position))
-        self._filter.after_tick = max(self._filter.after_tick, start.after_tick)
-        self._delivered_tick = self._filter.after_tick
+        self._filter.after_tick = self._delivered_tick = max(self._filter.after_tick, start.after_tick)
         self._resume_position = self._next_position = start.position
-        return SwitchableReader(
-            self._log,
-            self._tail,
-            self._patient,
-            start.position,
-            read_bytes=self._limits.batch_bytes,
-            closing=self._closing,
-        )
+        read_bytes = self._limits.batch_bytes
+        return EntrySource(self._reads, self._tail, start.position, read_bytes=read_bytes, closing=self._closing)
 
-    def _take(self, read: TailRead) -> None:
-        for entry in read.entries:
-            self._reorder.push(entry)
-        self._released.extend(self._reorder.pop_until(read.confirmed_tick))
-        self._confirmed_tick = max(self._confirmed_tick, read.confirmed_tick)
-
-    def _next_released(self) -> ScanBatch | None:
-        """Return the next batch of what is released, None when that would be no news."""
-        messages, tick = self._process()
-        if not messages and tick <= self._delivered_tick:
-            return None
-        self._delivered_tick = tick
-        self._meter.delivered(messages, tailing=self._source is not None and self._source.mode is Mode.TAILING)
-        return ScanBatch(messages, tick, self._resume_position)
-
-    def _process(self) -> tuple[list[AnyMessage], int]:
-        """Return released messages up to a bound, and the tick up to which that is everything."""
+    def _next_released(self, source: EntrySource) -> ScanBatch | None:
+        """Return the next batch of what is released, up to a bound; None when that would be no news."""
         messages: list[AnyMessage] = []
-        if self._failure is not None:
-            return messages, self._delivered_tick
         released, limits, tick, size_bytes = self._released, self._limits, self._delivered_tick, 0
         observe, select = self._transactions.observe, self._filter.select
-        while released and size_bytes < limits.batch_bytes and len(messages) < limits.batch_messages:
+        while released and self._failure is None:
+            if size_bytes >= limits.batch_bytes or len(messages) >= limits.batch_messages:
+                break
             entry = released.popleft()
             try:
                 visible = observe(entry)
             except (Corrupt, Truncated) as failure:
-                # What came before the damage is delivered; the next call fails.
-                self._failure = failure
-                return messages, tick
+                self._failure = failure  # what came before the damage is delivered; the next call fails
+                break
             tick = entry.time_tick
             messages.extend(select(visible, tick))
             size_bytes += entry.size_bytes
@@ -272,7 +241,17 @@ class Scanner:
                 size_bytes += messages[-1].size_bytes
             self._resume_position = entry.last_confirmed_position
             self._next_position = entry.last_position + 1
-        return messages, tick if released else max(tick, self._confirmed_tick)
+        if not released and self._failure is None:
+            tick = max(tick, self._confirmed_tick)
+        if not messages and tick <= self._delivered_tick:
+            return None
+        self._delivered_tick = tick
+        if messages:
+            self._batches += 1
+            self._messages.add(len(messages))
+            if source.mode is Mode.TAILING:  # before that, the age of what it reads is not its doing
+                self._delivery_s.record(time.time() - physical_ms(messages[-1].time_tick) / 1000)
+        return ScanBatch(messages, tick, self._resume_position)
 
     def _miss_begin(self, commit: Message) -> None:
         # Only a scan of all that is kept accepts that a transaction in front of it is gone.
@@ -282,40 +261,23 @@ class Scanner:
         raise Truncated(f"transaction {commit.txn_id}, begun before {self._policy},", earliest)
 
 
-# --- registry ---
-#
-# The open scanners of one log: unique names, a bound, and one call that closes them with the log's WAL.
-
-
 SCANNERS_MAX = 1024
 """Each scanner may hold two batches; a thousand of them is 2 GiB at worst and more readers than one node feeds well."""
 
 
 class ScannerRegistry:
-    """Opens and closes the scanners of one log; lives on the event loop."""
+    """Opens the scanners of one log, a bounded number with names of their own, and closes them; on the event loop."""
 
-    def __init__(
-        self, log: Log, tail: LiveTail | None, *, limits: ScanLimits | None = None, scanners_max: int = SCANNERS_MAX
-    ) -> None:
+    def __init__(self, log: Log, tail: LiveTail | None) -> None:
         self._log = log
         self._tail = tail
-        self._limits = limits or ScanLimits()
-        self._scanners_max = scanners_max
-        self._scanners: dict[str, Scanner] = {}
+        self._scanners: list[Scanner] = []
         self._made = 0
         self._closed = False
 
-    def __len__(self) -> int:
-        return len(self._open_scanners())
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the open scanners."""
-        return tuple(self._open_scanners())
-
     def statistics(self) -> tuple[ScanStatistics, ...]:
         """Return what each open scanner holds and has met, oldest first."""
-        return tuple(scanner.statistics for scanner in self._open_scanners().values())
+        return tuple(scanner.statistics for scanner in self._open_scanners())
 
     def open(
         self,
@@ -324,15 +286,13 @@ class ScannerRegistry:
         vchannels: frozenset[str] | None = None,
         types: frozenset[MessageType] | None = None,
         after_tick: int = 0,
-        name: str | None = None,
-        limits: ScanLimits | None = None,
     ) -> Scanner:
-        """Return a new scanner; without a name it gets one.
-
-        Raises `ReaderBusy` for a name in use, `Overloaded` at the bound, `OnShutdown` when closed, `InvalidArgument`
-        as `Scanner` does.
-        """
-        self._check_room(name)
+        """Return a new scanner. Raises `Overloaded` at the bound, `OnShutdown` when closed, `InvalidArgument` as it does."""
+        if self._closed:
+            raise OnShutdown(f"log {self._log.name} is closing")
+        scanners = self._open_scanners()
+        if len(scanners) >= SCANNERS_MAX:
+            raise Overloaded(f"{len(scanners)} scanners are open on {self._log.name} — close one first")
         self._made += 1
         scanner = Scanner(
             self._log,
@@ -341,28 +301,18 @@ class ScannerRegistry:
             vchannels=vchannels,
             types=types,
             after_tick=after_tick,
-            name=name or f"{self._log.name}/{self._made}",
-            limits=limits or self._limits,
+            name=f"{self._log.name}/{self._made}",
         )
-        self._scanners[scanner.name] = scanner
+        scanners.append(scanner)
         return scanner
 
     async def close(self) -> None:
         """Close every scanner and open no more; idempotent."""
         self._closed = True
-        scanners, self._scanners = self._scanners, {}
-        for scanner in scanners.values():
+        scanners, self._scanners = self._scanners, []
+        for scanner in scanners:
             await scanner.close()
 
-    def _check_room(self, name: str | None) -> None:
-        if self._closed:
-            raise OnShutdown(f"log {self._log.name} is closing")
-        scanners = self._open_scanners()
-        if name in scanners:
-            raise ReaderBusy(f"a scanner named {name!r} is open on {self._log.name} — close it, or use another name")
-        if len(scanners) >= self._scanners_max:
-            raise Overloaded(f"{len(scanners)} scanners are open on {self._log.name} — close one first")
-
-    def _open_scanners(self) -> dict[str, Scanner]:
-        self._scanners = {name: scanner for name, scanner in self._scanners.items() if not scanner.closed}
+    def _open_scanners(self) -> list[Scanner]:
+        self._scanners = [scanner for scanner in self._scanners if not scanner.closed]
         return self._scanners

@@ -1,117 +1,219 @@
-"""One pchannel for as long as its node is open: it takes appends, gives out readers, and comes back after a failed write.
+"""One pchannel for as long as its node is open: its WAL, what readers hold on to, and the interceptors of each term.
 
-In: an open store and the node's tick allocator. Out: a `Channel` whose parts change with each term while it stays the
-same object. A write with an open outcome ends the term: its callers get `Indeterminate`, all others wait, the store is
-reopened and verified, and the next term is rebuilt from the log; `streamingnode.log_state` has the states. Log, live
-tail and scanners stay: a scanner that tailed finds the tail restarted, returns to the log at its own position, and
-misses and repeats nothing.
+In: an open store and the node's tick allocator. Out: a `Channel` whose parts change with each term while it stays the same
+object. What belongs to a term is thrown away whole and built anew by the code that opens a node; log, live tail and scanners
+stay: a scanner that tailed finds the tail restarted, returns to the log at its own position, and misses and repeats nothing.
 """
 
 import asyncio
-import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
-from interceptors.idempotency import OpenedProducer, Producers
+from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
+from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
+from interceptors.idempotency import IdempotencyInterceptor, OpenedProducer, Producers
+from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog
+from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
 from interceptors.shard.manager import ShardManager
+from interceptors.shard.state import SegmentLimits
+from interceptors.timetick import (
+    AckManager,
+    MvccManager,
+    TimeTickInspector,
+    TimeTickInterceptor,
+    TimeTickSyncOperator,
+)
+from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
+from interceptors.txn_session import TxnLimits
+from interceptors.window import ProducerLimits
 from scanner.scanner import ScannerRegistry
-from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
-from streamingnode.errors import LogReopening
-from streamingnode.log_state import TRANSITIONS, LogEvent, LogState, LogStatus, is_final, is_obstacle
 from streamingnode.supervisor import Supervisor
-from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
-from wal.event_log import event_log
+from wal.adaptor import Wal, WalOptions
+from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import AppendGroup, AppendObserver, AppendResult, LogStore
-from wal.message import MutableMessage
-from wal.position import Place
+from wal.log import Append, AppendGroup, AppendObserver, Log, LogStore
+from wal.message import LogEntry, MutableMessage
+from wal.position import message_id_kind
 from wal.queue import PendingBytes
 from wal.timetick import TickAllocator
 
-_log = event_log(__name__)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOptions:
+    """Limits of one channel's parts; each part says what its own mean. Seconds, bytes."""
+
+    wal: WalOptions
+    txn: TxnLimits
+    producers: ProducerLimits
+    segments: SegmentLimits
+    tail_capacity_bytes: int
+    tick_interval_s: float
+    time_interceptors: bool = False
+
+
+class ChannelTerm:
+    """What a channel has in one term only: the interceptors around its log and the workers that append to it."""
+
+    def __init__(
+        self, channel: "Channel", checkpoint: Checkpoint, found: RecoveredChannel, first_tick: LogEntry, end: Append
+    ) -> None:
+        log, store, options, pending = channel.log, channel.store, channel.options, channel.pending
+        confirmed_tick = first_tick.time_tick
+        self.checkpoint = checkpoint
+        """What the term was rebuilt from."""
+        self.transactions = TxnManager(
+            options.txn,
+            pending.transactions,
+            at_tick=confirmed_tick,
+            open_transactions=found.open_transactions,
+            fences=found.fences,
+            commits=found.commits,
+        )
+        self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments)
+        self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places, message_id_kind(log.wal_name))
+        channel.producers.bind(self.idempotency)
+        channel.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
+        self.mvcc = MvccManager(confirmed_tick)
+        self.acks = AckManager(channel.ticks, confirmed_tick=confirmed_tick, tail=channel.tail, mvcc=self.mvcc)
+        self.ticks = TimeTickSyncOperator(self.acks, promise_tick=store.promise_tick)
+        allocator, sealer = (
+            SegmentAllocator(self.shards),
+            SealWorker(self.shards, last_tick=lambda: channel.ticks.last),
+        )
+        self._workers = (
+            allocator,
+            sealer,
+            RollbackWorker(self.transactions),
+            TimeTickInspector(self.ticks, interval_s=options.tick_interval_s),
+        )
+        chain = Chain(
+            (  # outermost first; ADR 0003 gives the reasons for the order
+                self.idempotency,
+                RoomInterceptor(log.admit, pending.appends),
+                RedoInterceptor(),
+                LockInterceptor(self.transactions.scope_of, self.transactions.overtake),
+                TimeTickInterceptor(
+                    wal_name=log.wal_name, acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin
+                ),
+                TxnInterceptor(self.transactions),
+                ShardInterceptor(self.shards, allocator, sealer),
+            ),
+            end,
+            observer=channel.observer if options.time_interceptors else None,
+        )
+        self.append, self.ready, self.close = chain.append, chain.ready, chain.close
+
+    async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
+        """Run the workers until the store has failed; raises what a worker raises, as it is."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def watch() -> None:
+            await failed()
+            if not over.done():
+                over.set_result(None)
+
+        def broke(error: BaseException) -> None:
+            if not over.done():
+                over.set_exception(error)
+
+        workers = Supervisor(broke)
+        try:
+            workers.spawn(watch())
+            for worker in self._workers:
+                workers.spawn(worker.run(append))
+            await over
+        finally:
+            with anyio.CancelScope(shield=True):
+                await workers.stop()
+
+    def end(self) -> None:
+        """Let nobody wait for a tick of this term, nor give one out; idempotent."""
+        self.acks.end()
+        self.transactions.close()
 
 
 class Channel:
-    """An open pchannel; `keep` is for the node to run. Lives on the event loop."""
+    """An open pchannel; made by `open_channel`. Lives on the event loop."""
 
-    def __init__(self, parts: ChannelParts, term: ChannelTerm) -> None:
-        self.store, self.log, self.tail, self.scanners = parts.store, parts.log, parts.tail, parts.scanners
-        self.ticks, self.pending = parts.ticks, parts.pending
-        self.producers: Producers = parts.producers
-        self.checkpoint = term.checkpoint
-        self.state = LogState.OPEN
-        self._parts, self._options = parts, parts.options
-        self._term = term
-        self._back: asyncio.Future[None] | None = None
-        """What everybody waits for while the log takes no appends; it fails when the log will not come back."""
-        self._final_error: Exception | None = None
-        self._takes_appends = True
+    def __init__(
+        self,
+        store: LogStore,
+        log: Log,
+        *,
+        ticks: TickAllocator,
+        options: ChannelOptions,
+        pending: PendingBytes,
+        observer: AppendObserver | None,
+        explain: Callable[[StreamingNodeError], None],
+    ) -> None:
+        self.store, self.log, self.ticks, self.pending = store, log, ticks, pending
+        self.options, self.observer = options, observer
+        self.tail = LiveTail(capacity_bytes=options.tail_capacity_bytes)
+        self.scanners = ScannerRegistry(log, self.tail)
+        self.producers = Producers(store, log.name, options.producers)
+        self.wal = Wal(
+            store, log, self._open_term, ticks=ticks, options=options.wal, observer=observer, explain=explain
+        )
+        self.append = self.wal.append
+        self._term: ChannelTerm | None = None
         self._cutting = asyncio.Lock()
-        self._scope = anyio.CancelScope()
-        self._kept: asyncio.Future[None] | None = None
-        self._reopened = self._attempts = 0
-        self._last_error = ""
-        self._full: StorageFull | None = None
-        """Why the log is not back: then nobody waits for it, because waiting does not free space."""
+
+    async def open(self) -> None:
+        """Open the first term. Raises what recovery and the log raise; nothing is left open then."""
+        await self.producers.load()
+        await self.wal.open()
+
+    async def _open_term(self, first_tick: LogEntry, end: Append) -> ChannelTerm:
+        checkpoint = decode_checkpoint(await self.store.get_meta(checkpoint_key(self.log.name)))
+        found = await recover(
+            self.log,
+            position=checkpoint.start_position,
+            tick=checkpoint.tick,
+            shard_state=checkpoint.shard_state,
+            producers=checkpoint.producers,
+            producer_limits=self.options.producers,
+            held=self.producers.places.writes(),
+        )
+        failpoint("recovery.state_rebuilt")
+        term = ChannelTerm(self, checkpoint, found, first_tick, end)
+        if self._term is not None:
+            term.shards.skip_ids_below(self._term.shards.next_id)  # one may be on its way in an append that waits
+        self._term = term
+        return term
 
     @property
     def term(self) -> ChannelTerm:
         """The present term or the last one."""
+        assert self._term is not None, "open comes first"
         return self._term
 
     @property
     def shards(self) -> ShardManager:
         """The shards as of the last group in the log's queue, in the present term or the last one."""
-        return self._term.shards
+        return self.term.shards
 
     @property
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
-        return self._term.shards.catalog
+        return self.term.shards.catalog
 
-    @property
-    def status(self) -> LogStatus:
-        """Where the log stands."""
-        return LogStatus(
-            pchannel=self.log.name,
-            state=self.state.value,
-            store=self.store.condition,
-            term=self._term.wal.term,
-            reopened=self._reopened,
-            attempts=self._attempts,
-            last_error=self._last_error,
-        )
+    async def consistent_tick(self, vchannels: Sequence[str] = ()) -> int:
+        """Return a tick that no append acknowledged before the call is above; readers reach it without new writes.
 
-    # --- what callers do --------------------------------------------------------------------------------------------------
-
-    async def append(self, group: AppendGroup) -> AppendResult:
-        """Append a group through the chain; see `Wal.append`.
-
-        While the log is being reopened, and when that begins before the group has its place in the log, the append waits for
-        the next term. Raises `LogReopening` when that takes longer than `reopen.wait_s`; nothing was done then.
+        For some `vchannels` that is the tick of the last message on them, which may be long ago.
         """
-        while True:
-            term = self._term if self._back is None else await self._next_term()
-            try:
-                return await term.wal.append(group)
-            except StreamingNodeError:
-                if group.begun or not self._is_over(term):
-                    raise
 
-    async def consistent_tick(self) -> int:
-        """Return a tick that no append acknowledged before the call is above; readers reach it without new writes."""
-        while True:
-            term = self._term if self._back is None else await self._next_term()
-            try:
-                return await term.ticks.consistent_tick()
-            except StreamingNodeError as error:
-                if not self._is_over(term):
-                    self._refuse_if_closing(error)
-                    raise
+        async def ask() -> int:
+            tick = await self._next_tick()
+            return max((self.term.mvcc.of(vchannel).time_tick for vchannel in vchannels), default=tick)
+
+        return await self.wal.in_term(ask)
 
     async def request_cut(self) -> int:
         """Cut if there is something to cut, and return the number of the cut that covers everything before the call.
@@ -119,282 +221,50 @@ class Channel:
         That is 0 when there has never been anything to cut. Requests that come together share one cut. A cut whose write
         fails is looked for when the log is back, and asked for again if it is not there. Raises as an append does.
         """
-        await self.live_term()  # outside the lock: inside it, each would wait its whole bound after those before it
+        await self.wal.wait_back()  # outside the lock: inside it, each would wait its whole bound after those before it
         async with self._cutting:
-            while True:
-                term = self._term if self._back is None else await self._next_term()
-                cut = AppendGroup([MutableMessage(MessageType.CUT, CutHeader())])
-                try:
-                    return await term.cut(cut)
-                except StreamingNodeError as error:
-                    if not self._is_over(term):
-                        if not cut.begun:
-                            self._refuse_if_closing(error)
-                        raise
+            return await self.wal.in_term(self._cut)
+
+    async def _cut(self) -> int:
+        term = self.term
+        if term.shards.something_to_cut:
+            failpoint("flush.cut_requested")
+            await self.wal.append_once(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
+            failpoint("flush.cut_logged")
+        else:
+            await self._next_tick()
+        return term.shards.state.cut_number
+
+    async def _next_tick(self) -> int:
+        try:
+            return await self.term.ticks.sync()
+        except Indeterminate as error:  # of an append below it; the tick itself wrote nothing, so no outcome is open
+            raise OnShutdown(f"log {self.log.name} ended before a tick was confirmed — open the node again") from error
+
+    # --- records, which a failed write may leave open --------------------------------------------------------------------
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened meanwhile.
-
-        Raises `Indeterminate` when a first try may have set them and no later one could.
-        """
-        doubt: Indeterminate | None = None
-        while True:
-            try:
-                term = await self.live_term()
-            except StreamingNodeError as error:
-                if doubt is None:
-                    raise
-                raise doubt from error
-            try:
-                return await self.store.put_meta(changes)
-            except StreamingNodeError as error:
-                if not self._is_over(term):
-                    raise
-                doubt = error if isinstance(error, Indeterminate) else doubt
+        """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened meanwhile."""
+        await self.wal.in_term(partial(self.store.put_meta, changes))
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return keys of the store's map; see `LogStore.scan_meta`."""
         return await self.store.scan_meta(prefix)
 
-    # --- producers --------------------------------------------------------------------------------------------------------
-
     async def open_producer(self, name: str) -> OpenedProducer:
         """Open a named producer; see `Producers.open`. What a failed write leaves open is known when this returns."""
-        while True:
-            term = await self.live_term()
-            try:
-                opened = await self.producers.open(name)
-            except StreamingNodeError:
-                if not self._is_over(term):
-                    raise
-            else:
-                if not self._is_over(term):
-                    return opened
+        return await self.wal.in_term(partial(self.producers.open, name))
 
     async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
         """Note something with a named producer; see `Producers.put_note`."""
-        while True:
-            term = await self.live_term()
-            try:
-                return await self.producers.put_note(name, epoch, note)
-            except StreamingNodeError:
-                if not self._is_over(term):
-                    raise
-
-    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
-        """Return the place of a named producer's write; see `Producers.place`."""
-        return self.producers.place(producer_id, epoch, sequence)
+        await self.wal.in_term(partial(self.producers.put_note, name, epoch, note))
 
     async def delete_producer(self, name: str) -> bool:
         """Forget a named producer; see `Producers.delete`."""
-        while True:
-            term = await self.live_term()
-            try:
-                return await self.producers.delete(name)
-            except StreamingNodeError:
-                if not self._is_over(term):
-                    raise
-
-    def last_sequence(self, producer_id: int) -> int:
-        """Return the highest sequence of a producer that is in the log, in the present term or the last one."""
-        return self.producers.last_sequence(producer_id)
-
-    async def live_term(self) -> ChannelTerm:
-        """Return the present term, the next one while there is none. Raises `LogReopening` when that takes too long."""
-        return self._term if self._back is None else await self._next_term()
-
-    # --- the end ----------------------------------------------------------------------------------------------------------
-
-    def stop_waiting(self) -> None:
-        """Send everybody away who waits for the log to come back, with `OnShutdown`; the node is closing."""
-        self._give_up(OnShutdown(f"the node closed while a call waited for log {self.log.name} — open it again"))
-
-    async def stop_appends(self) -> None:
-        """Refuse new appends and those that wait for anything but the disk, with `OnShutdown`; return when none is left.
-
-        For good: a term that is being opened meanwhile takes none.
-        """
-        self._takes_appends = False
-        self.stop_waiting()
-        await self._term.wal.close()
+        return await self.wal.in_term(partial(self.producers.delete, name))
 
     async def close(self) -> None:
         """Drain appends, then end the readers; the log stays the store's. Idempotent."""
-        self._apply(LogEvent.CLOSE)
-        self.stop_waiting()
-        self._scope.cancel()
-        if self._kept is not None:
-            await asyncio.wait((self._kept,))
-        await self._term.end()
+        await self.wal.close()
         await self.scanners.close()
         self.tail.close()
-
-    # --- the term and the next --------------------------------------------------------------------------------------------
-
-    async def keep(self) -> None:
-        """Run the workers of each term, and open the next one when a write failed, until `close`.
-
-        Raises what makes that impossible: damage, another owner, or a bug of a worker.
-        """
-        self._kept = asyncio.get_running_loop().create_future()
-        try:
-            with self._scope:
-                while True:
-                    await self._work()
-                    await self._change_term()
-        except Exception as error:
-            self._apply(LogEvent.DAMAGE)
-            self._give_up(error)
-            raise
-        finally:
-            self._kept.set_result(None)
-
-    async def _work(self) -> None:
-        """Run the workers until the store fails; raises what a worker raises, as it is."""
-        term = self._term
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        async def watch() -> None:
-            await self.store.wait_failed()
-            if not over.done():
-                over.set_result(None)
-
-        def failed(error: BaseException) -> None:
-            if not over.done():
-                over.set_exception(error)
-
-        workers = Supervisor(failed)
-        try:
-            workers.spawn(watch())
-            for worker in term.workers:
-                workers.spawn(worker.run(term.wal.append))
-            await over
-        finally:
-            with anyio.CancelScope(shield=True):
-                await workers.stop()
-
-    async def _change_term(self) -> None:
-        started = time.monotonic()
-        self._lose()
-        _log.warning("log_lost", pchannel=self.log.name, term=self._term.wal.term, store=self.store.condition)
-        failpoint("recovery.write_failed")
-        await self._term.end()
-        failpoint("recovery.term_ended")
-        self._apply(LogEvent.ENDED)
-        term = await self._open_next_term()
-        term.shards.skip_ids_below(self._term.shards.next_id)  # those on their way in an append that waits
-        self._term = term
-        if not self._takes_appends:
-            await term.wal.close()
-        self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
-        self._apply(LogEvent.RECOVERED)
-        back, self._back = self._back, None
-        if back is not None and not back.done():
-            back.set_result(None)
-        seconds = round(time.monotonic() - started, 3)
-        _log.warning("log_reopened", pchannel=self.log.name, term=term.wal.term, seconds=seconds)
-
-    async def _open_next_term(self) -> ChannelTerm:
-        pause_s, obstacles_seen = self._options.reopen.first_pause_s, 0
-        while True:
-            try:
-                await self.store.reopen()
-                self._apply(LogEvent.VERIFIED)
-                failpoint("recovery.reopened")
-                return await open_term(self._parts)
-            except (StreamingNodeError, OSError) as error:
-                obstacles_seen = obstacles_seen + 1 if is_obstacle(error) else 0
-                if is_final(error, obstacles_seen=obstacles_seen):
-                    raise
-                self._note(error, pause_s)
-            await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._options.reopen.longest_pause_s)
-            self._apply(LogEvent.RETRY)
-
-    def _note(self, error: Exception, pause_s: float) -> None:
-        self._apply(LogEvent.FAULT)
-        self._attempts += 1
-        self._last_error, self._full = _text(error), error if isinstance(error, StorageFull) else None
-        _log.warning(
-            "log_not_reopened",
-            pchannel=self.log.name,
-            attempts=self._attempts,
-            pause_s=pause_s,
-            error=self._last_error,
-        )
-
-    async def _next_term(self) -> ChannelTerm:
-        """Wait, within the bound, until the log takes appends again."""
-        while self._back is not None:
-            if self._full is not None and not self._back.done():
-                raise self._full.with_traceback(None)
-            back, wait_s = self._back, self._options.reopen.wait_s
-            done, _ = await asyncio.wait((back,), timeout=wait_s)
-            if not done:
-                raise LogReopening(
-                    f"log {self.log.name} is {self.state.value} since a write failed, and was not back within {wait_s:g} s "
-                    "— try again; nothing was done"
-                )
-            back.result()
-        return self._term
-
-    def _is_over(self, term: ChannelTerm) -> bool:
-        """Whether a call that failed in `term` may hope for the next one."""
-        if term is self._term and not self.store.taking_writes and self.state is LogState.OPEN:
-            self._lose()  # at once, before `keep` has noticed: nobody may try again and again without a pause
-        return term is not self._term or self._back is not None
-
-    def _refuse_if_closing(self, error: StreamingNodeError) -> None:
-        """Say why no term confirms the tick that a call waits for; it wrote nothing, so no outcome is open."""
-        if isinstance(error, Indeterminate) and self._final_error is not None:
-            raise self._final_error from error
-
-    def _lose(self) -> None:
-        if self.state is LogState.OPEN:
-            self._apply(LogEvent.LOST)
-            self._back = asyncio.get_running_loop().create_future()
-            if self._final_error is not None:  # a write that fails while the node closes keeps nobody
-                self._give_up(self._final_error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._final_error = error
-        back = self._back
-        if back is not None and not back.done():
-            back.set_exception(error)
-            back.exception()  # counts as heard: there may be nobody waiting
-
-    def _apply(self, event: LogEvent) -> None:
-        if self.state is not LogState.CLOSED:  # whatever is still under way then ends by itself
-            self.state = TRANSITIONS[self.state, event]
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-async def open_channel(
-    store: LogStore,
-    pchannel: str,
-    *,
-    ticks: TickAllocator,
-    options: ChannelOptions,
-    pending: PendingBytes,
-    observer: AppendObserver | None = None,
-) -> Channel:
-    """Open a pchannel of `store`. Raises what recovery and the log raise; nothing is left open then."""
-    log = await store.open_log(pchannel)
-    tail = LiveTail(capacity_bytes=options.tail_capacity_bytes)
-    producers = Producers(store, pchannel, options.producers)
-    await producers.load()
-    parts = ChannelParts(
-        store=store,
-        log=log,
-        tail=tail,
-        scanners=ScannerRegistry(log, tail),
-        producers=producers,
-        ticks=ticks,
-        options=options,
-        pending=pending,
-        observer=observer,
-    )
-    return Channel(parts, await open_term(parts))

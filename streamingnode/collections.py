@@ -1,9 +1,4 @@
-"""Collections and partitions: what they are to callers, their definitions, and the append groups that make and drop them.
-
-In: definitions and names. Out: the catalog with the change: one message per vchannel, all at one tick. What a caller was
-told of is durable: the catalog knows of changes that are still on their way to the disk, made by this caller or another, so
-whoever finds a change already made waits until it is durable too.
-"""
+"""Collections and partitions: what they are to callers, their definitions, and the changes of the catalog."""
 
 import reprlib
 from collections.abc import Callable, Sequence, Sized
@@ -18,7 +13,7 @@ from streamingnode.channel import Channel
 from streamingnode.names import DEFAULT_PARTITION, check_name
 from streamingnode.rows.rows import SHARDS_MAX
 from streamingnode.rows.schema import check_schema, decode_schema, encode_schema
-from streamingnode.writing.write import read_within, within
+from streamingnode.writing.write import within
 from wal.errors import InvalidArgument, StreamingNodeError
 from wal.headers import (
     CreateCollectionHeader,
@@ -28,7 +23,7 @@ from wal.headers import (
     Header,
     MessageType,
 )
-from wal.log import Append, AppendGroup
+from wal.log import AppendGroup
 from wal.message import MutableMessage
 
 PARTITIONS_MAX = 1_024
@@ -100,84 +95,16 @@ def _wrong_partitions(partitions: object) -> InvalidArgument:
     return InvalidArgument(f"partitions={shown}{count} — pass a list of up to {PARTITIONS_MAX - 1} different names")
 
 
-def same_definition(existing: CollectionInfo, definition: Definition, *, if_not_exists: bool) -> CollectionInfo:
-    """Return the existing collection if it will do. Raises `AlreadyExists`."""
-    name = existing.name
-    if not if_not_exists:
-        raise AlreadyExists(f"collection {name!r} exists — use it as it is, or choose another name")
-    if not decode_schema(existing.schema).equals(definition.schema):
-        raise AlreadyExists(f"collection {name!r} exists with another schema — use its schema, or choose another name")
-    if existing.primary_key != definition.primary_key or len(existing.vchannels) != definition.shards:
-        raise AlreadyExists(
-            f"collection {name!r} exists with primary key {existing.primary_key!r} and {len(existing.vchannels)} shards — "
-            "use these, or choose another name"
-        )
-    return existing
-
-
-def new_collection(definition: Definition, pchannel: str, allocate_id: Callable[[], int]) -> CreateCollectionHeader:
-    """Return what creates a collection on `pchannel`, with new ids."""
-    collection_id = allocate_id()
-    return CreateCollectionHeader(
-        collection_id=collection_id,
-        name=definition.name,
-        schema=encode_schema(definition.schema),
-        schema_version=FIRST_SCHEMA_VERSION,
-        primary_key=definition.primary_key,
-        vchannels=tuple(f"{pchannel}_{collection_id}v{shard}" for shard in range(definition.shards)),
-        partitions=tuple((allocate_id(), name) for name in (DEFAULT_PARTITION, *definition.partitions)),
-    )
-
-
-def create_collection_group(header: CreateCollectionHeader) -> AppendGroup:
-    """Return the group that creates a collection."""
-    return _on_each(header.vchannels, MessageType.CREATE_COLLECTION, header)
-
-
-def drop_collection_group(info: CollectionInfo) -> AppendGroup:
-    """Return the group that drops a collection."""
-    return _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
-
-
-def create_partition_group(info: CollectionInfo, partition: str, allocate_id: Callable[[], int]) -> AppendGroup:
-    """Return the group that creates a partition. Raises `AlreadyExists` or `InvalidArgument`."""
-    check_name("partition", partition)
-    if has_partition(info, partition):
-        raise AlreadyExists(
-            f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
-        )
-    if sum(not each.dropped_tick for each in info.partitions) >= PARTITIONS_MAX:
-        raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
-    header = CreatePartitionHeader(info.id, allocate_id(), partition)
-    return _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
-
-
-def drop_partition_group(info: CollectionInfo, partition: str) -> AppendGroup:
-    """Return the group that drops a partition. Raises `PartitionNotFound`."""
-    header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
-    return _on_each(info.vchannels, MessageType.DROP_PARTITION, header)
-
-
-def has_partition(info: CollectionInfo, partition: str) -> bool:
-    """Whether the collection has a live partition of this name."""
-    return any(each.name == partition and not each.dropped_tick for each in info.partitions)
-
-
-def _on_each(vchannels: Sequence[str], kind: MessageType, header: Header) -> AppendGroup:
-    return AppendGroup([MutableMessage(kind, header, vchannel) for vchannel in vchannels])
-
-
-InfoOf = Callable[[str], CollectionInfo]
-"""Return the live collection of a name. Raises `CollectionNotFound`, or `OnShutdown` when the node is closed."""
-
-
 class CatalogChanges:
-    """The changes of one node's catalog; lives on its event loop. Timeouts and errors are those of `Node`."""
+    """The changes of one node's catalog; lives on its event loop. Timeouts and errors are those of `Node`.
 
-    def __init__(self, channel: Channel, info_of: InfoOf, append: Append) -> None:
+    One message for each vchannel, all at one tick. What a caller was told of is durable: the catalog knows of changes that
+    are still on their way to the disk, so whoever finds a change already made waits until it is durable too.
+    """
+
+    def __init__(self, channel: Channel, info_of: Callable[[str], CollectionInfo]) -> None:
         self._channel = channel
         self._info_of = info_of
-        self._append = append
 
     async def create_collection(
         self, definition: Definition, *, if_not_exists: bool, timeout: float | None
@@ -189,23 +116,20 @@ class CatalogChanges:
             while True:  # once more for each time that others make it and drop it again meanwhile
                 existing = self._find(definition.name)
                 if existing is not None:
-                    same_definition(existing, definition, if_not_exists=if_not_exists)
+                    _check_same(existing, definition, if_not_exists=if_not_exists)
                     await self._settle(None)
                     return existing
+                header = self._header(definition)
+                tried.append(_on_each(header.vchannels, MessageType.CREATE_COLLECTION, header))
                 try:
-                    return await self._create(definition, tried)
+                    made = await self._channel.append(tried[-1])
                 except AlreadyExists:
                     if not if_not_exists:
                         raise
+                else:
+                    return created_collection(header, made.time_tick)  # the catalog may have it no more
 
         return await within(timeout, create, "the collection", begun=lambda: any(group.begun for group in tried))
-
-    async def _create(self, definition: Definition, tried: list[AppendGroup]) -> CollectionInfo:
-        header = new_collection(definition, self._channel.log.name, self._allocate_id)
-        group = create_collection_group(header)
-        tried.append(group)
-        result = await self._append(group)
-        return created_collection(header, result.time_tick)  # the catalog may have it no more
 
     async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
@@ -213,29 +137,38 @@ class CatalogChanges:
             await self._settle(timeout)
             return
         info = self._info_of(name)
-        done_already = (CollectionNotFound,) if if_exists else ()
-        await self._change(drop_collection_group(info), "the drop", timeout, done_already)
+        group = _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
+        await self._change(group, "the drop", timeout, (CollectionNotFound,) if if_exists else ())
 
     async def create_partition(
         self, info: CollectionInfo, partition: str, *, if_not_exists: bool, timeout: float | None
     ) -> None:
-        """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`."""
-        if if_not_exists and has_partition(info, partition):
+        """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
+        live = [each.name for each in info.partitions if not each.dropped_tick]
+        if partition in live:
+            if not if_not_exists:
+                raise AlreadyExists(
+                    f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
+                )
             await self._settle(timeout)
             return
-        group = create_partition_group(info, partition, self._allocate_id)
-        done_already = (AlreadyExists,) if if_not_exists else ()
-        await self._change(group, "the partition", timeout, done_already)
+        check_name("partition", partition)
+        if len(live) >= PARTITIONS_MAX:
+            raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
+        header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
+        group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
+        await self._change(group, "the partition", timeout, (AlreadyExists,) if if_not_exists else ())
 
     async def drop_partition(
         self, info: CollectionInfo, partition: str, *, if_exists: bool, timeout: float | None
     ) -> None:
         """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
-        if if_exists and not has_partition(info, partition):
+        if if_exists and not any(each.name == partition and not each.dropped_tick for each in info.partitions):
             await self._settle(timeout)
             return
-        done_already = (PartitionNotFound,) if if_exists else ()
-        await self._change(drop_partition_group(info, partition), "the drop", timeout, done_already)
+        header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
+        group = _on_each(info.vchannels, MessageType.DROP_PARTITION, header)
+        await self._change(group, "the drop", timeout, (PartitionNotFound,) if if_exists else ())
 
     async def _change(
         self,
@@ -246,16 +179,44 @@ class CatalogChanges:
     ) -> None:
         """Append a change; an error of `done_already` says that somebody made it meanwhile, which will do."""
         try:
-            await within(timeout, partial(self._append, group), what, begun=lambda: group.begun)
+            await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
         except done_already:
             await self._settle(timeout)
 
     async def _settle(self, timeout: float | None) -> None:
         """Wait until what the catalog says is durable."""
-        await read_within(timeout, self._channel.consistent_tick, "the look at the catalog")
-
-    def _allocate_id(self) -> int:
-        return self._channel.shards.allocate_id()
+        await within(timeout, self._channel.consistent_tick, "the look at the catalog", changes=False)
 
     def _find(self, name: str) -> CollectionInfo | None:
         return next((info for info in self._channel.catalog.collections() if info.name == name), None)
+
+    def _header(self, definition: Definition) -> CreateCollectionHeader:
+        allocate_id = self._channel.shards.allocate_id
+        collection_id = allocate_id()
+        return CreateCollectionHeader(
+            collection_id=collection_id,
+            name=definition.name,
+            schema=encode_schema(definition.schema),
+            schema_version=FIRST_SCHEMA_VERSION,
+            primary_key=definition.primary_key,
+            vchannels=tuple(f"{self._channel.log.name}_{collection_id}v{shard}" for shard in range(definition.shards)),
+            partitions=tuple((allocate_id(), name) for name in (DEFAULT_PARTITION, *definition.partitions)),
+        )
+
+
+def _on_each(vchannels: Sequence[str], kind: MessageType, header: Header) -> AppendGroup:
+    return AppendGroup([MutableMessage(kind, header, vchannel) for vchannel in vchannels])
+
+
+def _check_same(existing: CollectionInfo, definition: Definition, *, if_not_exists: bool) -> None:
+    """Raise `AlreadyExists` unless the existing collection will do."""
+    name, shards = existing.name, len(existing.vchannels)
+    if not if_not_exists:
+        raise AlreadyExists(f"collection {name!r} exists — use it as it is, or choose another name")
+    if not decode_schema(existing.schema).equals(definition.schema):
+        raise AlreadyExists(f"collection {name!r} exists with another schema — use its schema, or choose another name")
+    if existing.primary_key != definition.primary_key or shards != definition.shards:
+        raise AlreadyExists(
+            f"collection {name!r} exists with primary key {existing.primary_key!r} and {shards} shards — "
+            "use these, or choose another name"
+        )

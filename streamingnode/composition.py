@@ -22,8 +22,7 @@ from flusher.manifest import DELETES, SEGMENTS
 from flusher.triggers import CutSchedule, SpaceRelief
 from interceptors.window import encode_window
 from scanner.named_reader import NamedReaders
-from streamingnode.channel import Channel, open_channel
-from streamingnode.channel_term import ChannelOptions
+from streamingnode.channel import Channel, ChannelOptions
 from streamingnode.config import NodeConfig
 from streamingnode.flush import flush
 from streamingnode.meter import AppendMeter, NodeMeter
@@ -33,13 +32,14 @@ from streamingnode.supervisor import Supervisor
 from streamingnode.upkeep import Upkeep
 from streamingnode.verification.opening_check import refuse_mixed
 from streamingnode.verification.running import RunningParts
+from wal.adaptor import WalOptions
 from wal.errors import StorageFailed
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.log import AppendObserver, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.queue import PendingBytes
 from wal.rocks.store import RocksStore, open_rocks_store
+from wal.tasks import event_log
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
 _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -90,7 +90,16 @@ async def compose(
         await _refuse_mixed(path, store)
     pending = PendingBytes(config.writes.pending_bytes_max)
     options = _channel_options(config, observer)
-    channel = await open_channel(store, PCHANNEL, ticks=ticks, options=options, pending=pending, observer=appends)
+    channel = Channel(
+        store,
+        await store.open_log(PCHANNEL),
+        ticks=ticks,
+        options=options,
+        pending=pending,
+        observer=appends,
+        explain=supervisor.explain,
+    )
+    await channel.open()
     closing.push_async_callback(channel.close)
     readers = NamedReaders(channel)
     await readers.load()
@@ -98,8 +107,8 @@ async def compose(
     await readers.keep_only(_live_ids(channel))
     closing.push_async_callback(readers.close)
     flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
-    supervisor.spawn(channel.keep())
-    closing.callback(channel.stop_waiting)
+    supervisor.spawn(channel.wal.keep())
+    closing.callback(channel.wal.stop_waiting)
     upkeep = _upkeep(path, channel, flusher, now_ms)
     return Node(
         path,
@@ -116,13 +125,12 @@ async def compose(
 
 def _channel_options(config: NodeConfig, observer: AppendObserver | None) -> ChannelOptions:
     return ChannelOptions(
-        wal=config.wal,
+        wal=WalOptions(limits=config.wal, retry=config.retry, reopen=config.reopen),
         txn=config.txn,
         producers=config.producers,
         segments=config.segments,
         tail_capacity_bytes=config.tail.capacity_bytes,
         tick_interval_s=config.ticks.interval_s,
-        reopen=config.reopen,
         time_interceptors=config.statistics.time_interceptors or observer is not None,
     )
 
@@ -197,11 +205,11 @@ def _start_flusher(
             on_progress=schedule.report,
             on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
             save_producers=partial(_save_producers, channel),
-            log_is_back=channel.live_term,
+            log_is_back=channel.wal.wait_back,
             next_id=lambda: channel.shards.next_id,
             elapsed_ms=elapsed_ms,
         ),
-        checkpoint=channel.checkpoint,
+        checkpoint=channel.term.checkpoint,
     )
     supervisor.spawn(flusher.run())
     supervisor.spawn(schedule.run(channel.request_cut))
@@ -223,7 +231,8 @@ def _reader_floor(channel: Channel, readers: NamedReaders) -> int | None:
 
 async def _save_producers(channel: Channel, tick: int) -> bytes:
     """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
-    window = (await channel.live_term()).idempotency.window
+    await channel.wal.wait_back()
+    window = channel.term.idempotency.window
     return await anyio.to_thread.run_sync(encode_window, window.freeze(tick))
 
 

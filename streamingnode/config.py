@@ -17,16 +17,15 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import msgspec
 
 from flusher.run import FlushOptions
-from interceptors.shard.seal_policy import SegmentLimits
+from interceptors.shard.state import SegmentLimits
 from interceptors.timetick import INTERVAL_S
 from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits
-from streamingnode.log_state import ReopenOptions
-from streamingnode.retry import RetryLimits
 from streamingnode.writing.coalescer import CoalescerLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, shown
+from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
 from wal.rocks.layout import RocksOptions

@@ -10,7 +10,7 @@ from interceptors.errors import (
     SequenceTooOld,
     TransactionExpired,
 )
-from scanner.errors import ReaderBusy
+from scanner.deliver_policy import ReaderBusy
 from spark_sink.errors import JavaNotFound, PackageMissing, SparkLost, TableAhead
 from wal.errors import (
     AlreadyOwned,
@@ -18,6 +18,7 @@ from wal.errors import (
     Corrupt,
     Indeterminate,
     InvalidArgument,
+    LogReopening,
     OnShutdown,
     Overloaded,
     StorageFailed,
@@ -58,13 +59,6 @@ __all__ = [
     "Truncated",
     "UnsupportedFormat",
 ]
-
-
-class LogReopening(StreamingNodeError):
-    """The log is being reopened after a failed write and was not back in time; the call did nothing."""
-
-    code = "LOG_REOPENING"
-    retryable = "yes"
 
 
 class DeadlineExceeded(Indeterminate, TimeoutError):

@@ -47,14 +47,12 @@ from streamingnode.verification.log_check import LogCheck, LogExpectation
 from streamingnode.verification.opening_check import refuse_mixed
 from streamingnode.verification.walk import PCHANNEL
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
-from wal.files import create_file
+from wal.files import create_file, disk_errors_typed
 from wal.headers import InsertHeader
-from wal.message import AnyMessage, Message, TransactionMessage
-from wal.rocks.failures import disk_errors_typed
+from wal.message import AnyMessage, Message, TransactionBuffer, TransactionMessage
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, meta_key
 from wal.rocks.recovery import has_torn_end
-from wal.transaction_buffer import TransactionBuffer
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import msgspec
 
 from flusher.flusher import Flusher
 from streamingnode.channel import Channel
-from wal.rocks.failures import disk_errors_typed
+from wal.files import disk_errors_typed
 
 
 class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,8 +116,8 @@ class NodeMeter:
         return NodeStatistics(
             at_ms=self.now_ms(),
             uptime_s=self.clock() - self.opened_s,
-            log=channel.status,
-            appends=self.appends.statistics(in_flight=channel.term.wal.in_flight),
+            log=channel.wal.status,
+            appends=self.appends.statistics(in_flight=channel.wal.in_flight),
             ticks=self._ticks(),
             writes=self._writes(coalescer),
             tail=TailStatistics(entries=channel.tail.entry_count, bytes=channel.tail.size_bytes),

@@ -30,7 +30,6 @@ from streamingnode.flush import FlushResult, flush
 from streamingnode.meter import NodeMeter
 from streamingnode.names import check_name, check_path, not_text
 from streamingnode.reading.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
-from streamingnode.retry import Retry
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
@@ -44,24 +43,14 @@ from streamingnode.writing.transaction import (
     Transaction,
     begin_group,
     check_keepalive_ms,
-    check_txn_id,
     commit_group,
     rollback_group,
 )
-from streamingnode.writing.write import (
-    WriteTarget,
-    WriteTargets,
-    delete_keys,
-    insert_batches,
-    insert_rows,
-    read_within,
-    upsert_rows,
-    within,
-)
+from streamingnode.writing.write import Writes, append_rows, check_txn_id, delete_of, insert_of, upsert_of, within
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.log import AppendGroup, AppendResult
-from wal.outlast import outlast
+from wal.tasks import outlast
 
 T = TypeVar("T")
 
@@ -100,18 +89,12 @@ class Node:
         """What closing leaves, in reverse order."""
         self._channel, self._flusher, self._readers = channel, flusher, readers
         self._upkeep, self._meter = upkeep, meter
-        self._retry = Retry(channel.append, config.retry, epoch=channel.store.term, explain=supervisor.explain)
-        self._targets = WriteTargets({channel.log.name: self._retry.append}, channel.consistent_tick)
-        self._group_bytes_max = config.wal.group_bytes_max
-        self._coalescer = Coalescer(
-            supervisor.spawn,
-            partial(insert_batches, bytes_max=self._group_bytes_max),
-            group_bytes_max=self._group_bytes_max,
-            memory=channel.pending.rows,
-            limits=config.coalescer,
+        self._writes = Writes(
+            channel.append, channel.consistent_tick, self._info, limits=config.wal, pending=channel.pending
         )
+        self._coalescer = Coalescer(supervisor.spawn, self._writes, config.coalescer)
         self._coalesced_rows_max = config.coalescer.insert_rows_max
-        self._changes = CatalogChanges(channel, self._info, self._retry.append)
+        self._changes = CatalogChanges(channel, self._info)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -169,12 +152,11 @@ class Node:
         the groups before.
         """
         check_txn_id(txn_id)
-        target = self._target(collection)
+        target = self._writes.target(collection)
         partition_id = target.partition_id(partition)
         if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._coalesced_rows_max and not txn_id:
             return await self._coalescer.insert(target, partition_id, rows, timeout=timeout)
-        bytes_max = self._group_bytes_max
-        return await insert_rows(target, partition_id, rows, bytes_max=bytes_max, txn_id=txn_id, timeout=timeout)
+        return await append_rows(self._writes, insert_of(target, partition_id, txn_id=txn_id), rows, timeout=timeout)
 
     async def upsert(
         self,
@@ -190,9 +172,9 @@ class Node:
         Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
         """
         check_txn_id(txn_id)
-        target, bytes_max = self._target(collection), self._group_bytes_max
-        partition_id = target.partition_id(partition)
-        return await upsert_rows(target, partition_id, rows, bytes_max=bytes_max, txn_id=txn_id, timeout=timeout)
+        target = self._writes.target(collection)
+        write = upsert_of(target, target.partition_id(partition), txn_id=txn_id)
+        return await append_rows(self._writes, write, rows, timeout=timeout)
 
     async def delete(
         self, collection: str, keys: Keys, *, txn_id: int = 0, timeout: float | None = None
@@ -201,9 +183,8 @@ class Node:
 
         Keys are values, an Arrow array, or Arrow data with one column named as the primary key. Raises as `insert` does.
         """
-        check_txn_id(txn_id)
-        target = self._target(collection)
-        return await delete_keys(target, keys, bytes_max=self._group_bytes_max, txn_id=txn_id, timeout=timeout)
+        write = delete_of(self._writes.target(collection), txn_id=check_txn_id(txn_id))
+        return await append_rows(self._writes, write, keys, timeout=timeout)
 
     # --- transactions ---------------------------------------------------------------------------------------------------
 
@@ -213,15 +194,7 @@ class Node:
         `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
         """
         self._check_open()
-        limits = self._config.wal
-        return Transaction(
-            self._target,
-            self._channel.consistent_tick,
-            group_bytes_max=limits.group_bytes_max,
-            group_messages_max=limits.group_messages_max,
-            keepalive_ms=self._keepalive_ms(keepalive_s),
-            memory=self._channel.pending.transactions,
-        )
+        return Transaction(self._writes, keepalive_ms=self._keepalive_ms(keepalive_s))
 
     async def begin_transaction(
         self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
@@ -261,13 +234,10 @@ class Node:
         return Producer(
             name,
             opened,
-            directory=self._channel,
-            find_target=self._target,
-            consistent_tick=self._channel.consistent_tick,
+            self._channel,
+            self._writes,
             outstanding_max=self._config.producers.results_per_producer_max,
-            limits=self._config.wal,
             txn_age_s_max=self._config.txn.age_s_max,
-            memory=self._channel.pending.transactions,
         )
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
@@ -321,9 +291,8 @@ class Node:
         self._check_open()
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
-        for name in collections or ():
-            self._info(name)  # raises for one that is not there; all that are share the one log
-        return await self._run(self._channel.consistent_tick, "the tick", timeout, changes=False)
+        vchannels = [vchannel for name in collections or () for vchannel in self._info(name).vchannels]
+        return await self._run(partial(self._channel.consistent_tick, vchannels), "the tick", timeout, changes=False)
 
     async def delete_reader(self, collection: str, name: str) -> bool:
         """Forget a named reader and let go of what it holds; return whether there was one. Raises `ReaderBusy` while open.
@@ -439,12 +408,11 @@ class Node:
         After `GRACE_S` only those are waited for that the disk has; the others, which wait for a segment, get `OnShutdown`.
         """
         async with self._parts:
-            self._retry.close()
-            self._channel.stop_waiting()
+            self._channel.wal.stop_waiting()
             with anyio.move_on_after(GRACE_S) as grace:
                 await self._coalescer.drain()
             if grace.cancelled_caught:
-                await self._channel.stop_appends()
+                await self._channel.wal.close()
                 await self._coalescer.drain()
 
     async def _run(
@@ -453,7 +421,7 @@ class Node:
         """Return what a call on the open node returns in time. If the node fails meanwhile, the refusal says what failed."""
         self._check_open()
         try:
-            return await (within if changes else read_within)(timeout, call, what)
+            return await within(timeout, call, what, changes=changes)
         except OnShutdown as refusal:
             self._supervisor.explain(refusal)
             raise
@@ -463,10 +431,7 @@ class Node:
         self._check_open()
         if pchannel not in (None, self._channel.log.name):
             raise InvalidArgument(f"there is no log {pchannel!r} — one of {self._channel.log.name}")
-        return await within(timeout, partial(self._retry.append, group), what, begun=lambda: group.begun)
-
-    def _target(self, collection: str) -> WriteTarget:
-        return self._targets.target(self._info(collection))
+        return await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()

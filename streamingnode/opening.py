@@ -25,10 +25,9 @@ from streamingnode.node import Node
 from streamingnode.statistics import StatisticsFile
 from streamingnode.supervisor import Supervisor
 from wal.errors import InvalidArgument, OnShutdown
-from wal.event_log import event_log
+from wal.files import disk_errors_typed
 from wal.log import AppendObserver
-from wal.outlast import outlast
-from wal.rocks.failures import disk_errors_typed
+from wal.tasks import event_log, outlast
 
 _log = event_log(__name__)
 

@@ -20,11 +20,11 @@ from anyio import to_thread
 
 from flusher.flusher import FlusherStatistics
 from scanner.scanner import ScanStatistics
-from streamingnode.log_state import LogStatus
 from wal.errors import Corrupt
-from wal.event_log import event_log
 from wal.files import create_file, read_regular
+from wal.lifecycle import LogStatus
 from wal.measure import Distribution
+from wal.tasks import event_log
 
 
 class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):

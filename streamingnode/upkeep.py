@@ -16,7 +16,7 @@ from streamingnode.errors import LogReopening
 from streamingnode.verification.finding import Report
 from streamingnode.verification.running import RunningParts, walk_running
 from wal.errors import Indeterminate, InvalidArgument
-from wal.rocks.failures import disk_errors_typed
+from wal.files import disk_errors_typed
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from enum import Enum
 import pytest
 from rocksdict import WriteBatch
 
-from wal.rocks.database import Engine
+from wal.rocks.writer import Writer
 
 GATE_S_MAX = 10
 
@@ -34,22 +34,22 @@ class FailingDisk:
         self.failed = 0
         self._fault = fault
         self._good, self._bad = 1 << 30, 0
-        write, sync = Engine.write, Engine.sync
+        write, sync = Writer.write_batch, Writer.sync_log
 
-        def failing_write(engine: Engine, batch: WriteBatch) -> None:
+        def failing_write(writer: Writer, batch: WriteBatch) -> None:
             fails = fault.call == "write" and self._fails()
             if not fails or fault is Fault.WRITE_DONE:
-                write(engine, batch)
+                write(writer, batch)
             self._report(fails=fails)
 
-        def failing_sync(engine: Engine) -> None:
+        def failing_sync(writer: Writer) -> None:
             fails = fault.call == "sync" and self._fails()
             if not fails or fault is Fault.SYNC_DONE:
-                sync(engine)
+                sync(writer)
             self._report(fails=fails)
 
-        monkeypatch.setattr(Engine, "write", failing_write)
-        monkeypatch.setattr(Engine, "sync", failing_sync)
+        monkeypatch.setattr(Writer, "write_batch", failing_write)
+        monkeypatch.setattr(Writer, "sync_log", failing_sync)
 
     def fail_at(self, number: int, *, times: int = 1) -> None:
         """Let `number - 1` calls work, then `times` fail."""

@@ -21,7 +21,7 @@ from interceptors.errors import (
     SchemaMismatch,
     TransactionExpired,
 )
-from scanner.errors import ReaderBusy
+from scanner.deliver_policy import ReaderBusy
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.node import Node
 from tests.streamingnode.append_double import schema_of

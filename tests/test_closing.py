@@ -51,8 +51,9 @@ async def test_tick_and_cut_asked_for_inside_a_call_that_the_closing_overtakes_a
 async def test_who_waits_for_a_tick_when_the_term_ends_hears_that_it_does_not_come() -> None:
     async with opened(None) as node:
         acks = node._channel.term.acks
-        waiting = acks.confirmed(acks.confirmed_tick + (1 << 40))
-        await anyio.lowlevel.checkpoint()
+        acks.promised_tick = acks.allocate().tick + (1 << 40)  # an append that does not end
+        waiting = acks.mark().confirmed
+        assert waiting is not None
         assert not waiting.done()
     assert waiting.done()
     assert type(waiting.exception()) is Indeterminate
@@ -119,9 +120,9 @@ async def test_term_that_opens_while_appends_are_stopped_takes_none(
             disk.fail_at(1)
             refused = asyncio.ensure_future(error_of(node.insert("a", [{"key": 1}])))
             await anyio.to_thread.run_sync(reopens.wait)
-            await node._channel.stop_appends()
-            stopped.set()
+            closing = asyncio.ensure_future(node._channel.wal.close())
             assert type(await refused) in (OnShutdown, Indeterminate)
-            while node.statistics().log.reopened == 0:
-                await anyio.lowlevel.checkpoint()
+            assert not closing.done()
+            stopped.set()
+            await closing
             assert type(await error_of(node.begin_transaction())) is OnShutdown

@@ -20,7 +20,7 @@ import pytest
 import streamingnode as sn
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS
 from wal.errors import StreamingNodeError
-from wal.rocks.database import Engine
+from wal.rocks.writer import Writer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -58,8 +58,8 @@ class FailingCalls:
         self.reached = False
         for name in CALLS:
             monkeypatch.setattr(os, name, self._failing(getattr(os, name), OSError(errno.EIO, "Input/output error")))
-        for name in ("write", "sync"):
-            monkeypatch.setattr(Engine, name, self._failing(getattr(Engine, name), OSError(errno.EIO, "IO error")))
+        for name in ("write_batch", "sync_log"):
+            monkeypatch.setattr(Writer, name, self._failing(getattr(Writer, name), OSError(errno.EIO, "IO error")))
 
     def _failing(self, call: Callable[..., object], error: OSError) -> Callable[..., object]:
         def failing(*arguments: object, **named: object) -> object:

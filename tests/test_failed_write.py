@@ -19,12 +19,12 @@ from flusher.run import FlushOptions
 from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
 from streamingnode.errors import LogReopening
-from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk, Fault
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, StreamingNodeError
+from wal.lifecycle import ReopenOptions
+from wal.rocks.floor import FloorFile
 from wal.rocks.opening import OpenedDatabase, open_again
-from wal.rocks.ownership import FencingToken
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -273,12 +273,12 @@ async def test_node_ends_when_verification_finds_that_something_acknowledged_is_
 
 
 async def test_node_whose_directory_was_taken_over_ends_and_says_by_whom(tmp_path: Path) -> None:
-    other: FencingToken | None = None
+    other: FloorFile | None = None
     with anyio.fail_after(HANGS_S), pytest.raises(ChannelFenced, match="of term 77"):
         async with opened(tmp_path) as node:
             await node.insert("a", [row(1)])
-            other = FencingToken(tmp_path)
-            other.take(77)
+            other = FloorFile(tmp_path)
+            other.take_token(77)
             assert isinstance(await error_of(node.insert("a", [row(2)])), ChannelFenced)
             await read_for_ever(node)
     assert other is not None

@@ -18,14 +18,13 @@ import streamingnode as sn
 from interceptors.errors import ProducerFenced
 from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
-from streamingnode.retry import RetryLimits
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import WriteResult
 from tests.failing_disk import FailingDisk, Fault
 from tests.model_node import ModelNode
 from wal.errors import Indeterminate
+from wal.lifecycle import ReopenOptions, RetryLimits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

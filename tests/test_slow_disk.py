@@ -18,8 +18,8 @@ from streamingnode.errors import DeadlineExceeded
 from streamingnode.node import Node
 from tests.streamingnode.append_double import schema_of
 from wal.errors import Indeterminate, Overloaded
-from wal.rocks.database import Engine
 from wal.rocks.store import RocksStore, open_rocks_store
+from wal.rocks.writer import Writer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -39,18 +39,18 @@ class Disk:
         self.gate = threading.Event()
         self.gate.set()
         self.stores: list[RocksStore] = []
-        sync, never = Engine.sync, threading.Event()
+        sync, never = Writer.sync_log, threading.Event()
 
-        def slow(engine: Engine) -> None:
+        def slow(writer: Writer) -> None:
             never.wait(self.sync_s)
             self.gate.wait(HANGS_S)
-            sync(engine)
+            sync(writer)
 
         async def noted(*arguments: object, **options: object) -> RocksStore:
             self.stores.append(await open_rocks_store(*arguments, **options))  # type: ignore[arg-type]  # as it is called
             return self.stores[-1]
 
-        monkeypatch.setattr(Engine, "sync", slow)
+        monkeypatch.setattr(Writer, "sync_log", slow)
         monkeypatch.setattr(composition, "open_rocks_store", noted)
 
 

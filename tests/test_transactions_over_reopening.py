@@ -8,11 +8,11 @@ import pytest
 import streamingnode as sn
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from streamingnode.config import load_config
-from streamingnode.log_state import ReopenOptions
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk, Fault
 from wal.errors import Indeterminate
+from wal.lifecycle import ReopenOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

@@ -1,34 +1,48 @@
-"""The WAL of one pchannel: a log with a term, a lifecycle and an append path in front of it.
+"""The WAL of one pchannel, for as long as its node is open: the append from end to end, and the terms of its log.
 
-An append passes these checks in order: is the WAL available, does the group fit; then it gets the term and runs through the
-chain, which waits for room behind the window of retries. A caller that is cancelled or times out stops waiting, and what it
-began is finished or undone without it; closing waits for that. The WAL is given its chain and its readers; it knows neither
-interceptors nor scanners.
-
-Opening is staged: the first tick of the new term is durable before anything is recovered, so every earlier owner's
-entries are below it; then state is rebuilt, then the chain is built on it, then appends pass.
+In come append groups, from callers and from the workers of a term. Out goes each group's one result, or an error that says
+what is true. Around the log stands the chain of a term, which the WAL is given: it knows neither interceptors nor scanners.
+`wal.lifecycle` has the states; `keep` moves them.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import anyio
 
 from wal.codec import MESSAGES_PER_ENTRY_MAX
-from wal.errors import ChannelFenced, Indeterminate, InvalidArgument, StreamingNodeError, TooLarge
-from wal.event_log import event_log
+from wal.errors import (
+    Indeterminate,
+    InvalidArgument,
+    LogReopening,
+    OnShutdown,
+    StorageFull,
+    StreamingNodeError,
+    TooLarge,
+)
 from wal.failpoint import failpoint
-from wal.headers import DML, MessageType, TimeTickHeader
-from wal.lifecycle import WalEvent, WalLifecycle, WalState, refusal
-from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore
+from wal.headers import MessageType, TimeTickHeader
+from wal.lifecycle import (
+    TRANSITIONS,
+    LogEvent,
+    LogState,
+    LogStatus,
+    ReopenOptions,
+    RetryLimits,
+    is_final,
+    is_obstacle,
+)
+from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore, log_end
 from wal.message import LogEntry, MutableMessage, into_entry
-from wal.position import message_id_kind
+from wal.position import NODE_PRODUCER_ID, ProducerStamp
+from wal.tasks import event_log
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,303 +54,417 @@ class WalLimits:
     group_messages_max: int = MESSAGES_PER_ENTRY_MAX
 
 
-class AppendChain(Protocol):
-    """The append path a WAL is given; `append` is called concurrently, the rest once each, in this order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalOptions:
+    """How one log takes appends, repeats them, and comes back."""
+
+    limits: WalLimits = field(default_factory=WalLimits)
+    retry: RetryLimits = field(default_factory=RetryLimits)
+    reopen: ReopenOptions = field(default_factory=ReopenOptions)
+
+
+class Term(Protocol):
+    """What a log has in one term only: the chain, and what appends by itself. Made when the term's first tick is durable."""
 
     @property
     def append(self) -> Append:
-        """Append a group whose term is stamped."""
+        """Append a group whose term is stamped, through the chain."""
 
     async def ready(self) -> None:
         """Return once appends may pass."""
 
+    async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
+        """Append in the background until `failed` returns. Raises what a worker raises."""
+
     async def close(self) -> None:
-        """Send waiting appends away; new ones are already refused, and those on their way end by themselves. Idempotent."""
+        """Send waiting appends away; new ones are refused already, and those on their way end by themselves. Idempotent."""
+
+    def end(self) -> None:
+        """Let nobody wait for a tick of this term, nor give one out: its last append has ended. Idempotent."""
 
 
-RecoveredT = TypeVar("RecoveredT")
-PolicyT = TypeVar("PolicyT")
-ReaderT = TypeVar("ReaderT")
-
-Recover = Callable[[Log, LogEntry], Awaitable[RecoveredT]]
-"""Rebuild state from the log, up to the first tick of this term (given as its entry)."""
-BuildChain = Callable[[RecoveredT, Log, LogEntry, Append], AppendChain]
-"""Build the append path from what was recovered, the log, the first tick of this term, and the log end."""
+OpenTerm = Callable[[LogEntry, Append], Awaitable[Term]]
+"""Rebuild state from the log up to the first tick of the term, given as its entry, and build the chain around the log end.
+Leaves nothing open when it raises."""
 
 
-def log_end(log: Log) -> Append:
-    """Return the innermost append: queue the group, wait until the log's durability mode acknowledges it.
-
-    Up to the queue it does not suspend. Raises `Indeterminate` when nobody knows whether the group is in the log.
-    """
-    message_id = message_id_kind(log.wal_name)
-
-    async def append_to_log(group: AppendGroup) -> AppendResult:
-        if group.draw is not None:
-            group.draw()  # in the step of the queue: so a producer's own sequences ascend with positions, without gaps
-        ticket = group.ticket = log.append(group)
-        failpoint("append.queued")
-        await ticket.written
-        last_confirmed = group.messages[0].last_confirmed
-        first_position = ticket.first_position
-        return AppendResult(
-            first_message_id=message_id(first_position),
-            count=len(group.messages),
-            time_tick=group.time_tick,
-            last_confirmed=message_id(first_position if last_confirmed is None else last_confirmed),
-            row_offsets=group.row_offsets,
-            durable=ticket.durable.done(),
-        )
-
-    return append_to_log
-
-
-class Wal(Generic[PolicyT, ReaderT]):
-    """One pchannel's log in one term. Made by `open`; all methods are called on the event loop."""
+class Wal:
+    """One pchannel's log over all its terms; `open` comes first. All methods are called on the event loop."""
 
     def __init__(
         self,
-        log: Log,
-        term: int,
-        *,
-        read: Callable[[PolicyT], ReaderT],
-        limits: WalLimits | None = None,
-        observer: AppendObserver | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._log = log
-        self._term = term
-        self._open_reader = read
-        self._limits = limits or WalLimits()
-        self._observer = observer
-        self._clock = clock
-        self._lifecycle = WalLifecycle()
-        self._chain: AppendChain | None = None
-        self._in_flight: set[AppendGroup] = set()
-        self._drained: asyncio.Future[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = asyncio.Lock()
-
-    @classmethod
-    async def open(
-        cls,
         store: LogStore,
-        pchannel: str,
+        log: Log,
+        open_term: OpenTerm,
         *,
         ticks: TickAllocator,
-        recover: Recover[RecoveredT],
-        build_chain: BuildChain[RecoveredT],
-        read: Callable[[PolicyT], ReaderT],
-        limits: WalLimits | None = None,
+        options: WalOptions | None = None,
         observer: AppendObserver | None = None,
-    ) -> Self:
-        """Return the WAL of `pchannel`, available, with the store's term.
+        explain: Callable[[StreamingNodeError], None] = lambda _: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Take `ticks` above all that an earlier term gave out, and what raises a better error than a caller would get."""
+        self.state = LogState.RECOVERING
+        self.term = store.term
+        """Number of the present term, or of the last one."""
+        self._store, self._log, self._ticks = store, log, ticks
+        self._end, self._make_term = log_end(log), open_term
+        self._options = options or WalOptions()
+        self._observer, self._explain, self._clock = observer, explain, clock
+        self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
+        self._term: Term
+        self._in_flight: set[AppendGroup] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._drained, self._stopping = asyncio.Event(), asyncio.Event()
+        self._back: asyncio.Future[None] | None = None
+        """What everybody waits for while the log is lost; it fails when the log will not come back."""
+        self._final_error: Exception | None = None
+        self._full: StorageFull | None = None
+        """Why the log is not back: then nobody waits for it, because waiting does not free space."""
+        self._kept: asyncio.Future[None] | None = None
+        self._scope = anyio.CancelScope()
+        self._reopened = self._attempts = 0
+        self._last_error = ""
 
-        `ticks` starts above every tick an earlier term may have given out. When a stage fails or is cancelled, what it
-        opened is closed; the store is the caller's. Raises what the stages raise.
+    async def open(self) -> None:
+        """Open the store's term; then `keep` is for the owner to run.
+
+        Raises what recovery and the log raise; nothing is left open then.
         """
-        log = await store.open_log(pchannel)
-        wal = cls(log, store.term, read=read, limits=limits, observer=observer)
-        try:
-            end = log_end(log)
-            first_tick = await wal._append_first_tick(end, ticks, store.node_id)
-            failpoint("recovery.first_tick_durable")
-            recovered = await recover(log, first_tick)
-            failpoint("recovery.state_rebuilt")
-            chain = wal._chain = build_chain(recovered, log, first_tick, end)
-            await chain.ready()
-            failpoint("recovery.chain_ready")
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await wal.close()
-            raise
-        wal._lifecycle.apply(WalEvent.RECOVERED)
-        return wal
+        await self._open_term()
+        self._apply(LogEvent.RECOVERED)
 
     @property
-    def pchannel(self) -> str:
-        """Name of the log."""
-        return self._log.name
-
-    @property
-    def term(self) -> int:
-        """Number of this ownership."""
-        return self._term
-
-    @property
-    def state(self) -> WalState:
-        """What the WAL can do now."""
-        return self._lifecycle.state
+    def status(self) -> LogStatus:
+        """Where the log stands."""
+        return LogStatus(
+            pchannel=self._log.name,
+            state=self.state.value,
+            store=self._store.condition,
+            term=self.term,
+            reopened=self._reopened,
+            attempts=self._attempts,
+            last_error=self._last_error,
+        )
 
     @property
     def in_flight(self) -> int:
         """How many appends have begun and not ended, those without a listener too."""
         return len(self._in_flight)
 
+    # --- the append, from end to end --------------------------------------------------------------------------------------
+
     async def append(self, group: AppendGroup) -> AppendResult:
-        """Append a group, atomically, and return when the log has acknowledged it (after fsync unless configured less).
+        """Append a group, atomically and once, and return when the log has acknowledged it.
 
-        Cancelling before the group is queued means that it never happened; after that its outcome is decided without the
-        caller. Raises `OnShutdown`, `ChannelFenced` or `StorageFailed` when the WAL does not take appends,
-        `InvalidArgument` or `TooLarge` for a group that does not fit, `Indeterminate` when nobody knows the outcome, and
-        what the interceptors refuse.
+        A try whose outcome is open is repeated under the same stamp until the outcome is known, so also over a log that is
+        reopened. Cancelling before the group is queued means that it never happened; after that its outcome is decided
+        without the caller. Raises `InvalidArgument` or `TooLarge` for a group that does not fit, `LogReopening`,
+        `StorageFull` or `OnShutdown` when the log does not take it, `Indeterminate` when nobody can find out, and what
+        interceptors refuse.
         """
-        if self._observer is None:
-            return await self._append(group)
-        started = self._clock()
-        status = "error"
+        if group.producer is None:
+            group.producer = self._own_next  # so that the log recognises a repeated try
+        again = group.copier()  # of the messages as they are now: the chain stamps them
         try:
-            result = await self._append(group)
-            status = "ok"
-            return result
-        except asyncio.CancelledError:
-            status = "cancel"
+            return await self.append_once(group)
+        except Indeterminate as error:
+            first = error
+        except StreamingNodeError as error:
+            self._explain(error)
             raise
-        finally:
-            self._observer.append_ended(group, self._clock() - started, status)
+        return await self._repeat(group, again, first)
 
-    def read(self, policy: PolicyT) -> ReaderT:
-        """Return a reader of this log that starts where `policy` says. Raises `OnShutdown` when the WAL is closed."""
-        if self.state in (WalState.CLOSING, WalState.CLOSED):
-            raise refusal(self.state, self.pchannel)
-        return self._open_reader(policy)
-
-    async def close(self) -> None:
-        """Refuse new appends, let those in flight end, and let go of the chain; the log and its store stay open.
-
-        Appends that wait are sent away. Idempotent: a second call waits for the first, or goes on where a cancelled one
-        stopped. After it no append succeeds.
-        """
-        self._lifecycle.apply(WalEvent.CLOSE)
-        async with self._closing:
-            if self._chain is not None:
-                await self._chain.close()
-            await self._drain()
-            self._chain = None  # not before: a detached append may still enter it
-            if self.state is WalState.CLOSING:
-                self._lifecycle.apply(WalEvent.DRAINED)
-
-    async def _append(self, group: AppendGroup) -> AppendResult:
-        self._check_available()
+    async def append_once(self, group: AppendGroup) -> AppendResult:
+        """Append as `append` does, but leave an open outcome to the caller: a worker, or who finds out otherwise."""
         self._check_fits(group)
-        self._in_flight.add(group)
-        if _has_books_to_close(group):
-            return await self._run_detached(group)
-        try:
-            result = await self._append_in_chain(group)
-        except asyncio.CancelledError:
-            if group.ticket is None:  # it waited for room, a lock or a redo, and all of these leave no trace
-                self._ended(group)
-            else:
-                group.ticket.durable.add_done_callback(lambda _: self._ended(group))
-            raise
-        except BaseException:
-            self._ended(group)
-            raise
-        self._ended(group)
-        return result
+        while True:
+            if self.state is not LogState.OPEN:  # does the log take this group? Now, later, or never
+                await self._wait_open()
+            term, status, started = self._term, "error", self._clock()
+            detached = group.has_books_to_close
+            group.stamp_wal_term(self.term)
+            self._in_flight.add(group)
+            try:
+                result = await (self._run_detached(term, group) if detached else term.append(group))
+                status = "ok"
+                return result
+            except asyncio.CancelledError:
+                status = "cancel"
+                raise
+            except StreamingNodeError:
+                # Without a place in the log it never happened: it goes on in the next term as if it came only then.
+                if not self.is_over(term) or group.begun:
+                    raise
+            finally:
+                if status == "cancel" and not detached and group.ticket is not None:
+                    group.ticket.durable.add_done_callback(lambda _: self._ended(group))
+                elif not detached:
+                    self._ended(group)
+                if self._observer is not None:
+                    self._observer.append_ended(group, self._clock() - started, status)
 
-    async def _run_detached(self, group: AppendGroup) -> AppendResult:
+    async def _repeat(self, group: AppendGroup, again: Callable[[], AppendGroup], first: Indeterminate) -> AppendResult:
+        """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
+        limits, joined = self._options.retry, group.twin
+        error: StreamingNodeError = first
+        doubt, pause_s = first, limits.first_s
+        with anyio.move_on_after(limits.give_up_s):
+            while limits.give_up_s and _is_worth_repeating(error) and not await self._stops_within(pause_s):
+                pause_s = min(2 * pause_s, limits.max_s)
+                attempt = group.twin = again()
+                attempt.twin = joined  # it may be in the log, whoever stops waiting before the next try finds out
+                try:
+                    return await self.append_once(attempt)
+                except Indeterminate as failed:
+                    error = doubt = failed
+                except StreamingNodeError as failed:
+                    error = failed
+        if error is doubt:
+            raise error
+        if not error.decides:  # the window, which would know of the try that may be in the log, was not asked
+            raise doubt from error
+        self._explain(error)
+        raise error
+
+    async def _stops_within(self, seconds: float) -> bool:
+        with anyio.move_on_after(seconds):
+            await self._stopping.wait()
+        return self._stopping.is_set()
+
+    async def _run_detached(self, term: Term, group: AppendGroup) -> AppendResult:
         """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[AppendResult] = loop.create_future()
-        task = loop.create_task(self._run(group, outcome))
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._task_ended(task, group))
+
+        async def run() -> None:
+            try:
+                result = await term.append(group)
+                if not outcome.done():
+                    outcome.set_result(result)
+            except asyncio.CancelledError:
+                outcome.cancel()
+            except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
+                if not outcome.done():
+                    outcome.set_exception(error)
+                elif not isinstance(error, StreamingNodeError):
+                    _log.exception("unattended_append_failed")
+            finally:
+                self._ended(group)
+
+        task = loop.create_task(run())
+        self._tasks.add(task)  # the event loop alone would let it be collected once its caller is gone
+        task.add_done_callback(self._tasks.discard)
         try:
             return await outcome
         except asyncio.CancelledError:
-            if group.ticket is None:
+            if group.ticket is None:  # it waits for room, a lock or a redo, and all of these leave no trace
                 task.cancel()
             raise
 
-    async def _run(self, group: AppendGroup, outcome: asyncio.Future[AppendResult]) -> None:
-        try:
-            result = await self._append_in_chain(group)
-            if not outcome.done():
-                outcome.set_result(result)
-        except asyncio.CancelledError:
-            outcome.cancel()
-        except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
-            if not outcome.done():
-                outcome.set_exception(error)
-            elif not isinstance(error, StreamingNodeError):
-                _log.exception("unattended_append_failed")
-
-    def _task_ended(self, task: asyncio.Task[None], group: AppendGroup) -> None:
-        self._tasks.discard(task)
-        self._ended(group)
-
     def _ended(self, group: AppendGroup) -> None:
         self._in_flight.discard(group)
-        if self._drained is not None and not self._in_flight and not self._drained.done():
-            self._drained.set_result(None)
-
-    async def _append_in_chain(self, group: AppendGroup) -> AppendResult:
-        try:
-            group.stamp_wal_term(self._term)
-            assert self._chain is not None, "an available WAL has a chain"
-            return await self._chain.append(group)
-        except ChannelFenced:
-            self._lifecycle.apply(WalEvent.FENCE)
-            raise
-        except Indeterminate as error:
-            self._lifecycle.apply(WalEvent.WRITE_FAILED)
-            if not group.begun:  # the log refused it because of an earlier write: this one did not happen
-                raise refusal(self.state, self.pchannel) from error
-            raise
-
-    def _check_available(self) -> None:
-        if self._lifecycle.state is not WalState.AVAILABLE:
-            raise refusal(self._lifecycle.state, self.pchannel)
+        if not self._in_flight:
+            self._drained.set()
 
     def _check_fits(self, group: AppendGroup) -> None:
         assert group.ticket is None, "a group is appended once; build a new one to append again"
         if not group.messages:
             raise InvalidArgument("an append group without messages — skip the append")
-        limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
+        limits, count, size_bytes = self._options.limits, len(group.messages), group.size_bytes
         if count > limits.group_messages_max:
             raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
         if size_bytes > limits.group_bytes_max:
             raise TooLarge(f"{size_bytes} bytes in one append group, {limits.group_bytes_max} fit — split it")
 
-    async def _drain(self) -> None:
-        while self._in_flight:
-            if self._drained is None or self._drained.done():
-                self._drained = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._drained)
+    # --- who waits for a log that failed ----------------------------------------------------------------------------------
 
-    async def _append_first_tick(self, end: Append, ticks: TickAllocator, source_id: str) -> LogEntry:
-        """Append the tick that bounds recovery and comes before everything else of this term."""
-        group = AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader(source_id=source_id))])
-        last_confirmed = await _last_confirmed_of(self._log)
-        await self._log.admit(group.size_bytes, makes_room=group.makes_room)
-        group.stamp_wal_term(self._term)
-        group.stamp_time_tick(ticks.allocate(), last_confirmed)
-        await end(group)
+    async def in_term(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what `call` returns, called again in the next term when the one it ran in ended meanwhile.
+
+        So what a failed write leaves open is known when this returns. Raises as `wait_back` does, and what a call raises
+        otherwise; `Indeterminate` when a call may have had its effect and no later one could.
+        """
+        doubt: Indeterminate | None = None
+        while True:
+            try:
+                await self.wait_back()
+            except StreamingNodeError as error:
+                if doubt is None:
+                    raise
+                raise doubt from error
+            term = self._term
+            try:
+                result = await call()
+                if not self.is_over(term):
+                    return result
+            except StreamingNodeError as error:
+                if not self.is_over(term):
+                    raise
+                doubt = error if isinstance(error, Indeterminate) else doubt
+
+    async def wait_back(self) -> None:
+        """Return once the log is back after a failed write, at once while it is there.
+
+        Raises `LogReopening` when that takes longer than `reopen.wait_s`, `StorageFull` while it has no room to come back,
+        and what makes that impossible.
+        """
+        while self._back is not None:
+            if self._full is not None and not self._back.done():
+                raise self._full.with_traceback(None)
+            back, wait_s = self._back, self._options.reopen.wait_s
+            done, _ = await asyncio.wait((back,), timeout=wait_s)
+            if not done:
+                raise LogReopening(
+                    f"log {self._log.name} is {self.state.value} since a write failed, and was not back within "
+                    f"{wait_s:g} s — try again; nothing was done"
+                )
+            back.result()
+
+    async def _wait_open(self) -> None:
+        await self.wait_back()
+        if self.state is not LogState.OPEN:
+            raise OnShutdown(f"log {self._log.name} is {self.state.value} — open the node again")
+
+    def is_over(self, term: Term) -> bool:
+        """Whether a call that failed in `term` may hope for the next one."""
+        if term is self._term and not self._store.taking_writes and self.state is LogState.OPEN:
+            self._lose()  # at once, before `keep` has noticed: nobody may try again and again without a pause
+        return term is not self._term or self._back is not None
+
+    def _lose(self) -> None:
+        if self.state is LogState.OPEN:
+            self._apply(LogEvent.LOST)
+            self._back = asyncio.get_running_loop().create_future()
+            if self._final_error is not None:  # a write that fails while the node closes keeps nobody
+                self._give_up(self._final_error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._final_error = error
+        back = self._back
+        if back is not None and not back.done():
+            back.set_exception(error)
+            back.exception()  # counts as heard: there may be nobody waiting
+
+    def _apply(self, event: LogEvent) -> None:
+        if self.state is not LogState.CLOSED:  # whatever is still under way then ends by itself
+            self.state = TRANSITIONS[self.state, event]
+
+    # --- the term and the next --------------------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Run the workers of each term, and open the next one when a write failed, until `close`.
+
+        Raises what makes that impossible: damage, another owner, or a bug of a worker.
+        """
+        self._kept = asyncio.get_running_loop().create_future()
+        try:
+            with self._scope:
+                while True:
+                    await self._term.work(self.append_once, self._store.wait_failed)
+                    await self._change_term()
+        except Exception as error:
+            self._apply(LogEvent.DAMAGE)
+            self._give_up(error)
+            raise
+        finally:
+            self._kept.set_result(None)
+
+    async def _change_term(self) -> None:
+        started = self._clock()
+        self._lose()
+        _log.warning("log_lost", pchannel=self._log.name, term=self.term, store=self._store.condition)
+        failpoint("recovery.write_failed")
+        await self._end_term()
+        failpoint("recovery.term_ended")
+        self._apply(LogEvent.ENDED)
+        await self._reopen()
+        self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
+        self._apply(LogEvent.RECOVERED)
+        back, self._back = self._back, None
+        if back is not None and not back.done():
+            back.set_result(None)
+        seconds = round(self._clock() - started, 3)
+        _log.warning("log_reopened", pchannel=self._log.name, term=self.term, seconds=seconds)
+
+    async def _reopen(self) -> None:
+        reopen, pause_s, obstacles_seen = self._options.reopen, self._options.reopen.first_pause_s, 0
+        while True:
+            try:
+                await self._store.reopen()
+                self._apply(LogEvent.VERIFIED)
+                failpoint("recovery.reopened")
+                return await self._open_term()
+            except (StreamingNodeError, OSError) as error:
+                obstacles_seen = obstacles_seen + 1 if is_obstacle(error) else 0
+                if is_final(error, obstacles_seen=obstacles_seen):
+                    raise
+                self._apply(LogEvent.FAULT)
+                self._attempts += 1
+                self._full = error if isinstance(error, StorageFull) else None
+                self._last_error = text = f"{type(error).__name__}: {error}"
+                _log.warning(
+                    "log_not_reopened", pchannel=self._log.name, attempts=self._attempts, pause_s=pause_s, error=text
+                )
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, reopen.longest_pause_s)
+            self._apply(LogEvent.RETRY)
+
+    async def _open_term(self) -> None:
+        """Open the store's term: its first tick, then state rebuilt from the log, then the chain built on that."""
+        first_tick = await self._append_first_tick()  # durable first: so every earlier owner's entries are below it
+        failpoint("recovery.first_tick_durable")
+        term = await self._make_term(first_tick, self._end)
+        try:
+            await term.ready()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await term.close()
+            raise
+        failpoint("recovery.chain_ready")
+        self._term, self.term = term, self._store.term
+
+    async def _append_first_tick(self) -> LogEntry:
+        log = self._log
+        group = AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader(source_id=self._store.node_id))])
+        last_confirmed = await _last_confirmed_of(log)
+        await log.admit(group.size_bytes, makes_room=group.makes_room)
+        group.stamp_wal_term(self._store.term)
+        group.stamp_time_tick(self._ticks.allocate(), last_confirmed)
+        await self._end(group)
         ticket = group.ticket
         assert ticket is not None
         await ticket.durable
-        self._lifecycle.apply(WalEvent.FIRST_TICK_DURABLE)
         return into_entry(
             group.messages,
-            wal_name=self._log.wal_name,
+            wal_name=log.wal_name,
             first_position=ticket.first_position,
             crc32c=ticket.crc32c,
             size_bytes=ticket.size_bytes,
         )
 
+    # --- the end ----------------------------------------------------------------------------------------------------------
 
-def _has_books_to_close(group: AppendGroup) -> bool:
-    """Whether the chain has something to do for the group after its place in the log's queue.
+    def stop_waiting(self) -> None:
+        """Repeat nothing any more, and send everybody away who waits for the log to come back: the node is closing."""
+        self._stopping.set()
+        self._give_up(OnShutdown(f"the node closed while a call waited for log {self._log.name} — open it again"))
 
-    Rows that are a whole by themselves need nothing more than their ticket, so they run in their caller's own task; a
-    transaction's session, and who else has an exclusive message's vchannels, wait for the end of the append.
-    """
-    head = group.messages[0]
-    if head.type is MessageType.BEGIN_TXN:
-        return len(group.messages) == 1
-    return bool(head.txn_id) or head.type not in DML
+    async def close(self) -> None:
+        """Take no more appends, send those away that wait, and return when none is left; idempotent."""
+        self._apply(LogEvent.CLOSE)
+        self.stop_waiting()
+        self._scope.cancel()
+        if self._kept is not None:
+            await asyncio.wait((self._kept,))
+        await self._end_term()
+
+    async def _end_term(self) -> None:
+        await self._term.close()
+        while self._in_flight:
+            self._drained.clear()
+            await self._drained.wait()
+        self._term.end()
 
 
 async def _last_confirmed_of(log: Log) -> int | None:
@@ -348,3 +476,8 @@ async def _last_confirmed_of(log: Log) -> int | None:
         return None
     entries = await log.read(log.next_position - 1, bytes_max=1)
     return max(entries[0].last_confirmed_position, log.first_position)
+
+
+def _is_worth_repeating(error: StreamingNodeError) -> bool:
+    """Whether another try may say more than this one, when an earlier one may be in the log."""
+    return isinstance(error, Indeterminate) or (error.retryable == "yes" and not error.decides)

@@ -46,6 +46,8 @@ class StreamingNodeError(Exception):
     code: ClassVar[str] = "UNKNOWN"
     retryable: ClassVar[Retryable] = "no"
     exit_code: ClassVar[int] = 1
+    decides: ClassVar[bool] = True
+    """Whether it answers for an earlier try of the same write, too: not what is refused before the window was asked."""
     next_step: ClassVar[str] = ""
     """What helps in general, for a text without a next step: who finds the error often cannot know a better one."""
 
@@ -70,6 +72,7 @@ class OnShutdown(StreamingNodeError):
     """The node or WAL is closing or closed; the call did nothing."""
 
     code = "ON_SHUTDOWN"
+    decides = False
     next_step = "open the node again"
 
 
@@ -77,6 +80,7 @@ class ChannelFenced(StreamingNodeError):
     """A newer term owns this log; nothing this owner appends can become visible."""
 
     code = "CHANNEL_FENCED"
+    decides = False
 
 
 class AlreadyOwned(StreamingNodeError):
@@ -117,10 +121,19 @@ class Indeterminate(StreamingNodeError):
     next_step = "read back whether it is there once the log is open again"
 
 
+class LogReopening(StreamingNodeError):
+    """The log is being reopened after a failed write and was not back in time; the call did nothing."""
+
+    code = "LOG_REOPENING"
+    decides = False
+    retryable = "yes"
+
+
 class StorageFull(StreamingNodeError):
     """The disk has less free space than the node needs to stay safe; the call did nothing, or waits for room to go on."""
 
     code = "STORAGE_FULL"
+    decides = False
     retryable = "yes"
 
     def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
@@ -139,6 +152,7 @@ class StorageFailed(StreamingNodeError):
     """The storage refused an operation (read-only file system, missing permission, I/O error) before it did anything."""
 
     code = "STORAGE_FAILED"
+    decides = False
 
 
 class Corrupt(StreamingNodeError):

@@ -1,20 +1,34 @@
-"""Named places where a test can make the process die or fail; free when nothing is armed.
+"""Named places where a test can make the process die or fail.
 
-Code calls `failpoint("area.step")` between two steps whose order matters. Tests arm a name in the process, or from outside
-through the environment variable `STREAMINGNODE_FAILPOINTS`, for example `append.written=kill@3,flush.cut_met=error`. What a
-crash at each place leaves behind is told in docs/guarantees.md. Not for a per-row path, and no switch for behaviour.
+Code calls `failpoint` with a name, `area.step`, between two steps whose order matters. Tests arm it in the process, or from
+outside through the environment variable `STREAMINGNODE_FAILPOINTS`: `append.written=kill@3,flush.cut_met=error`. What is
+left behind at each is told in docs/guarantees.md. Not for a per-row path, and no switch for behaviour.
 """
 
 import errno
 import os
+import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 
 ENVIRONMENT_VARIABLE = "STREAMINGNODE_FAILPOINTS"
+PACKAGES = ("wal", "interceptors", "scanner", "flusher", "spark_sink", "streamingnode")
+"""Where failpoints are, beside each other."""
+
+_EVENT = "streamingnode.failpoint"
 
 Action = Callable[[], None]
+
+failpoint: Callable[[str], None] = partial(sys.audit, _EVENT)
+"""Run what is armed at this name; callable from any thread. Raises what the armed action raises.
+
+An audit event of the interpreter: without a hook, which arming adds, it costs one call into C.
+"""
 
 
 class InjectedFault(OSError):
@@ -35,14 +49,9 @@ _armed: dict[str, _Armed] = {}
 _counting = threading.Lock()
 
 
-def failpoint(name: str) -> None:
-    """Run what is armed at `name`; callable from any thread. Raises what the armed action raises."""
-    if _armed:
-        _hit(name)
-
-
 def arm(name: str, action: Action, *, at: int = 1) -> None:
     """Run `action` at the `at`-th hit of `name` from now on, once; replaces what was armed."""
+    _add_hook()
     _armed[name] = _Armed(action, at)
 
 
@@ -52,13 +61,26 @@ def disarm_all() -> None:
 
 
 def arm_from(text: str) -> None:
-    """Arm what `text` says: `name=action@hit` separated by commas; action `kill` or `error`. Raises `ValueError`."""
+    """Arm what `text` says: `name=action@hit` separated by commas; action `kill` or `error`.
+
+    Raises `ValueError` for another form, and for a name that no code passes.
+    """
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, separator, what = item.partition("=")
         word, _, hit = what.partition("@")
         if not separator or word not in {"kill", "error"}:
             raise ValueError(f"{item!r} in {ENVIRONMENT_VARIABLE} is not name=kill|error[@hit]")
-        arm(name, _kill if word == "kill" else _error(name), at=int(hit or 1))
+        if name not in placed_failpoints():
+            raise ValueError(f"{name!r} in {ENVIRONMENT_VARIABLE} is no failpoint — docs/guarantees.md lists them")
+        arm(name, _kill if word == "kill" else partial(_fail, name), at=int(hit or 1))
+
+
+@cache
+def placed_failpoints() -> frozenset[str]:
+    """Return the names of all failpoints, as the source of the packages has them."""
+    root = Path(__file__).resolve().parent.parent
+    sources = (source.read_text("utf-8") for package in PACKAGES for source in (root / package).rglob("*.py"))
+    return frozenset(name for text in sources for name in re.findall(r'\bfailpoint\("([a-z_]+\.[a-z_]+)"\)', text))
 
 
 def _kill() -> None:
@@ -66,15 +88,17 @@ def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _error(name: str) -> Action:
-    def fail() -> None:
-        raise InjectedFault(name)
-
-    return fail
+def _fail(name: str) -> None:
+    raise InjectedFault(name)
 
 
-def _hit(name: str) -> None:
-    armed = _armed.get(name)
+@cache
+def _add_hook() -> None:
+    sys.addaudithook(_hear)  # once: no hook is ever removed
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    armed = _armed.get(str(arguments[0])) if event == _EVENT else None
     if armed is None:
         return
     with _counting:

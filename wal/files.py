@@ -1,20 +1,21 @@
 """Files and directories of a node: regular files only, private whatever the umask, durable when the caller syncs them.
 
 Assumes what POSIX file systems give: rename is atomic, fsync of a file keeps its bytes, and fsync of its directory its name.
-A directory is 0700 and a file 0600; with `for_group` the group may read both. Whoever opens a file of a node does it through
-here: a pipe in its place would make an opener wait for ever, a device may do anything, a link leads somewhere else, and a
-file of a terabyte without blocks costs nothing to make. Each is a typed error, at once. All of it blocks and
-raises `OSError`.
+A directory is 0700 and a file 0600; with `for_group` the group may read both. All of it blocks and raises `OSError`.
 """
 
+import contextlib
 import errno
+import fcntl
 import os
 import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from wal.errors import Corrupt, Overloaded
+from wal.errors import AlreadyOwned, Corrupt, Overloaded, StorageFailed, StreamingNodeError
 from wal.failpoint import failpoint
 
 DIRECTORY_MODE, GROUP_DIRECTORY_MODE = 0o700, 0o750
@@ -30,14 +31,15 @@ _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 """What opening says of a link, a directory, a socket and a device without its driver."""
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY, *, mode: int = FILE_MODE) -> int:
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """Open a file and return its descriptor, without waiting and without following a link in its place.
 
-    Raises `Corrupt` for what is no regular file, and `OSError`.
+    Raises `Corrupt` for what is no regular file, at once: a pipe would make an opener wait for ever, a device may do
+    anything, a link leads somewhere else.
     """
     try:
         # Non-blocking: a pipe that nobody writes to opens, and is refused below.
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         if error.errno in _NO_FILE:
             raise not_regular(path) from error
@@ -56,7 +58,8 @@ def open_binary(path: Path) -> BinaryIO:
 def read_regular(path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
     """Return the content of a file that is at most so long.
 
-    Raises `Corrupt` for a longer one before any of it is read, and for what is no regular file; `OSError`.
+    Raises `Corrupt` for a longer one before any of it is read, since one of holes costs nothing to make, and as
+    `open_regular`.
     """
     with open_binary(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -191,3 +194,83 @@ def no_descriptor_left(path: Path, error: object) -> Overloaded:
         f"no file descriptor is left for {path}, this process may have {open_files_max() or 'any number of'}: {error} — "
         "raise the limit (ulimit -n) or close files; an open node goes on by itself"
     )
+
+
+@contextmanager
+def disk_errors_typed(place: object) -> Iterator[None]:
+    """Raise `StorageFailed` for an `OSError` of the block, which reads at `place`, `Overloaded` for want of memory."""
+    try:
+        yield
+    except StreamingNodeError:
+        raise  # `DeadlineExceeded` is an `OSError` too, by way of `TimeoutError`
+    except MemoryError as error:
+        raise Overloaded(
+            f"{place}: it does not fit into memory — read less at a time, or give the process more"
+        ) from error
+    except OSError as error:
+        raise StorageFailed(
+            f"{error.filename or place}: {error.strerror or error} — check the path, its permissions and the disk"
+        ) from error
+
+
+LOCK_NAME = "node.lock"
+_PID_BYTES_MAX = 32
+
+_held: dict[tuple[int, int], int] = {}
+"""The lock files held by this process, with its pid, which a forked child does not have. Pids in the files do not tell: two
+containers that share a directory may both be process 1."""
+
+
+class DirectoryLock:
+    """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`, `StorageFailed`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptors: list[int] = []
+        self._identity = (0, 0)
+        try:
+            self._take(directory)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Unlock; idempotent. In a forked child this takes nothing from the parent but keeps its lock from outliving it."""
+        if _held.get(self._identity) == os.getpid():
+            del _held[self._identity]
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _take(self, directory: Path) -> None:
+        try:
+            lock = open_regular(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+            self._descriptors.append(lock)
+            self._descriptors.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot open {error.filename}: {error.strerror} — make it writable for this user"
+            ) from error
+        identity = identity_of(os.fstat(lock))
+        # The lock file has the pid, where others can read it. The directory itself is locked, too: it cannot be unlinked and
+        # made anew behind the owner's back, which would let two writers both acknowledge.
+        for descriptor in self._descriptors:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                own = _held.get(identity) == os.getpid()
+                raise AlreadyOwned(str(directory), os.getpid() if own else _read_pid(lock), own=own) from error
+        self._identity = identity
+        _held[identity] = os.getpid()
+        pid = f"{os.getpid()}\n".encode()
+        os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
+        os.ftruncate(lock, len(pid))
+
+
+def _read_pid(descriptor: int) -> int | None:
+    with contextlib.suppress(ValueError):
+        return int(os.pread(descriptor, _PID_BYTES_MAX, 0))
+    return None
+
+
+def identity_of(status: os.stat_result) -> tuple[int, int]:
+    """Return what tells one file from another that takes its name."""
+    return status.st_dev, status.st_ino

@@ -1,95 +1,125 @@
-"""States of a WAL and what moves it between them. Pure.
+"""Whether a log takes appends: the one state machine of that question, from the opening of its node to the close. Pure.
 
-    OPENING --first tick--> RECOVERING --recovered--> AVAILABLE --close--> CLOSING --drained--> CLOSED
-       |                        |                      |     |                ^
-       +--------close-----------+--> CLOSED            |     +--fence--> FENCED, write failed--> POISONED --close--+
+    RECOVERING --recovered--> OPEN --lost--> ENDING --ended--> REOPENING --verified--> RECOVERING
+                                                                ^  |                    |
+                                                                |  +-------fault--------+
+                                                              retry          v
+                                                                +-------- WAITING
+    any of these --damage--> FAILED        any of these --close--> CLOSED
 
-Only AVAILABLE takes appends. FENCED and POISONED never return: a new term is a new WAL. A fence outranks a failed write,
-because reopening helps only against the latter.
+A write with an open outcome ends the term: its appends hear of it, and what it knew is thrown away. The store is then
+closed, verified as at a start and opened under the next term, whose state is rebuilt from the log; a step that fails is
+tried again after a pause. Damage, or another owner, is not outlived.
 """
 
+from dataclasses import dataclass
 from enum import Enum, unique
 
-from wal.errors import ChannelFenced, OnShutdown, StorageFailed, StreamingNodeError
+import msgspec
+
+from wal.errors import AlreadyOwned, ChannelFenced, Corrupt, OnShutdown, UnsupportedFormat
 
 
 @unique
-class WalState(Enum):
-    """What a WAL can do now."""
+class LogState(Enum):
+    """What a log is doing; only `OPEN` takes appends, and in all others but the last two they wait."""
 
-    OPENING = "opening"
-    """The first tick of the term is not durable yet."""
     RECOVERING = "recovering"
-    """State is being rebuilt from the log; nothing else is appended."""
-    AVAILABLE = "available"
-    FENCED = "fenced"
-    """A newer term owns the log."""
-    POISONED = "poisoned"
-    """A write failed with an unknown outcome; the log must be reopened and verified."""
-    CLOSING = "closing"
-    """New appends are refused, those in flight end."""
+    """The term's state is being rebuilt from the log."""
+    OPEN = "open"
+    ENDING = "ending"
+    """A write failed; the appends of the term are told."""
+    REOPENING = "reopening"
+    """The store is being closed, verified and opened; see the store's own condition."""
+    WAITING = "waiting"
+    """An attempt failed; the next one comes after a pause."""
+    FAILED = "failed"
     CLOSED = "closed"
 
 
 @unique
-class WalEvent(Enum):
-    """What happens to a WAL."""
+class LogEvent(Enum):
+    """What happens to a log."""
 
-    FIRST_TICK_DURABLE = "first tick durable"
     RECOVERED = "recovered"
-    FENCE = "fence"
-    WRITE_FAILED = "write failed"
+    LOST = "lost"
+    ENDED = "ended"
+    VERIFIED = "verified"
+    FAULT = "fault"
+    RETRY = "retry"
+    DAMAGE = "damage"
     CLOSE = "close"
-    DRAINED = "drained"
 
 
-_S, _E = WalState, WalEvent
-TRANSITIONS: dict[tuple[WalState, WalEvent], WalState] = {
-    (_S.OPENING, _E.FIRST_TICK_DURABLE): _S.RECOVERING,
-    (_S.OPENING, _E.CLOSE): _S.CLOSED,
-    (_S.RECOVERING, _E.RECOVERED): _S.AVAILABLE,
-    (_S.RECOVERING, _E.CLOSE): _S.CLOSED,
-    (_S.AVAILABLE, _E.FENCE): _S.FENCED,
-    (_S.AVAILABLE, _E.WRITE_FAILED): _S.POISONED,
-    (_S.AVAILABLE, _E.CLOSE): _S.CLOSING,
-    (_S.FENCED, _E.FENCE): _S.FENCED,
-    (_S.FENCED, _E.WRITE_FAILED): _S.FENCED,
-    (_S.FENCED, _E.CLOSE): _S.CLOSING,
-    (_S.POISONED, _E.FENCE): _S.FENCED,
-    (_S.POISONED, _E.WRITE_FAILED): _S.POISONED,
-    (_S.POISONED, _E.CLOSE): _S.CLOSING,
-    (_S.CLOSING, _E.FENCE): _S.CLOSING,
-    (_S.CLOSING, _E.WRITE_FAILED): _S.CLOSING,
-    (_S.CLOSING, _E.CLOSE): _S.CLOSING,
-    (_S.CLOSING, _E.DRAINED): _S.CLOSED,
-    (_S.CLOSED, _E.CLOSE): _S.CLOSED,
+_S, _E = LogState, LogEvent
+_ALIVE = (_S.RECOVERING, _S.OPEN, _S.ENDING, _S.REOPENING, _S.WAITING)
+TRANSITIONS: dict[tuple[LogState, LogEvent], LogState] = {
+    (_S.RECOVERING, _E.RECOVERED): _S.OPEN,
+    (_S.OPEN, _E.LOST): _S.ENDING,
+    (_S.ENDING, _E.ENDED): _S.REOPENING,
+    (_S.REOPENING, _E.VERIFIED): _S.RECOVERING,
+    (_S.REOPENING, _E.FAULT): _S.WAITING,
+    (_S.RECOVERING, _E.FAULT): _S.WAITING,
+    (_S.WAITING, _E.RETRY): _S.REOPENING,
+    **{(state, _E.DAMAGE): _S.FAILED for state in _ALIVE},
+    **{(state, _E.CLOSE): _S.CLOSED for state in _S},
 }
 
 
-class WalLifecycle:
-    """The state of one WAL."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReopenOptions:
+    """How a log that failed comes back, in seconds.
 
-    __slots__ = ("state",)
+    A call waits `wait_s` for it before it is refused with `LOG_REOPENING`: longer than verifying 1 GiB takes, shorter
+    than patience. After a failed attempt comes a pause of `first_pause_s`, twice as long each time up to
+    `longest_pause_s`: appends are to resume within 5 s after the disk works again.
+    """
 
-    def __init__(self) -> None:
-        self.state = WalState.OPENING
-
-    def apply(self, event: WalEvent) -> WalState:
-        """Move on and return the new state; an event that has no place in this state is a bug and changes nothing."""
-        following = TRANSITIONS.get((self.state, event))
-        assert following is not None, f"{event.name} has no place in {self.state.name}"
-        self.state = following
-        return following
+    wait_s: float = 30.0
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 2.0
 
 
-def refusal(state: WalState, name: str) -> StreamingNodeError:
-    """Return the error of an append on the WAL of pchannel `name` in `state`; it did nothing."""
-    match state:
-        case WalState.FENCED:
-            return ChannelFenced(f"a newer owner has taken over log {name} — connect to that owner")
-        case WalState.POISONED:
-            return StorageFailed(f"log {name} takes no appends since a write failed — it is being reopened, try again")
-        case WalState.CLOSING | WalState.CLOSED:
-            return OnShutdown(f"log {name} is {state.value}")
-        case WalState.OPENING | WalState.RECOVERING | WalState.AVAILABLE:
-            return OnShutdown(f"log {name} is {state.value} — append once it has opened")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryLimits:
+    """How a write with an open outcome is repeated: after `first_s` seconds, twice as long each time up to `max_s`.
+
+    After `give_up_s` in all the caller hears `Indeterminate`, sooner when its own timeout ends; 0 repeats nothing.
+    """
+
+    first_s: float = 0.02
+    max_s: float = 1.0
+    give_up_s: float = 30.0
+
+
+OBSTACLES_SEEN_MAX = 3
+"""A disk that cannot be read for a moment looks like damage, and a handle of this process that is not collected yet like
+another owner's lock; three looks in a row that find it are believed."""
+
+
+def is_obstacle(error: Exception) -> bool:
+    """Whether a failed attempt to reopen met what does not pass by itself, if it is what it looks like."""
+    return isinstance(error, (Corrupt, AlreadyOwned))
+
+
+def is_final(error: Exception, *, obstacles_seen: int) -> bool:
+    """Whether a failed attempt to reopen is the last one; `obstacles_seen` counts attempts in a row that met an obstacle."""
+    if is_obstacle(error):
+        return obstacles_seen >= OBSTACLES_SEEN_MAX
+    return isinstance(error, (ChannelFenced, UnsupportedFormat, OnShutdown))
+
+
+class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one log stands now.
+
+    `store` is the condition of the log store under it. `reopened` counts how often the log came back by itself,
+    `attempts` the failed ones since it last took appends; `last_error` is what the latest of all these was about.
+    """
+
+    pchannel: str
+    state: str
+    store: str
+    term: int
+    reopened: int = 0
+    attempts: int = 0
+    last_error: str = ""

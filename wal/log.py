@@ -12,9 +12,10 @@ from typing import Protocol
 import msgspec
 
 from wal.errors import InvalidArgument
-from wal.headers import EXCLUSIVE, MAKES_ROOM
+from wal.failpoint import failpoint
+from wal.headers import DML, EXCLUSIVE, MAKES_ROOM, MessageType
 from wal.message import LogEntry, MutableMessage
-from wal.position import MessageId, Place, ProducerStamp
+from wal.position import MessageId, Place, ProducerStamp, message_id_kind
 
 # --- append ---
 #
@@ -84,6 +85,33 @@ class AppendGroup:
         """The messages' sizes added up."""
         messages = self.messages
         return messages[0].size_bytes if len(messages) == 1 else sum(message.size_bytes for message in messages)
+
+    @property
+    def has_books_to_close(self) -> bool:
+        """Whether the chain has something to do for the group after its place in the log's queue.
+
+        Rows that are a whole by themselves need nothing more than their ticket; a transaction's session, and who else has
+        an exclusive message's vchannels, wait for the end of the append.
+        """
+        head = self.messages[0]
+        if head.type is MessageType.BEGIN_TXN:
+            return len(self.messages) == 1
+        return bool(head.txn_id) or head.type not in DML
+
+    def copier(self) -> "Callable[[], AppendGroup]":
+        """Return what makes a group as this one is now, but for a sequence it was given: that is the write's."""
+        unstamped = [(message.header, message.txn_id) for message in self.messages]
+
+        def copy() -> AppendGroup:
+            messages = [
+                MutableMessage(
+                    message.type, header, message.vchannel, message.payload, txn_id, message.properties, message.version
+                )
+                for message, (header, txn_id) in zip(self.messages, unstamped, strict=True)
+            ]
+            return AppendGroup(messages, producer=self.producer, place=self.place)
+
+        return copy
 
     def stamp_time_tick(self, time_tick: int, last_confirmed: int | None) -> None:
         """Give every message the group's tick and last-confirmed position (None: its own)."""
@@ -291,3 +319,30 @@ class LogStore(Protocol):
 
     async def close(self) -> None:
         """Write what is queued, sync, and let go of the directory; idempotent."""
+
+
+def log_end(log: Log) -> Append:
+    """Return the innermost append: queue the group, wait until the log's durability mode acknowledges it.
+
+    Up to the queue it does not suspend. Raises `Indeterminate` when nobody knows whether the group is in the log.
+    """
+    message_id = message_id_kind(log.wal_name)
+
+    async def append_to_log(group: AppendGroup) -> AppendResult:
+        if group.draw is not None:
+            group.draw()  # in the step of the queue: so a producer's own sequences ascend with positions, without gaps
+        ticket = group.ticket = log.append(group)
+        failpoint("append.queued")
+        await ticket.written
+        last_confirmed = group.messages[0].last_confirmed
+        first_position = ticket.first_position
+        return AppendResult(
+            first_message_id=message_id(first_position),
+            count=len(group.messages),
+            time_tick=group.time_tick,
+            last_confirmed=message_id(first_position if last_confirmed is None else last_confirmed),
+            row_offsets=group.row_offsets,
+            durable=ticket.durable.done(),
+        )
+
+    return append_to_log

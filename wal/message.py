@@ -1,16 +1,17 @@
-"""Messages before and after the log. No I/O.
+"""Messages before and after the log, and the transactions that readers see of them. No I/O.
 
 A `MutableMessage` is what an appender builds and the chain stamps; a `Message` is what the log stores and readers share,
-frozen; a `TransactionMessage` is what readers see of a transaction. A `LogEntry` is the messages of one append as read
-back. The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
+frozen; a `LogEntry` is the messages of one append as read back. The frozen ones hold no cycles and are left out of garbage
+collection: a reader holds tens of thousands at a time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import msgspec
 
+from wal.errors import Corrupt
 from wal.headers import MESSAGE_VERSION, BodyAssignment, CommitTxnHeader, Header, MessageType
 from wal.position import MessageId, ProducerStamp, message_id_kind
 
@@ -99,8 +100,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A transaction as readers see it: its bodies in order, at the tick and position of its commit.
 
-    Begin and commit are kept so that a server can send the pieces; bodies keep their own positions but carry the
-    commit's tick, segments and offsets (`stamped_bodies` made them so).
+    Bodies keep their own positions but carry the commit's tick, segments and offsets.
     """
 
     begin: Message
@@ -151,29 +151,6 @@ class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def size_bytes(self) -> int:
         """The bodies' sizes added up."""
         return sum(body.size_bytes for body in self.bodies)
-
-
-def assemble_transaction(begin: Message, bodies: Iterable[Message], commit: Message) -> TransactionMessage:
-    """Return the transaction of a commit, each body carrying the commit's tick and what the commit assigned to it."""
-    header = commit.header
-    assert isinstance(header, CommitTxnHeader)
-    stamped = tuple(
-        _stamp_body(body, assignment, commit) for body, assignment in zip(bodies, header.assignments, strict=True)
-    )
-    return TransactionMessage(begin=begin, bodies=stamped, commit=commit)
-
-
-def _stamp_body(body: Message, assignment: BodyAssignment, commit: Message) -> Message:
-    if body.type is MessageType.INSERT:
-        header = msgspec.structs.replace(body.header, segment_id=assignment.segment_id, first_offset=assignment.offset)
-    else:
-        header = msgspec.structs.replace(body.header, next_offset=assignment.offset)
-    return msgspec.structs.replace(
-        body,
-        header=header,
-        time_tick=commit.time_tick,
-        last_confirmed_position=commit.last_confirmed_position,
-    )
 
 
 AnyMessage = Message | TransactionMessage
@@ -240,16 +217,11 @@ def into_entry(
     )
 
 
-# --- change ---
-#
-# What one message changes, without its payload: the shape in which decisions, sessions and the shard state pass it on.
-#
-# Pure. The live append path makes changes from messages it is about to write, recovery and the flusher from messages they
-# read; both feed the same state, which is why the two agree.
-
-
 class Change(NamedTuple):
-    """One message's effect; `payload_bytes` is what its rows or keys count for in segments and transactions."""
+    """What one message changes, without its payload: made before the log by appends, behind it by recovery and the flusher.
+
+    `payload_bytes` is what its rows or keys count for in segments and transactions.
+    """
 
     type: MessageType
     vchannel: str
@@ -260,3 +232,115 @@ class Change(NamedTuple):
     def of(cls, message: MutableMessage | Message) -> Self:
         """Return the change of a message, before or after the log."""
         return cls(message.type, message.vchannel, message.header, len(message.payload))
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction whose commit or rollback has not been seen yet."""
+
+    begin: Message
+    bodies: list[Message]
+
+
+class TransactionBuffer:
+    """The transactions in flight at one place of one log: each comes out whole at its commit, or not at all.
+
+    Entries come in, in log order, from any position on; plain messages and assembled transactions go out in the same order.
+    Nothing expires here: the node decides that and logs a rollback. `begin_missing` is called with each commit whose begin
+    lies before the first entry observed; it may raise.
+    """
+
+    def __init__(self, *, begin_missing: Callable[[Message], None] = lambda _commit: None) -> None:
+        self._begin_missing = begin_missing
+        self._open: dict[int, OpenTransaction] = {}
+        self._first_tick = 0
+        self.size_bytes = 0
+        self.bodies_dropped = 0
+        self.commits_dropped = 0
+
+    @property
+    def open_transactions(self) -> tuple[OpenTransaction, ...]:
+        """The transactions begun and not ended, in the order of their begins."""
+        return tuple(self._open.values())
+
+    def observe(self, entry: LogEntry) -> Sequence[AnyMessage]:
+        """Return what `entry` makes visible, in order: its plain messages, or the transaction that it commits.
+
+        Raises `Corrupt` for a commit that fits nothing observed.
+        """
+        if not self._first_tick:
+            self._first_tick = entry.time_tick
+        messages = entry.messages
+        head = messages[0]
+        if not head.txn_id and (len(messages) == 1 or not any(message.txn_id for message in messages)):
+            return messages
+        last = messages[-1]
+        if head.type is MessageType.BEGIN_TXN and last.type is MessageType.COMMIT_TXN and head.txn_id == last.txn_id:
+            return (assemble_transaction(head, messages[1:-1], last),)
+        visible: list[AnyMessage] = []
+        for message in messages:
+            outcome = self._observe_message(message)
+            if outcome is not None:
+                visible.append(outcome)
+        return visible
+
+    def _observe_message(self, message: Message) -> AnyMessage | None:
+        if not message.txn_id:
+            return message
+        match message.type:
+            case MessageType.BEGIN_TXN:
+                self._open.setdefault(message.txn_id, OpenTransaction(message, []))
+            case MessageType.COMMIT_TXN:
+                return self._commit(message)
+            case MessageType.ROLLBACK_TXN:
+                self._take(message.txn_id)
+            case _ if (transaction := self._open.get(message.txn_id)) is not None:
+                transaction.bodies.append(message)
+                self.size_bytes += message.size_bytes
+            case _:
+                self.bodies_dropped += 1
+        return None
+
+    def _commit(self, commit: Message) -> TransactionMessage | None:
+        transaction = self._take(commit.txn_id)
+        if transaction is not None:
+            return assemble_transaction(*transaction, commit)
+        # A transaction's id is its begin's tick, and ticks ascend with positions.
+        if commit.txn_id >= self._first_tick:
+            raise Corrupt(f"transaction {commit.txn_id} commits at position {commit.position} without its begin")
+        self.commits_dropped += 1
+        self._begin_missing(commit)
+        return None
+
+    def _take(self, txn_id: int) -> OpenTransaction | None:
+        transaction = self._open.pop(txn_id, None)
+        if transaction is not None:
+            self.size_bytes -= sum(body.size_bytes for body in transaction.bodies)
+        return transaction
+
+
+def assemble_transaction(begin: Message, bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+    """Return the transaction of a commit, each body carrying the commit's tick and what the commit assigned to it."""
+    header = commit.header
+    assert isinstance(header, CommitTxnHeader)
+    if len(bodies) != len(header.assignments):
+        raise Corrupt(
+            f"transaction {commit.txn_id} has {len(bodies)} bodies, but its commit at position {commit.position} "
+            "assigns another number"
+        )
+    stamped = tuple(
+        _stamp_body(body, assignment, commit) for body, assignment in zip(bodies, header.assignments, strict=True)
+    )
+    return TransactionMessage(begin=begin, bodies=stamped, commit=commit)
+
+
+def _stamp_body(body: Message, assignment: BodyAssignment, commit: Message) -> Message:
+    if body.type is MessageType.INSERT:
+        header = msgspec.structs.replace(body.header, segment_id=assignment.segment_id, first_offset=assignment.offset)
+    else:
+        header = msgspec.structs.replace(body.header, next_offset=assignment.offset)
+    return msgspec.structs.replace(
+        body,
+        header=header,
+        time_tick=commit.time_tick,
+        last_confirmed_position=commit.last_confirmed_position,
+    )

@@ -1,4 +1,4 @@
-"""Shards on the append path: the last look at a group before the log, and the place where its headers are completed.
+"""Shards on the append path: the last look at a group before the log, and what makes and seals its segments.
 
 In comes a group with its tick and transaction id; out goes the same group with segments, row offsets and cut numbers, to
 the log end. Never suspends before the log has the group: rows without a segment are sent back with `Redo` while the
@@ -6,41 +6,35 @@ allocator makes one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import anyio
 
-from interceptors.redo import Redo
+from interceptors.chain import FINAL, BaseInterceptor, Redo
 from interceptors.shard.manager import ShardManager
-from interceptors.shard.seal_policy import Seal, due_seals
-from interceptors.shard.state import SegmentKey
-from wal.errors import ChannelFenced, Indeterminate, OnShutdown, Overloaded, StorageFailed, StreamingNodeError
-from wal.event_log import event_log
+from interceptors.shard.state import SegmentKey, due_seals
+from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import FlushHeader, MessageType
 from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
-
-# --- allocator ---
-#
-# Makes segments for rows that have none: asked by inserts, which wait outside the chain until it is done.
-#
-# Requests that come together are written together, one group for all. Every wait ends: with the segment, with a typed error
-# when it cannot be made within the bound, or with `OnShutdown`.
-
+from wal.tasks import event_log
 
 ATTEMPTS_MAX = 16
 """With the pauses below about ten seconds: longer than a disk hiccup, shorter than the wait of those who asked."""
 RETRY_S_MIN = 0.01
 RETRY_S_MAX = 1.0
 
-FINAL = (OnShutdown, ChannelFenced, Indeterminate, StorageFailed)
-"""Nothing this owner appends can succeed after one of these."""
+SEAL_INTERVAL_S = 1.0
+"""Policies count in minutes, except total growing bytes: a second of ingest is what may come on top of its high mark."""
 
 _log = event_log(__name__)
 
 
 class SegmentAllocator:
-    """Appends CREATE_SEGMENT messages for `manager`; one for each channel."""
+    """Appends CREATE_SEGMENT messages for `manager`, for all requests that come together in one group.
+
+    Every wait ends: with the segment, with a typed error when it cannot be made within the bound, or with `OnShutdown`.
+    """
 
     def __init__(self, manager: ShardManager, *, sleep: Callable[[float], Awaitable[None]] = anyio.sleep) -> None:
         self._manager = manager
@@ -48,11 +42,6 @@ class SegmentAllocator:
         self._wanted: dict[SegmentKey, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
         self._closed = False
-
-    @property
-    def waiting(self) -> int:
-        """How many segments are asked for and not made yet."""
-        return len(self._wanted)
 
     def request(self, keys: Sequence[SegmentKey]) -> asyncio.Future[None]:
         """Ask for segments and return a shared future that ends with the last of them.
@@ -83,31 +72,30 @@ class SegmentAllocator:
         self._end(tuple(self._wanted), OnShutdown("the channel closed before the segment was made"))
 
     async def _allocate(self, keys: Sequence[SegmentKey], append: Append) -> None:
-        pause_s, last_error = RETRY_S_MIN, "no attempt was made"
+        pause_s, reason = RETRY_S_MIN, ""
         for _ in range(ATTEMPTS_MAX):
             try:
                 await self._try(keys, append)
-            except FINAL as error:
-                self._end(keys, _unavailable(str(error)))
-                return
             except StreamingNodeError as error:
-                last_error = str(error)
-                _log.debug("segments_delayed", segments=len(keys), error=str(error))
+                reason = str(error)
+                if isinstance(error, FINAL):
+                    break
+                _log.debug("segments_delayed", segments=len(keys), error=reason)
                 await self._sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
             else:
                 self._end(keys, None)
                 return
-        _log.warning("segments_not_made", segments=len(keys), attempts=ATTEMPTS_MAX, error=last_error)
-        self._end(keys, _unavailable(last_error))
+        else:
+            _log.warning("segments_not_made", segments=len(keys), attempts=ATTEMPTS_MAX, error=reason)
+        self._end(keys, Overloaded(f"no segment could be made for the rows: {reason} — try again"))
 
     async def _try(self, keys: Sequence[SegmentKey], append: Append) -> None:
         # What was dropped meanwhile, or has a segment by now, is let through: its insert hears the reason itself.
-        needed = [key for key in keys if self._manager.needs_segment(key)]
-        if needed:
+        if needed := [key for key in keys if self._manager.needs_segment(key)]:
             await append(AppendGroup([self._manager.new_segment(key) for key in needed]))
 
-    def _end(self, keys: Sequence[SegmentKey], error: StreamingNodeError | None) -> None:
+    def _end(self, keys: Iterable[SegmentKey], error: StreamingNodeError | None) -> None:
         for key in keys:
             wanted = self._wanted.pop(key, None)
             if wanted is None:  # closed while its segment was on the way
@@ -119,31 +107,15 @@ class SegmentAllocator:
                 wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
 
 
-def _unavailable(reason: str) -> Overloaded:
-    return Overloaded(f"no segment could be made for the rows: {reason} — try again")
-
-
-# --- seal worker ---
-#
-# Seals segments that a policy calls due, by writing FLUSH messages; cuts seal the rest.
-#
-# Looks at an interval and whenever an insert meets a full segment. A seal that comes too late (a cut or a drop was first)
-# is refused by the shard interceptor and not tried again.
-
-
-SEAL_INTERVAL_S = 1.0
-"""Policies count in minutes, except total growing bytes: a second of ingest is what may come on top of its high mark."""
-
-
 class SealWorker:
-    """Appends FLUSH messages for the due segments of `manager`; `last_tick` returns the newest tick handed out."""
+    """Appends FLUSH messages for the segments of `manager` that a policy calls due; cuts seal the rest.
 
-    def __init__(
-        self, manager: ShardManager, *, last_tick: Callable[[], int], interval_s: float = SEAL_INTERVAL_S
-    ) -> None:
+    It looks at an interval, and at once when an insert meets a full segment. `last_tick` returns the newest tick handed out.
+    """
+
+    def __init__(self, manager: ShardManager, *, last_tick: Callable[[], int]) -> None:
         self._manager = manager
         self._last_tick = last_tick
-        self._interval_s = interval_s
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -153,7 +125,7 @@ class SealWorker:
     async def run(self, append: Append) -> None:
         """Work until cancelled, or until the log takes no more."""
         while True:
-            with anyio.move_on_after(self._interval_s):
+            with anyio.move_on_after(SEAL_INTERVAL_S):
                 await self._wake.wait()
             self._wake.clear()
             try:
@@ -165,13 +137,17 @@ class SealWorker:
     async def seal_due(self, append: Append) -> int:
         """Seal what is due now, in one group; return how many.
 
-        Raises `OnShutdown`, `ChannelFenced`, `Indeterminate` or `StorageFailed`; any other refusal is left to the next look.
+        Raises the errors of `FINAL`; any other refusal (a cut or a drop was first) is left to the next look.
         """
         due = due_seals(self._manager.state.segments.values(), self._manager.limits, tick=self._last_tick())
-        if not due:
+        messages = []
+        for segment, reason in due:
+            header = FlushHeader(segment.collection_id, segment.partition_id, segment.segment_id, reason)
+            messages.append(MutableMessage(MessageType.FLUSH, header, segment.vchannel))
+        if not messages:
             return 0
         try:
-            await append(AppendGroup([_flush(seal) for seal in due]))
+            await append(AppendGroup(messages))
         except FINAL:
             raise
         except StreamingNodeError as error:
@@ -180,14 +156,8 @@ class SealWorker:
         return len(due)
 
 
-def _flush(seal: Seal) -> MutableMessage:
-    segment = seal.segment
-    header = FlushHeader(segment.collection_id, segment.partition_id, segment.segment_id, seal.reason)
-    return MutableMessage(MessageType.FLUSH, header, segment.vchannel)
-
-
-class ShardInterceptor:
-    """Wraps the log end with the state of one channel."""
+class ShardInterceptor(BaseInterceptor):
+    """Wraps the log end with the state of one channel, which is recovered before the chain is built."""
 
     name = "shard"
 
@@ -199,8 +169,8 @@ class ShardInterceptor:
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         """Check and stamp the group.
 
-        Raises `CollectionNotFound`, `PartitionNotFound`, `AlreadyExists`, `InvalidArgument`, `SchemaMismatch` or
-        `InvalidArgument` for what does not fit, `Redo` while a segment is being made; nothing is changed then.
+        Raises `CollectionNotFound`, `PartitionNotFound`, `AlreadyExists`, `SchemaMismatch` or `InvalidArgument` for what
+        does not fit, `Redo` while a segment is being made; nothing is changed then.
         """
         missing = self._manager.admit(group)
         if missing:
@@ -211,9 +181,6 @@ class ShardInterceptor:
             return await append(group)
         finally:
             self._manager.ended(group)
-
-    async def ready(self) -> None:
-        """Return at once: the state is recovered before the chain is built."""
 
     async def close(self) -> None:
         """End the waits for segments: nothing is appended any more."""

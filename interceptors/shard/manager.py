@@ -1,24 +1,22 @@
 """The live channel: decides and stamps groups in the step of their tick, and keeps the state in step with the log.
 
-In come groups from the interceptor; out go the same groups stamped, or a typed error, or the segments that are missing.
-A group changes the state when it has its place in the log's queue, not before: until then it may still be refused. The
-place is only known once the log end has run, which is why a decision stays `pending` until the next look at the state;
-between the two nothing else can run.
+Everything is checked before anything is stamped, so a refused group changes nothing, neither itself nor the state. A group
+changes the state when it has its place in the log's queue, not before: until then it may still be refused.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from interceptors.shard.catalog import Catalog
-from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.shard.state import SegmentKey, ShardState, assign, stamp
+from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState
 from wal.errors import InvalidArgument
 from wal.headers import (
     DDL,
     DML,
+    BodyAssignment,
     CommitTxnHeader,
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -35,33 +33,25 @@ from wal.headers import (
 from wal.log import AppendGroup
 from wal.message import ALL_VCHANNELS, Change, MutableMessage
 
-# --- decision ---
-#
-# What becomes of an append group: its stamped headers and what it will change, or why it may not be appended. Pure.
-#
-# Everything is checked before anything is stamped, so a refused group changes nothing, neither itself nor the state. What a
-# decision needs from outside is the state as of the group's tick and, for the commit of a streamed transaction, its bodies.
-
-
 BodiesOf = Callable[[int], Sequence[Change]]
 """The bodies of an open transaction, in log order."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(NamedTuple):
     """A group that may be appended, or that has to wait until `missing` segments are made.
 
     `headers` are the messages' headers, stamped. `changes` is what the state applies once the log has the group; None for
     what readers do not see by itself: a tick, a begin, a body, a rollback.
     """
 
-    headers: Sequence[Header] = ()
-    row_offsets: dict[str, tuple[int, int]] = {}
+    headers: Sequence[Header]
     changes: Sequence[Change] | None = None
-    missing: Sequence[SegmentKey] = ()
+    row_offsets: dict[str, tuple[int, int]] | None = None
+    missing: tuple[SegmentKey, ...] = ()
 
 
 def decide(state: ShardState, group: AppendGroup, bodies_of: BodiesOf) -> Decision:
-    """Return what becomes of a group. Raises the typed error of the first message that does not fit."""
+    """Return what becomes of a group. Pure. Raises the typed error of the first message that does not fit."""
     messages = group.messages
     head = messages[0]
     kind = head.type
@@ -90,31 +80,67 @@ def _decide_rows(state: ShardState, group: AppendGroup) -> Decision:
     changes = [_check_rows(state, message) for message in group.messages]
     if group.messages[0].txn_id:
         return Decision([change.header for change in changes])  # assigned at the commit
-    assignment = assign(state, changes, tick=group.time_tick)
-    if assignment.missing:
-        return Decision(missing=tuple(assignment.missing))
-    stamped = [stamp(change, assigned) for change, assigned in zip(changes, assignment.bodies, strict=True)]
-    return Decision([change.header for change in stamped], assignment.row_offsets, stamped)
+    return _assign(state, changes, tick=group.time_tick)
+
+
+def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decision:
+    """Return inserts and deletes at `tick` with their segments and offsets, in their order; the state is not changed.
+
+    Inserts advance their vchannel's next offset; a delete gets the next offset of that moment, so it removes what came
+    before it and nothing after.
+    """
+    stamped: list[Change] = []
+    next_offsets: dict[str, int] = {}
+    row_offsets: dict[str, tuple[int, int]] = {}
+    missing: dict[SegmentKey, None] = {}
+    for kind, vchannel, header, payload_bytes in changes:
+        offset = next_offsets.get(vchannel)
+        if offset is None:
+            offset = state.next_offsets[vchannel]
+        if not isinstance(header, InsertHeader):
+            deleted = msgspec.structs.replace(header, next_offset=offset)
+            stamped.append(Change(kind, vchannel, deleted, payload_bytes))
+            continue
+        next_offsets[vchannel] = offset + header.rows
+        segment = state.open_segment(vchannel, header.partition_id)
+        if segment is None:
+            missing[SegmentKey(vchannel, header.collection_id, header.partition_id)] = None
+            continue
+        assert segment.created_tick < tick, "a segment is older than the rows in it"
+        first, count = row_offsets.get(vchannel, (offset, 0))
+        row_offsets[vchannel] = (first, count + header.rows)
+        inserted = InsertHeader(
+            header.collection_id,
+            header.partition_id,
+            header.schema_version,
+            header.rows,
+            segment.segment_id,
+            offset,
+            header.part,
+        )
+        stamped.append(Change(kind, vchannel, inserted, payload_bytes))
+    return Decision([change.header for change in stamped], stamped, row_offsets, tuple(missing))
 
 
 def _decide_buffered(state: ShardState, group: AppendGroup) -> Decision:
     begin, *bodies, commit = group.messages
+    assert commit.type is MessageType.COMMIT_TXN, "the txn interceptor lets no other shape through"
     changes = [_check_rows(state, body) for body in bodies]
     decision = _decide_commit(state, changes, tick=group.time_tick)
-    if decision.missing:
-        return decision
-    assert commit.type is MessageType.COMMIT_TXN, "the txn interceptor lets no other shape through"
-    headers = [begin.header, *(change.header for change in changes), *decision.headers]
-    return Decision(headers, decision.row_offsets, decision.changes)
+    return decision._replace(headers=[begin.header, *(change.header for change in changes), *decision.headers])
 
 
 def _decide_commit(state: ShardState, bodies: Sequence[Change], *, tick: int) -> Decision:
-    assignment = assign(state, bodies, tick=tick)
-    if assignment.missing:
-        return Decision(missing=tuple(assignment.missing))
+    decision = _assign(state, bodies, tick=tick)
     vchannels = tuple(sorted({body.vchannel for body in bodies}))
-    stamped = [stamp(body, assigned) for body, assigned in zip(bodies, assignment.bodies, strict=True)]
-    return Decision([CommitTxnHeader(vchannels, tuple(assignment.bodies))], assignment.row_offsets, stamped)
+    assignments = tuple(
+        BodyAssignment(header.segment_id, header.first_offset)
+        if isinstance(header, InsertHeader)
+        else BodyAssignment(0, header.next_offset)
+        for header in decision.headers
+        if isinstance(header, InsertHeader | DeleteHeader)
+    )
+    return decision._replace(headers=[CommitTxnHeader(vchannels, assignments)])
 
 
 def _check_rows(state: ShardState, message: MutableMessage) -> Change:
@@ -196,16 +222,6 @@ def _unstamped(messages: Sequence[MutableMessage]) -> Decision:
     return Decision([message.header for message in messages], changes=[Change.of(message) for message in messages])
 
 
-class _Pending(NamedTuple):
-    group: AppendGroup
-    changes: Sequence[Change]
-
-
-def no_bodies(txn_id: int) -> list[Change]:
-    """Stand in where there are no streamed transactions."""
-    raise AssertionError(f"transaction {txn_id} has no session")
-
-
 class ShardManager:
     """Wraps the state of one channel for the append path. Lives on the event loop; nothing here waits.
 
@@ -216,7 +232,7 @@ class ShardManager:
         self,
         state: ShardState,
         *,
-        bodies_of: BodiesOf = no_bodies,
+        bodies_of: BodiesOf,
         limits: SegmentLimits | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
@@ -225,7 +241,8 @@ class ShardManager:
         self._bodies_of = bodies_of
         self._draw = draw
         self._next_id = 0
-        self._pending: _Pending | None = None
+        self._pending: tuple[AppendGroup, Sequence[Change]] | None = None
+        """The group admitted last: its place is known once the log's end has run, and until then nothing else can run."""
 
     @property
     def state(self) -> ShardState:
@@ -241,7 +258,7 @@ class ShardManager:
     @property
     def something_to_cut(self) -> bool:
         """Whether rows, deletes or drops came since the last cut."""
-        return self.state.something_to_cut
+        return self.state.changes_since_cut > 0
 
     def allocate_id(self) -> int:
         """Return an id for a new collection, partition or segment, higher than every one in the log.
@@ -266,30 +283,29 @@ class ShardManager:
 
         Raises the typed error of what does not fit, and changes nothing then.
         """
-        decision = decide(self.state, group, self._bodies_of)
-        if decision.missing:
-            return tuple(decision.missing)
-        for message, header in zip(group.messages, decision.headers, strict=True):
+        headers, changes, row_offsets, missing = decide(self.state, group, self._bodies_of)
+        if missing:
+            return missing
+        for message, header in zip(group.messages, headers, strict=True):
             message.header = header
-        group.row_offsets = decision.row_offsets
-        if decision.changes is not None:
-            self._pending = _Pending(group, decision.changes)
+        group.row_offsets = row_offsets or {}
+        if changes is not None:
+            self._pending = (group, changes)
         return ()
 
     def ended(self, group: AppendGroup) -> None:
         """Apply a group if the log has it, forget it if the log refused it."""
         self.settle()
-        if self._pending is not None and self._pending.group is group:
+        if self._pending is not None and self._pending[0] is group:
             self._pending = None
 
     def settle(self) -> None:
         """Apply the last admitted group once the log has it."""
-        pending = self._pending
-        if pending is None or (ticket := pending.group.ticket) is None:
+        if self._pending is None or (ticket := self._pending[0].ticket) is None:
             return
-        self._pending = None
-        position = ticket.first_position + len(pending.group.messages) - 1
-        self._state.apply(pending.changes, tick=pending.group.time_tick, position=position)
+        (group, changes), self._pending = self._pending, None
+        position = ticket.first_position + len(group.messages) - 1
+        self._state.apply(changes, tick=group.time_tick, position=position)
 
     def needs_segment(self, key: SegmentKey) -> bool:
         """Whether rows for `key` are welcome and there is no segment to take them."""

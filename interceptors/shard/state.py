@@ -2,21 +2,18 @@
 
 The state changes only by `apply`, which the live append path feeds with what it just queued, and `observe`, which recovery
 and the flusher feed with what they read: one set of rules, so that all copies agree at the same position. A message is
-applied once, whoever repeats it. Bodies of a transaction enter at their commit.
-
-What does not fit (a segment or collection unknown here) is counted and skipped, never fatal: a state that was damaged once
-must not stop every later start.
+applied once, whoever repeats it. When a growing segment is sealed before a cut does it is decided here, too: `due_seals`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import msgspec
 
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from wal.errors import Corrupt, UnsupportedFormat
+from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
 from wal.headers import (
-    BodyAssignment,
     CreateCollectionHeader,
     CreatePartitionHeader,
     CreateSegmentHeader,
@@ -30,13 +27,7 @@ from wal.headers import (
     MessageType,
 )
 from wal.message import AnyMessage, Change, TransactionMessage
-
-# --- stats ---
-#
-# How full a growing segment is, against its own limits. Pure.
-#
-# The limits are soft: the insert that crosses one is taken, and the segment takes no more after it. So no insert is ever
-# too large for a segment, and hitting a limit exactly keeps the segment open.
+from wal.timetick import physical_ms
 
 
 class SegmentStats(msgspec.Struct, array_like=True):
@@ -51,19 +42,8 @@ class SegmentStats(msgspec.Struct, array_like=True):
     @property
     def reached(self) -> bool:
         """Whether a limit is crossed and the segment takes no more."""
+        # The insert that crosses a limit is still taken, so none is ever too large for a segment.
         return self.bytes > self.bytes_max or 0 < self.rows_max < self.rows
-
-    def add(self, rows: int, size_bytes: int, tick: int) -> Self:
-        """Count rows that are in the segment since `tick`."""
-        self.rows += rows
-        self.bytes += size_bytes
-        self.changed_tick = tick
-        return self
-
-
-# --- segment ---
-#
-# A growing segment: the place where the rows of one partition of one vchannel collect until it is sealed. Pure.
 
 
 class SegmentKey(NamedTuple):
@@ -75,7 +55,7 @@ class SegmentKey(NamedTuple):
 
 
 class GrowingSegment(msgspec.Struct, array_like=True):
-    """One growing segment; rows enter it at ticks above `created_tick` only."""
+    """Where rows of one partition of one vchannel collect until it is sealed; they enter at ticks above `created_tick`."""
 
     segment_id: int
     vchannel: str
@@ -85,38 +65,19 @@ class GrowingSegment(msgspec.Struct, array_like=True):
     created_tick: int
     stats: SegmentStats
 
-    @property
-    def key(self) -> SegmentKey:
-        """Whose rows the segment takes."""
-        return SegmentKey(self.vchannel, self.collection_id, self.partition_id)
 
-
-def segment_of(header: CreateSegmentHeader, vchannel: str, tick: int) -> GrowingSegment:
-    """Return the empty segment that a CREATE_SEGMENT at `tick` opens."""
-    return GrowingSegment(
-        segment_id=header.segment_id,
-        vchannel=vchannel,
-        collection_id=header.collection_id,
-        partition_id=header.partition_id,
-        schema_version=header.schema_version,
-        created_tick=tick,
-        stats=SegmentStats(header.bytes_max, header.rows_max),
-    )
-
-
-# --- snapshot ---
-#
-# Bytes of a shard state in a checkpoint: MessagePack with a format number. Pure.
-#
-# Fields are named, so a release may add one with a default; a change that older releases would read wrongly raises the
-# number.
+# --- in a checkpoint --------------------------------------------------------------------------------------------------
 
 
 SNAPSHOT_FORMAT = 1
 
 
 class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a shard state remembers, in an order that does not depend on its history."""
+    """Everything a shard state remembers, in an order that does not depend on its history.
+
+    Fields are named, so a release may add one with a default; a change that older releases would read wrongly raises the
+    format number.
+    """
 
     format: int = SNAPSHOT_FORMAT
     position: int
@@ -134,11 +95,6 @@ class _Format(msgspec.Struct):
     format: int
 
 
-def encode_snapshot(snapshot: ShardSnapshot) -> bytes:
-    """Return the snapshot's bytes; equal states have equal bytes."""
-    return msgspec.msgpack.encode(snapshot)
-
-
 def decode_snapshot(data: bytes) -> ShardSnapshot:
     """Return the snapshot in `data`. Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else."""
     try:
@@ -153,8 +109,15 @@ def decode_snapshot(data: bytes) -> ShardSnapshot:
         raise Corrupt(f"the checkpoint's shard state does not decode: {error}") from error
 
 
+# --- the state --------------------------------------------------------------------------------------------------------
+
+
 class ShardState:
-    """One channel as of `position` and `tick`; readers take what they need and change nothing."""
+    """One channel as of `position` and `tick`; readers take what they need and change nothing.
+
+    What does not fit (a segment or collection unknown here) is counted in `skipped`, never fatal: a state that was damaged
+    once must not stop every later start. Anything but 0 means that something was lost before.
+    """
 
     def __init__(self) -> None:
         self.position = 0
@@ -165,33 +128,19 @@ class ShardState:
         self.cut_tick = 0
         self.changes_since_cut = 0
         self.skipped = 0
-        """Messages that did not fit; anything but 0 means that something was lost before."""
-        self._segments: dict[int, GrowingSegment] = {}
+        self.segments: dict[int, GrowingSegment] = {}
+        """The growing segments by id."""
         self._open: dict[tuple[str, int], GrowingSegment] = {}
         """By vchannel and partition: the segment that takes rows, or did until it was full."""
-        self._next_offsets: dict[str, int] = {}
+        self.next_offsets: dict[str, int] = {}
+        """The row offset that the next row gets, for every live vchannel."""
 
     # --- reading --------------------------------------------------------------------------------------------------------
 
     @property
-    def segments(self) -> Mapping[int, GrowingSegment]:
-        """The growing segments by id."""
-        return self._segments
-
-    @property
-    def next_offsets(self) -> Mapping[str, int]:
-        """The row offset that the next row gets, for every live vchannel."""
-        return self._next_offsets
-
-    @property
-    def something_to_cut(self) -> bool:
-        """Whether rows, deletes or drops came since the last cut."""
-        return self.changes_since_cut > 0
-
-    @property
     def growing_bytes(self) -> int:
         """Payload bytes in all growing segments."""
-        return sum(segment.stats.bytes for segment in self._segments.values())
+        return sum(segment.stats.bytes for segment in self.segments.values())
 
     def open_segment(self, vchannel: str, partition_id: int) -> GrowingSegment | None:
         """Return the segment that takes the next rows of a partition on a vchannel, None if one has to be made."""
@@ -226,19 +175,18 @@ class ShardState:
 
     def snapshot(self) -> bytes:
         """Return the state for a checkpoint."""
-        return encode_snapshot(
-            ShardSnapshot(
-                position=self.position,
-                tick=self.tick,
-                collections=self.catalog.collections(dropped=True),
-                segments=tuple(segment for _, segment in sorted(self._segments.items())),
-                next_offsets=dict(sorted(self._next_offsets.items())),
-                next_id=self.next_id,
-                cut_number=self.cut_number,
-                cut_tick=self.cut_tick,
-                changes_since_cut=self.changes_since_cut,
-            )
+        snapshot = ShardSnapshot(
+            position=self.position,
+            tick=self.tick,
+            collections=self.catalog.collections(dropped=True),
+            segments=tuple(segment for _, segment in sorted(self.segments.items())),
+            next_offsets=dict(sorted(self.next_offsets.items())),
+            next_id=self.next_id,
+            cut_number=self.cut_number,
+            cut_tick=self.cut_tick,
+            changes_since_cut=self.changes_since_cut,
         )
+        return msgspec.msgpack.encode(snapshot)
 
     @classmethod
     def restore(cls, data: bytes) -> Self:
@@ -250,7 +198,7 @@ class ShardState:
         state.next_id = saved.next_id
         state.cut_number, state.cut_tick = saved.cut_number, saved.cut_tick
         state.changes_since_cut = saved.changes_since_cut
-        state._next_offsets = saved.next_offsets
+        state.next_offsets = saved.next_offsets
         for segment in saved.segments:  # in the order of their ids: the youngest is the open one
             state._add_segment(segment)
         return state
@@ -289,19 +237,22 @@ class ShardState:
         return self.catalog.knows(header.collection_id)
 
     def _insert(self, header: InsertHeader, change: Change, tick: int) -> bool:
-        next_offset = self._next_offsets.get(change.vchannel)
+        next_offset = self.next_offsets.get(change.vchannel)
         if next_offset is None:
             return False
-        self._next_offsets[change.vchannel] = max(next_offset, header.first_offset + header.rows)
+        self.next_offsets[change.vchannel] = max(next_offset, header.first_offset + header.rows)
         self.changes_since_cut += header.rows
-        segment = self._segments.get(header.segment_id)
+        segment = self.segments.get(header.segment_id)
         if segment is None:
             return False
-        segment.stats.add(header.rows, change.payload_bytes, tick)
+        stats = segment.stats
+        stats.rows += header.rows
+        stats.bytes += change.payload_bytes
+        stats.changed_tick = tick
         return True
 
     def _delete(self, header: DeleteHeader, change: Change) -> bool:
-        if change.vchannel not in self._next_offsets:
+        if change.vchannel not in self.next_offsets:
             return False
         self.changes_since_cut += header.rows
         return True
@@ -310,11 +261,21 @@ class ShardState:
         self._saw_id(header.segment_id)
         if not self.catalog.is_writable(vchannel, header.partition_id):
             return False
-        self._add_segment(segment_of(header, vchannel, tick))
+        self._add_segment(
+            GrowingSegment(
+                header.segment_id,
+                vchannel,
+                header.collection_id,
+                header.partition_id,
+                header.schema_version,
+                created_tick=tick,
+                stats=SegmentStats(header.bytes_max, header.rows_max),
+            )
+        )
         return True
 
     def _seal(self, segment_id: int) -> bool:
-        segment = self._segments.pop(segment_id, None)
+        segment = self.segments.pop(segment_id, None)
         if segment is None:
             return False
         if self._open.get((segment.vchannel, segment.partition_id)) is segment:
@@ -330,7 +291,7 @@ class ShardState:
     def _create_collection(self, header: CreateCollectionHeader, tick: int) -> None:
         self._saw_id(max(header.collection_id, *(number for number, _ in header.partitions)))
         if self.catalog.create_collection(header, tick):
-            self._next_offsets.update(dict.fromkeys(header.vchannels, 0))
+            self.next_offsets.update(dict.fromkeys(header.vchannels, 0))
 
     def _drop_collection(self, header: DropCollectionHeader, tick: int) -> None:
         info = self.catalog.drop_collection(header, tick)
@@ -339,7 +300,7 @@ class ShardState:
         self.changes_since_cut += 1
         self._discard(lambda segment: segment.collection_id == info.id)
         for vchannel in info.vchannels:
-            del self._next_offsets[vchannel]
+            del self.next_offsets[vchannel]
 
     def _drop_partition(self, header: DropPartitionHeader, tick: int) -> None:
         if self.catalog.drop_partition(header, tick) is not None:
@@ -347,79 +308,83 @@ class ShardState:
             self._discard(lambda segment: segment.partition_id == header.partition_id)
 
     def _discard(self, is_gone: Callable[[GrowingSegment], bool]) -> None:
-        for segment in [segment for segment in self._segments.values() if is_gone(segment)]:
+        for segment in [segment for segment in self.segments.values() if is_gone(segment)]:
             self._seal(segment.segment_id)
 
     def _add_segment(self, segment: GrowingSegment) -> None:
-        self._segments[segment.segment_id] = segment
+        self.segments[segment.segment_id] = segment
         self._open[segment.vchannel, segment.partition_id] = segment
 
     def _saw_id(self, number: int) -> None:
         self.next_id = max(self.next_id, number + 1)
 
 
-# --- assignment ---
-#
-# Which segment and which row offsets rows get, in their order inside one group or transaction. Pure.
-#
-# Inserts advance their vchannel's next offset; a delete gets the next offset of that moment, so it removes what came before
-# it and nothing after. Rows of one partition of one vchannel go to one segment together: they are one allocation.
+# --- when a segment is sealed -----------------------------------------------------------------------------------------
 
 
-class Assignment(msgspec.Struct, frozen=True):
-    """What rows get: one assignment for each change, offsets by vchannel as (first, count), segments yet to be made."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentLimits:
+    """When segments end. All of them are soft; a cut seals everything anyway.
 
-    bodies: list[BodyAssignment] = []
-    row_offsets: dict[str, tuple[int, int]] = {}
-    missing: dict[SegmentKey, None] = {}
+    A new segment's byte limit is taken up to `bytes_jitter` (a share of it) lower, so that segments that started together
+    do not all end together; `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new
+    rows when it has `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the largest end until
+    `growing_bytes_low` is reached.
+    """
+
+    bytes_max: int = 128 << 20
+    rows_max: int = 0
+    bytes_jitter: float = 0.1
+    life_s_max: float = 86_400
+    idle_s_max: float = 600
+    idle_bytes_min: int = 16 << 20
+    growing_bytes_high: int = 512 << 20
+    growing_bytes_low: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        positive = (self.bytes_max, self.life_s_max, self.idle_s_max, self.growing_bytes_low)
+        if min(positive) <= 0 or self.rows_max < 0 or self.idle_bytes_min < 0 or not 0 <= self.bytes_jitter < 1:
+            raise InvalidArgument(f"segment limits are positive, the jitter a share below 1: {self} — correct it")
+        if self.growing_bytes_high <= self.growing_bytes_low:
+            raise InvalidArgument(
+                f"growing_bytes_high ({self.growing_bytes_high}) is not over growing_bytes_low ({self.growing_bytes_low}) — "
+                "raise the one, or lower the other"
+            )
+
+    def bytes_max_of_next(self, share: float) -> int:
+        """Return the byte limit of a new segment; `share` is a random number from 0 up to 1."""
+        return max(1, int(self.bytes_max * (1 - self.bytes_jitter * share)))
 
 
-def assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Assignment:
-    """Return what inserts and deletes get at `tick`; the state is not changed."""
-    assignment = Assignment()
-    next_offsets: dict[str, int] = {}
-    for change in changes:
-        vchannel, header = change.vchannel, change.header
-        offset = next_offsets.get(vchannel)
-        if offset is None:
-            offset = next_offsets[vchannel] = state.next_offsets[vchannel]
-        if isinstance(header, InsertHeader):
-            next_offsets[vchannel] = offset + header.rows
-            _assign_rows(state, assignment, vchannel, header, offset=offset, tick=tick)
+def due_seals(
+    segments: Iterable[GrowingSegment], limits: SegmentLimits, *, tick: int
+) -> list[tuple[GrowingSegment, str]]:
+    """Return what is to be sealed at `tick`, each segment at most once, and the policy that says so."""
+    due: list[tuple[GrowingSegment, str]] = []
+    staying: list[GrowingSegment] = []
+    for segment in segments:
+        reason = _seal_reason(segment, limits, physical_ms(tick))
+        if reason is None:
+            staying.append(segment)
         else:
-            assignment.bodies.append(BodyAssignment(0, offset))
-    return assignment
+            due.append((segment, reason))
+    total = sum(segment.stats.bytes for segment in staying)
+    if total > limits.growing_bytes_high:
+        for segment in sorted(staying, key=lambda each: (-each.stats.bytes, each.segment_id)):
+            if total <= limits.growing_bytes_low:
+                break
+            total -= segment.stats.bytes
+            due.append((segment, "growing_bytes_hwm"))
+    return due
 
 
-def stamp(change: Change, assigned: BodyAssignment) -> Change:
-    """Return the change with what it was assigned in its header."""
-    kind, vchannel, header, payload_bytes = change
-    if isinstance(header, InsertHeader):
-        return Change(kind, vchannel, _stamp_insert(header, assigned), payload_bytes)
-    assert isinstance(header, DeleteHeader), "only inserts and deletes are assigned anything"
-    return Change(kind, vchannel, msgspec.structs.replace(header, next_offset=assigned.offset), payload_bytes)
-
-
-def _stamp_insert(header: InsertHeader, assigned: BodyAssignment) -> InsertHeader:
-    return InsertHeader(
-        header.collection_id,
-        header.partition_id,
-        header.schema_version,
-        header.rows,
-        assigned.segment_id,
-        assigned.offset,
-        header.part,
-    )
-
-
-def _assign_rows(
-    state: ShardState, assignment: Assignment, vchannel: str, header: InsertHeader, *, offset: int, tick: int
-) -> None:
-    segment = state.open_segment(vchannel, header.partition_id)
-    if segment is None:
-        assignment.missing[SegmentKey(vchannel, header.collection_id, header.partition_id)] = None
-        return
-    assert segment.created_tick < tick, "a segment is older than the rows in it"
-    first, count = assignment.row_offsets.get(vchannel, (offset, 0))
-    assignment.row_offsets[vchannel] = (first, count + header.rows)
-    assignment.bodies.append(BodyAssignment(segment.segment_id, offset))
+def _seal_reason(segment: GrowingSegment, limits: SegmentLimits, now_ms: int) -> str | None:
+    stats = segment.stats
+    if stats.reached:
+        return "capacity"
+    if not stats.rows:
+        return None
+    if now_ms - physical_ms(segment.created_tick) >= limits.life_s_max * 1000:
+        return "lifetime"
+    is_idle = now_ms - physical_ms(stats.changed_tick) >= limits.idle_s_max * 1000
+    return "idle" if is_idle and stats.bytes >= limits.idle_bytes_min else None

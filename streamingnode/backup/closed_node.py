@@ -8,10 +8,9 @@ from streamingnode.backup.restoring import RestoreResult, make_restore, read_rec
 from streamingnode.backup.target import Target
 from streamingnode.inspection.node_files import check_node
 from wal.errors import Corrupt, InvalidArgument
-from wal.rocks.failures import disk_errors_typed
+from wal.files import DirectoryLock, disk_errors_typed
 from wal.rocks.floor import read_floor
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.ownership import DirectoryLock
 
 
 def _told_nobody(_part: str, _done: int) -> None:

@@ -28,8 +28,7 @@ from streamingnode.verification.finding import Report, Severity
 from streamingnode.verification.walk import walk_directory
 from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
-from wal.files import place_beneath, read_regular, write_file
-from wal.rocks.failures import disk_errors_typed
+from wal.files import disk_errors_typed, place_beneath, read_regular, write_file
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME

@@ -23,10 +23,8 @@ from streamingnode.inspection.node_records import read_node_records
 from streamingnode.verification.walk import PCHANNEL
 from wal.codec import crc32c
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
-from wal.files import open_binary, place_beneath
-from wal.rocks.failures import disk_errors_typed
+from wal.files import DirectoryLock, disk_errors_typed, open_binary, place_beneath
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.ownership import DirectoryLock
 
 CHUNK_BYTES = 1 << 20
 _MANIFEST = re.compile(rf"{CUTS}/(\d{{16}})\.json")

@@ -16,8 +16,7 @@ from streamingnode.backup.making import OnStep, check_copy
 from streamingnode.backup.target import Target
 from streamingnode.inspection.backup_record import BackupRecord, CopiedFile, decode_record
 from wal.errors import Corrupt, InvalidArgument
-from wal.files import read_regular
-from wal.rocks.failures import disk_errors_typed
+from wal.files import disk_errors_typed, read_regular
 from wal.rocks.floor import read_floor, write_floor
 from wal.rocks.opening import BACKUP_RECORD_NAME
 

@@ -18,11 +18,10 @@ from flusher.retention import LEASE_BYTES_MAX, LEASES
 from streamingnode.backup.making import BackupResult, BackupSource, make_backup
 from streamingnode.backup.target import Target
 from wal.errors import Corrupt, InvalidArgument
-from wal.files import make_directory, read_regular, write_file
-from wal.outlast import outlast
-from wal.rocks.failures import disk_errors_typed
+from wal.files import disk_errors_typed, make_directory, read_regular, write_file
 from wal.rocks.floor import Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
+from wal.tasks import outlast
 
 LINKS = "backup.tmp"
 """In the node directory while a backup is made: hard links need the same disk."""

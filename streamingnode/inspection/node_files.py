@@ -17,10 +17,9 @@ from flusher.cut_log import CutLog
 from flusher.retention import LEASE_BYTES_MAX
 from spark_sink.commit import Lease
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
-from wal.files import open_regular, read_regular
+from wal.files import LOCK_NAME, open_regular, read_regular
 from wal.rocks.floor import FLOOR_NAME, read_floor
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.ownership import LOCK_NAME
 
 PARTS = ("log", "segments", "deletes", "cuts", "leases")
 

@@ -17,7 +17,7 @@ from flusher.cuts import CUTS_RECORD, decode_first_kept
 from scanner.named_reader import ReaderPosition
 from streamingnode.inspection.read_only import open_read_only
 from wal.errors import Corrupt, StreamingNodeError
-from wal.rocks.failures import classify_failure
+from wal.rocks.database import classify_failure
 from wal.rocks.layout import DATABASE_NAME, meta_key
 from wal.rocks.recovery import Survey, scan_prefix, survey
 

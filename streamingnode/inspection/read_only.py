@@ -10,7 +10,7 @@ from pathlib import Path
 from rocksdict import AccessType, DBRecoveryMode, Rdict
 
 from wal.errors import Corrupt
-from wal.rocks.failures import classify_failure
+from wal.rocks.database import classify_failure
 from wal.rocks.layout import RocksOptions, database_options, families
 from wal.rocks.recovery import check_framing
 

@@ -17,10 +17,10 @@ from streamingnode.verification.creation_check import UNFINISHED_NAME, is_unfini
 from streamingnode.verification.cut_walk import named_paths
 from streamingnode.verification.finding import Kind, Report, Severity
 from wal.errors import Corrupt
+from wal.files import LOCK_NAME
 from wal.rocks.floor import FLOOR_NAME
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.ownership import LOCK_NAME
 
 DATA, LEASES = ("segments", "deletes"), "leases"
 TEMPORARY = ".tmp"

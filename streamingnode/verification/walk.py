@@ -19,9 +19,9 @@ from streamingnode.verification.finding import Report
 from streamingnode.verification.floor_check import check_floor
 from streamingnode.verification.stray_check import check_leases, check_strays
 from wal.errors import InvalidArgument
+from wal.files import DirectoryLock
 from wal.rocks.floor import FLOOR_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.ownership import DirectoryLock
 
 PCHANNEL = "p0"
 

@@ -9,7 +9,7 @@ fails alone.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,15 +17,20 @@ import pyarrow as pa
 
 from streamingnode.rows.rows import DictRows, dicts_to_batch, route
 from streamingnode.writing.result import WriteResult, result_of, share_result
-from streamingnode.writing.write import WriteTarget, insert_messages, within
+from streamingnode.writing.write import (
+    Progress,
+    Writes,
+    WriteTarget,
+    append_batches,
+    insert_messages,
+    insert_of,
+    within,
+)
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
 from wal.log import AppendGroup
-from wal.queue import Budget
 
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 """Start a task that somebody owns."""
-WriteAlone = Callable[[WriteTarget, int, Sequence[pa.RecordBatch]], Coroutine[None, None, WriteResult]]
-"""Insert batches into a partition on their own, in as many groups as they need."""
 
 _ROW_BYTES_GUESS_PER_CELL = 16
 
@@ -66,22 +71,17 @@ class _Insert:
 
 
 class Coalescer:
-    """The lanes of one node; lives on the event loop. Rows count against `memory` until their group has ended."""
+    """The lanes of one node; lives on the event loop. Waiting rows count as pending until their group has ended."""
 
     def __init__(
         self,
         spawn: Spawn,
-        write_alone: WriteAlone,
-        *,
-        group_bytes_max: int,
-        memory: Budget,
-        limits: CoalescerLimits | None = None,
+        writes: Writes,
+        limits: CoalescerLimits,
     ) -> None:
-        self.limits = limits or CoalescerLimits()
-        self._memory = memory
-        self._spawn = spawn
-        self._write_alone = write_alone
-        self._group_bytes_max = group_bytes_max
+        self._spawn, self._writes, self.limits = spawn, writes, limits
+        self._memory = writes.pending.rows
+        self._group_bytes_max = writes.limits.group_bytes_max
         self._lanes: dict[tuple[int, int], _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -112,6 +112,10 @@ class Coalescer:
             return self._insert_now(lane, target, rows)
         return self._join(lane, _Insert(rows, lane.loop.create_future()))
 
+    async def _write_alone(self, lane: "_Lane", batch: pa.RecordBatch) -> WriteResult:
+        """Insert what is more than one group."""
+        return await append_batches(self._writes, insert_of(lane.target, lane.partition_id), [batch], Progress())
+
     async def drain(self) -> None:
         """Return once every insert that came before has ended."""
         while self._tasks:
@@ -125,8 +129,8 @@ class Coalescer:
             routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
             group = AppendGroup(insert_messages(target, lane.partition_id, routed))
             if group.size_bytes > self._group_bytes_max:
-                return await self._write_alone(target, lane.partition_id, [batch])
-            return result_of(await target.append(group))
+                return await self._write_alone(lane, batch)
+            return result_of(await self._writes.append(group))
         finally:
             lane.sending -= 1
             if lane.waiting:
@@ -211,7 +215,7 @@ class Coalescer:
         if size_bytes > self._group_bytes_max:
             await self._send_apart(lane, target, inserts, batch)
             return
-        appended = await target.append(group)
+        appended = await self._writes.append(group)
         row_counts = [len(insert.rows) for insert in inserts]
         results = share_result(appended, routed, target.info.vchannels, row_counts)
         for insert, result in zip(inserts, results, strict=True):
@@ -222,7 +226,7 @@ class Coalescer:
     ) -> None:
         """Halve a group of unexpectedly large rows; one insert that is too large alone is split by rows."""
         if len(inserts) == 1:
-            inserts[0].succeed(await self._write_alone(target, lane.partition_id, [batch]))
+            inserts[0].succeed(await self._write_alone(lane, batch))
             return
         half = len(inserts) // 2
         await self._send(lane, inserts[:half])

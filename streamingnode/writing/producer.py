@@ -7,43 +7,30 @@ one append group or one transaction, so it is in the log whole, under its one se
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-
-import pyarrow as pa
+from functools import partial
 
 from interceptors.idempotency import OpenedProducer
 from streamingnode.channel import Channel
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
-from streamingnode.writing.transaction import Transaction, TransactionState, check_keepalive_ms
+from streamingnode.writing.transaction import Transaction, check_keepalive_ms
 from streamingnode.writing.write import (
-    TRANSACTION_OVERHEAD_BYTES,
     Progress,
     Write,
-    WriteTarget,
-    as_transaction,
-    checked_keys,
-    checked_rows,
-    checked_upsert_rows,
+    Writes,
+    checked,
     delete_of,
-    fitting_messages,
+    groups_of,
     insert_of,
-    plan_slices,
     upsert_of,
     within,
 )
-from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument
-from wal.log import Append, AppendGroup, AppendResult
-from wal.message import MutableMessage
+from wal.log import AppendGroup, AppendResult
 from wal.position import Place, ProducerStamp, check_sequence
-from wal.queue import Budget
 
 NOTE_BYTES_MAX = 4_096
-
-FillTransaction = Callable[[Transaction, pa.Table], Awaitable[None]]
-"""Put rows, or keys, that are too many for one append group into a transaction."""
 
 
 class Outstanding:
@@ -109,27 +96,16 @@ class Producer:
         self,
         name: str,
         opened: OpenedProducer,
+        channel: Channel,
+        writes: Writes,
         *,
-        directory: Channel,
-        find_target: Callable[[str], WriteTarget],
-        consistent_tick: Callable[[], Awaitable[int]],
         outstanding_max: int,
-        limits: WalLimits,
         txn_age_s_max: float,
-        memory: Budget,
     ) -> None:
-        self._name = name
-        self._epoch = opened.epoch
-        self._id = opened.producer_id
-        self._directory = directory
-        self._note = opened.note
-        self._find_target = find_target
-        self._consistent_tick = consistent_tick
+        self._name, self._id, self._epoch, self._note = name, opened.producer_id, opened.epoch, opened.note
+        self._channel, self._writes = channel, writes
         self._outstanding = Outstanding(outstanding_max)
-        self._group_bytes_max = limits.group_bytes_max
-        self._group_messages_max = limits.group_messages_max
         self._txn_age_s_max = txn_age_s_max
-        self._memory = memory
 
     @property
     def name(self) -> str:
@@ -144,7 +120,7 @@ class Producer:
     @property
     def last_sequence(self) -> int:
         """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
-        return self._directory.last_sequence(self._id)
+        return self._channel.producers.last_sequence(self._id)
 
     @property
     def note(self) -> bytes:
@@ -159,7 +135,7 @@ class Producer:
         """
         if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
             raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
-        await self._directory.put_producer_note(self._name, self._epoch, note)
+        await self._channel.put_producer_note(self._name, self._epoch, note)
         self._note = note
 
     async def insert(
@@ -172,14 +148,8 @@ class Producer:
         timeout: float | None = None,
     ) -> WriteResult:
         """Add rows, once, at one tick; over one append group they go as a transaction. Raises as `Node.insert` does."""
-        target = self._find_target(collection)
-        write = insert_of(target, target.partition_id(partition))
-
-        async def fill(txn: Transaction, table: pa.Table) -> None:
-            await txn.insert(collection, table, partition=partition)
-
-        call = _Call("the insert", self._place(sequence), target, write, fill, bytes_max=self._group_bytes_max)
-        return await self._run(call, lambda: checked_rows(target, rows), timeout)
+        target = self._writes.target(collection)
+        return await self._run(insert_of(target, target.partition_id(partition)), rows, sequence, timeout)
 
     async def upsert(
         self,
@@ -191,28 +161,14 @@ class Producer:
         timeout: float | None = None,
     ) -> WriteResult:
         """Replace the rows of these keys, once, in one transaction of any size. Raises as `Node.upsert` does."""
-        target = self._find_target(collection)
-        write = upsert_of(target, target.partition_id(partition))
-
-        async def fill(txn: Transaction, table: pa.Table) -> None:
-            await txn.upsert(collection, table, partition=partition)
-
-        bytes_max = self._group_bytes_max - TRANSACTION_OVERHEAD_BYTES
-        call = _Call("the upsert", self._place(sequence), target, write, fill, bytes_max=bytes_max, whole=True)
-        return await self._run(call, lambda: checked_upsert_rows(target, rows), timeout)
+        target = self._writes.target(collection)
+        return await self._run(upsert_of(target, target.partition_id(partition)), rows, sequence, timeout)
 
     async def delete(
         self, collection: str, keys: Keys, *, sequence: int | None = None, timeout: float | None = None
     ) -> WriteResult:
         """Delete the rows of these keys, once, at one tick. Raises as `Node.delete` does."""
-        target = self._find_target(collection)
-
-        async def fill(txn: Transaction, table: pa.Table) -> None:
-            await txn.delete(collection, table)
-
-        bytes_max = self._group_bytes_max
-        call = _Call("the delete", self._place(sequence), target, delete_of(target), fill, bytes_max=bytes_max)
-        return await self._run(call, lambda: checked_keys(target, keys), timeout)
+        return await self._run(delete_of(self._writes.target(collection)), keys, sequence, timeout)
 
     def transaction(self, *, sequence: int | None = None, keepalive_s: float | None = None) -> Transaction:
         """Return a transaction that takes place once: `async with producer.transaction(sequence=7) as txn`.
@@ -220,102 +176,42 @@ class Producer:
         When its write is in the log already, leaving the block writes nothing, and `txn.result` is that of the first time.
         """
         keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self._txn_age_s_max)
-        return self._transaction(self._place(sequence), keepalive_ms)
+        append = partial(self._append, self._place(sequence))
+        return Transaction(self._writes, keepalive_ms=keepalive_ms, append_commit=append)
 
     # --- one call -------------------------------------------------------------------------------------------------------
 
-    async def _run(
-        self, call: "_Call", checked: Callable[[], Awaitable[Sequence[pa.RecordBatch]]], timeout: float | None
-    ) -> WriteResult:
+    async def _run(self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None) -> WriteResult:
+        append, progress = partial(self._append, self._place(sequence)), Progress()
+        txn = Transaction(self._writes, append_commit=append)
+
         async def run() -> WriteResult:
-            batches = await checked()
+            batches = await checked(write, rows)
             if not batches:
-                return nothing_at(await self._consistent_tick())
-            messages = call.in_one_group(batches)
-            if messages is not None:
-                group = call.progress.group = AppendGroup(messages)
-                return result_of(await self._through(call.place)(call.target.append)(group))
-            call.transaction = self._transaction(call.place)
-            async with call.transaction as txn:
-                await call.fill(txn, pa.Table.from_batches(batches))
+                return nothing_at(await self._writes.consistent_tick())
+            groups = groups_of(write, batches, self._writes.limits.group_bytes_max)
+            first = next(groups)
+            if next(groups, None) is None:
+                progress.group = AppendGroup(first)
+                return result_of(await append(progress.group))
+            async with txn:
+                await txn.add(write, batches)
             assert txn.result is not None, "left without an error, so committed"
             return txn.result
 
-        return await within(timeout, run, call.what, begun=lambda: call.begun)
-
-    def _transaction(self, place: Place, keepalive_ms: int = 0) -> Transaction:
-        return Transaction(
-            self._find_target,
-            self._consistent_tick,
-            group_bytes_max=self._group_bytes_max,
-            group_messages_max=self._group_messages_max,
-            keepalive_ms=keepalive_ms,
-            commit_through=self._through(place),
-            memory=self._memory,
-        )
+        return await within(timeout, run, write.what, begun=lambda: progress.begun or txn.begun)
 
     def _place(self, sequence: int | None) -> Place:
         """Return the place of a write; one whose sequence is given is held from now on."""
         if sequence is None:
             return Place(ProducerStamp(self._id, self._epoch, 0))
-        return self._directory.place(self._id, self._epoch, check_sequence(sequence))
+        return self._channel.producers.place(self._id, self._epoch, check_sequence(sequence))
 
-    def _through(self, place: Place) -> Callable[[Append], Append]:
-        """Return what makes an append carry the stamp and wait for its turn among the outstanding ones."""
-
-        def stamping(append: Append) -> Append:
-            async def append_stamped(group: AppendGroup) -> AppendResult:
-                group.producer, group.place = place.stamp, place
-                number = await self._outstanding.enter()
-                try:
-                    return await append(group)
-                finally:
-                    self._outstanding.leave(number)
-
-            return append_stamped
-
-        return stamping
-
-
-class _Call:
-    """One write on its way: what it is, and how far it has come for whoever stops waiting."""
-
-    __slots__ = ("_bytes_max", "_whole", "_write", "fill", "place", "progress", "target", "transaction", "what")
-
-    def __init__(
-        self,
-        what: str,
-        place: Place,
-        target: WriteTarget,
-        write: Write,
-        fill: FillTransaction,
-        *,
-        bytes_max: int,
-        whole: bool = False,
-    ) -> None:
-        self.what = what
-        self.place = place
-        self.target = target
-        self.fill = fill
-        self.progress = Progress()
-        self.transaction: Transaction | None = None
-        self._write = write
-        self._bytes_max = bytes_max
-        self._whole = whole
-
-    @property
-    def begun(self) -> bool:
-        """Whether the write is, or may be, in the log: bodies alone are not."""
-        if self.transaction is None:
-            return self.progress.begun
-        return self.transaction.state in (TransactionState.COMMITTING, TransactionState.FAILED)
-
-    def in_one_group(self, batches: Sequence[pa.RecordBatch]) -> list[MutableMessage] | None:
-        """Return the messages of the write, None when they take several groups. Raises `TooLarge` for a giant row."""
-        slices = plan_slices(batches, self._write, self._bytes_max)
-        if len(slices) > 1:
-            return None
-        first, *others = fitting_messages(slices[0], self._write, self._bytes_max)
-        if others:
-            return None
-        return as_transaction(first) if self._whole else first
+    async def _append(self, place: Place, group: AppendGroup) -> AppendResult:
+        """Append under the write's stamp, once it is its turn among the outstanding ones."""
+        group.producer, group.place = place.stamp, place
+        number = await self._outstanding.enter()
+        try:
+            return await self._writes.append(group)
+        finally:
+            self._outstanding.leave(number)

@@ -6,7 +6,7 @@ session that the node keeps, and only the commit makes them appear. `TRANSITIONS
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from numbers import Real
@@ -22,18 +22,14 @@ from streamingnode.writing.result import WriteResult, nothing_at, result_of
 from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,
     Write,
-    WriteTarget,
+    Writes,
     as_transaction,
-    checked_keys,
-    checked_rows,
-    checked_upsert_rows,
+    bodies_of,
+    checked,
     delete_of,
-    fitting_messages,
     insert_of,
-    plan_slices,
     upsert_of,
 )
-from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup
@@ -42,9 +38,6 @@ from wal.queue import Budget
 
 TRANSACTION_MESSAGES = 2
 """Its begin and its commit, beside the bodies."""
-
-MEMORY_BYTES_MAX = 256 << 20
-"""What a transaction may hold that shares no budget with others."""
 
 ROLLBACK_S_MAX = 5.0
 """How long leaving the block waits for a rollback; without one the session expires by itself."""
@@ -55,7 +48,7 @@ class TransactionState(Enum):
 
     BUFFERING = auto()
     STREAMING = auto()
-    DOOMED = auto()
+    BROKEN = auto()
     """Some of its bodies may be lost: only a rollback is left."""
     COMMITTING = auto()
     COMMITTED = auto()
@@ -78,18 +71,18 @@ class TransactionEvent(Enum):
 _S, _E = TransactionState, TransactionEvent
 TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], TransactionState] = {
     (_S.BUFFERING, _E.OUTGREW): _S.STREAMING,
-    (_S.BUFFERING, _E.BODIES_LOST): _S.DOOMED,
-    (_S.STREAMING, _E.BODIES_LOST): _S.DOOMED,
+    (_S.BUFFERING, _E.BODIES_LOST): _S.BROKEN,
+    (_S.STREAMING, _E.BODIES_LOST): _S.BROKEN,
     (_S.BUFFERING, _E.COMMIT): _S.COMMITTING,
     (_S.STREAMING, _E.COMMIT): _S.COMMITTING,
     (_S.COMMITTING, _E.COMMIT_DONE): _S.COMMITTED,
     (_S.COMMITTING, _E.COMMIT_FAILED): _S.FAILED,
     (_S.BUFFERING, _E.ROLLBACK): _S.ROLLED_BACK,
     (_S.STREAMING, _E.ROLLBACK): _S.ROLLED_BACK,
-    (_S.DOOMED, _E.ROLLBACK): _S.ROLLED_BACK,
+    (_S.BROKEN, _E.ROLLBACK): _S.ROLLED_BACK,
 }
 OPEN = frozenset({_S.BUFFERING, _S.STREAMING})
-NOT_ENDED = OPEN | {_S.DOOMED}
+NOT_ENDED = OPEN | {_S.BROKEN}
 
 
 class Buffered:
@@ -126,31 +119,18 @@ class Transaction:
 
     Leaving the `async with` block commits; an exception in it rolls back and goes on unchanged. Until the commit nobody
     sees anything, also not this caller. Several tasks may write to one transaction; their order is then their own affair.
-    Without rows it appends nothing, and its result is as of `consistent_tick`. `commit_through` is
-    wrapped around the append of the group that makes it appear.
+    Without rows it appends nothing, and its result is as of `consistent_tick`. `append_commit` appends the group that makes
+    it appear.
     """
 
-    def __init__(
-        self,
-        find_target: Callable[[str], WriteTarget],
-        consistent_tick: Callable[[], Awaitable[int]],
-        *,
-        group_bytes_max: int,
-        group_messages_max: int = MESSAGES_PER_ENTRY_MAX,
-        keepalive_ms: int = 0,
-        commit_through: Callable[[Append], Append] | None = None,
-        memory: Budget | None = None,
-    ) -> None:
-        self._find_target = find_target
-        self._consistent_tick = consistent_tick
-        self._memory = Buffered(memory or Budget(MEMORY_BYTES_MAX))
-        self._group_bytes_max = group_bytes_max
-        self._bodies_bytes_max = group_bytes_max - TRANSACTION_OVERHEAD_BYTES
-        self._bodies_max = group_messages_max - TRANSACTION_MESSAGES
+    def __init__(self, writes: Writes, *, keepalive_ms: int = 0, append_commit: Append | None = None) -> None:
+        self._writes = writes
+        self._memory = Buffered(writes.pending.transactions)
+        self._bodies_bytes_max = writes.limits.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
+        self._bodies_max = writes.limits.group_messages_max - TRANSACTION_MESSAGES
         self._keepalive_ms = keepalive_ms
-        self._commit_through = commit_through
+        self._append_commit = append_commit or writes.append
         self._state = TransactionState.BUFFERING
-        self._log_append: Append | None = None
         self._bodies: list[MutableMessage] = []
         self._bodies_bytes = 0
         self._txn_id = 0
@@ -165,6 +145,11 @@ class Transaction:
         return self._state
 
     @property
+    def begun(self) -> bool:
+        """Whether the transaction is, or may be, in the log: bodies alone are not."""
+        return self._state in (TransactionState.COMMITTING, TransactionState.COMMITTED, TransactionState.FAILED)
+
+    @property
     def result(self) -> WriteResult | None:
         """What became of it: None until it is committed."""
         return self._result
@@ -177,23 +162,23 @@ class Transaction:
 
         Past one append group it also raises what an append raises; rows may be lost then, and only a rollback is left.
         """
-        target = self._target(collection)
-        partition_id = target.partition_id(partition)
-        batches = await checked_rows(target, rows)
-        await self._add(target, insert_of(target, partition_id), batches)
+        self._check_open()
+        target = self._writes.target(collection)
+        write = insert_of(target, target.partition_id(partition))
+        await self.add(write, await checked(write, rows))
 
     async def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """Add rows that replace those of the same keys, earlier ones of this transaction too. Raises as `insert` does."""
-        target = self._target(collection)
-        partition_id = target.partition_id(partition)
-        batches = await checked_upsert_rows(target, rows)
-        await self._add(target, upsert_of(target, partition_id), batches)
+        self._check_open()
+        target = self._writes.target(collection)
+        write = upsert_of(target, target.partition_id(partition))
+        await self.add(write, await checked(write, rows))
 
     async def delete(self, collection: str, keys: Keys) -> None:
         """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert` does."""
-        target = self._target(collection)
-        batches = await checked_keys(target, keys)
-        await self._add(target, delete_of(target), batches)
+        self._check_open()
+        write = delete_of(self._writes.target(collection))
+        await self.add(write, await checked(write, keys))
 
     async def commit(self) -> WriteResult:
         """Make everything appear at one tick and return when it is durable; leaving the block does this by itself.
@@ -208,7 +193,7 @@ class Transaction:
                 self._result = await self._commit()
         except BaseException:
             self._apply(TransactionEvent.COMMIT_FAILED)
-            await self._let_go()
+            await self._release()
             raise
         self._apply(TransactionEvent.COMMIT_DONE)
         return self._result
@@ -235,40 +220,33 @@ class Transaction:
         if kind is None and self._state in OPEN:
             await self.commit()
             return
-        doomed = self._state is TransactionState.DOOMED
+        broken = self._state is TransactionState.BROKEN
         # The caller's error is what matters; a session whose rollback fails expires by itself.
         with anyio.move_on_after(ROLLBACK_S_MAX, shield=True):
             with suppress(StreamingNodeError):
                 await self.rollback()
-        if kind is None and doomed:
+        if kind is None and broken:
             raise InvalidTransactionState(
                 "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
             )
 
-    def _target(self, collection: str) -> WriteTarget:
-        self._check_open()
-        target = self._find_target(collection)
-        assert self._log_append in (None, target.append), "a node has one log"
-        self._log_append = target.append
-        return target
-
-    async def _add(self, target: WriteTarget, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
+    async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
+        """Add what a write does with batches that were checked. Raises as `insert` does."""
         self._check_open()
         added = False
-        for batch in plan_slices(batches, write, self._bodies_bytes_max):
-            for messages in fitting_messages(batch, write, self._bodies_bytes_max):
-                size_bytes = sum(message.size_bytes for message in messages)
-                if self._outgrows(len(messages), size_bytes):
-                    await self._stream_bodies()
-                try:
-                    self._memory.take(size_bytes)
-                except Overloaded:
-                    if added and self._state in OPEN:
-                        self._apply(TransactionEvent.BODIES_LOST)  # half of the call's rows are in
-                    raise
-                added = True
-                self._bodies += messages
-                self._bodies_bytes += size_bytes
+        for messages in bodies_of(write, batches, self._bodies_bytes_max):
+            size_bytes = sum(message.size_bytes for message in messages)
+            if self._outgrows(len(messages), size_bytes):
+                await self._stream_bodies()
+            try:
+                self._memory.take(size_bytes)
+            except Overloaded:
+                if added and self._state in OPEN:
+                    self._apply(TransactionEvent.BODIES_LOST)  # half of the call's rows are in
+                raise
+            added = True
+            self._bodies += messages
+            self._bodies_bytes += size_bytes
 
     def _outgrows(self, count: int, size_bytes: int) -> bool:
         """Whether these, with what is buffered, are more than one group takes."""
@@ -305,20 +283,20 @@ class Transaction:
         bodies, self._bodies, self._bodies_bytes = self._bodies, [], 0
         try:
             if not bodies:
-                return nothing_at(await self._consistent_tick())
-            return await self._append_commit(AppendGroup(as_transaction(bodies)))
+                return nothing_at(await self._writes.consistent_tick())
+            return await self._append_last(AppendGroup(as_transaction(bodies)))
         finally:
             self._memory.give_back()
 
     async def _commit_streamed(self) -> WriteResult:
         await self._send_bodies()
-        result = await self._append_commit(commit_group(self._txn_id))
+        result = await self._append_last(commit_group(self._txn_id))
         if result.txn_id != self._txn_id:  # an earlier try of the same write is in the log, so this one may not be
             with suppress(StreamingNodeError):
                 await self._append(rollback_group(self._txn_id, reason="its write is in the log already"))
         return result
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         """Hold nothing after a commit that failed; its session, too, now and not when it expires: others wait for room."""
         self._bodies, self._bodies_bytes = [], 0
         self._memory.give_back()
@@ -330,18 +308,11 @@ class Transaction:
                     await self._append(rollback_group(self._txn_id, reason="its commit was refused"))
 
     async def _append(self, group: AppendGroup) -> WriteResult:
-        return result_of(await self._appender(group))
+        return result_of(await self._writes.append(group))
 
-    async def _append_commit(self, group: AppendGroup) -> WriteResult:
-        append, self._last = self._appender, group
-        if self._commit_through is not None:
-            append = self._commit_through(append)
-        return result_of(await append(group))
-
-    @property
-    def _appender(self) -> Append:
-        assert self._log_append is not None, "only bodies lead to an append, and they have a target"
-        return self._log_append
+    async def _append_last(self, group: AppendGroup) -> WriteResult:
+        self._last = group
+        return result_of(await self._append_commit(group))
 
     def _check_open(self) -> None:
         self._check_in(OPEN)
@@ -360,13 +331,6 @@ class Transaction:
 
 KEEPALIVE_S_MIN = 0.001
 """Sessions count in milliseconds."""
-
-
-def check_txn_id(txn_id: int) -> int:
-    """Return the id of a transaction, 0 for none. Raises `InvalidArgument`."""
-    if isinstance(txn_id, bool) or not isinstance(txn_id, int):
-        raise InvalidArgument(f"txn_id={txn_id!r} is no transaction — pass what begin_transaction() returned")
-    return txn_id
 
 
 def check_keepalive_ms(keepalive_s: float | None, *, age_s_max: float) -> int:

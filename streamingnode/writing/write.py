@@ -1,15 +1,13 @@
 """Writes on their way to the log: rows and keys made into append groups, and appended in order within a time.
 
-In: rows or keys as callers have them, and a `WriteTarget`: what a write must know about a collection, worked out once and
-kept until the collection changes. Out: append groups, in row order, each appended before the next is built, so that memory
-holds one. All rows are checked, and all sizes known, before the first append: a bad row changes nothing. Converting many
-rows happens in a thread.
+In: rows or keys as callers have them. Out: append groups, in row order, each appended before the next is built, so that
+memory holds one. All rows are checked, and all sizes known, before the first append: a bad row changes nothing.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import numpy as np
@@ -34,29 +32,46 @@ from streamingnode.rows.rows import (
 )
 from streamingnode.rows.schema import AnyArray, decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
+from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, Overloaded, TooLarge
 from wal.headers import BeginTxnHeader, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
 from wal.log import Append, AppendGroup
 from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
+from wal.queue import PendingBytes
 
 T = TypeVar("T")
 
-CACHED_MAX = 1_024
-"""Targets kept; one is rebuilt in about 50 us."""
+TARGETS_MAX = 1_024
+"""Collections whose shape is kept; it is worked out again in about 50 us."""
+TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
+"""What `as_transaction` adds to its bodies."""
+INLINE_ROWS_MAX = 4_096
+"""More dicts than this are converted in a thread: about 2 ms of the event loop."""
+INLINE_BYTES_MAX = 4 << 20
+"""More Arrow data than this is checked in a thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WriteTarget:
-    """One collection as writes see it; `append` is that of its pchannel, `consistent_tick` that of the node."""
+    """One collection as writes see it: what they must know, worked out once and kept until the collection changes."""
 
     info: CollectionInfo
-    pchannel: str
-    append: Append
-    consistent_tick: Callable[[], Awaitable[int]]
     rows: RowShape
     keys: RowShape
     key_index: int
     partitions: Mapping[str, int]
+
+    @classmethod
+    def of(cls, info: CollectionInfo) -> "WriteTarget":
+        """Return the target of a live collection."""
+        shape = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
+        return cls(
+            info=info,
+            rows=shape,
+            keys=key_shape(shape),
+            key_index=shape.schema.get_field_index(info.primary_key),
+            partitions={each.name: each.id for each in info.partitions if not each.dropped_tick},
+        )
 
     def partition_id(self, partition: str | None) -> int:
         """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
@@ -71,51 +86,35 @@ class WriteTarget:
         return found
 
 
-class WriteTargets:
-    """The targets of the collections written lately; lives on the event loop."""
+class Writes:
+    """What all writes of a node share: its log, their bounds, and the collections written lately. On the event loop."""
 
-    def __init__(self, appends: Mapping[str, Append], consistent_tick: Callable[[], Awaitable[int]]) -> None:
-        self._appends = appends
-        self._consistent_tick = consistent_tick
+    def __init__(
+        self,
+        append: Append,
+        consistent_tick: Callable[[], Awaitable[int]],
+        find: Callable[[str], CollectionInfo],
+        *,
+        limits: WalLimits,
+        pending: PendingBytes,
+    ) -> None:
+        self.append, self.consistent_tick = append, consistent_tick
+        self.limits, self.pending = limits, pending
+        self._find = find
         self._targets: dict[str, WriteTarget] = {}
 
-    def target(self, info: CollectionInfo) -> WriteTarget:
-        """Return the target of a live collection."""
-        target = self._targets.get(info.name)
-        if target is not None and target.info is info:
-            return target
-        if len(self._targets) >= CACHED_MAX:
-            self._targets.clear()
-        target = self._targets[info.name] = _target_of(info, self._appends, self._consistent_tick)
+    def target(self, collection: str) -> WriteTarget:
+        """Return the target of a live collection. Raises `CollectionNotFound`, or `OnShutdown` when the node is closed."""
+        info = self._find(collection)
+        target = self._targets.get(collection)
+        if target is None or target.info is not info:
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
+            target = self._targets[collection] = WriteTarget.of(info)
         return target
 
 
-def pchannel_of(vchannel: str) -> str:
-    """Return the pchannel that a vchannel, `<pchannel>_<collection id>v<shard>`, lives on."""
-    return vchannel.rpartition("_")[0]
-
-
-def _target_of(
-    info: CollectionInfo, appends: Mapping[str, Append], consistent_tick: Callable[[], Awaitable[int]]
-) -> WriteTarget:
-    shape = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
-    pchannel = pchannel_of(info.vchannels[0])
-    return WriteTarget(
-        info=info,
-        pchannel=pchannel,
-        append=appends[pchannel],
-        consistent_tick=consistent_tick,
-        rows=shape,
-        keys=key_shape(shape),
-        key_index=shape.schema.get_field_index(info.primary_key),
-        partitions={each.name: each.id for each in info.partitions if not each.dropped_tick},
-    )
-
-
-# --- append groups ------------------------------------------------------------------------------------------------------
-
-TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
-"""What `as_transaction` adds to its bodies."""
+# --- from batches to messages -------------------------------------------------------------------------------------------
 
 _PAYLOAD_POOL = pa.system_memory_pool()
 """Arrow's own pool gives pages back to the system that the next payload needs again: up to 100 us of page faults for
@@ -127,10 +126,55 @@ _FILL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """How one kind of write turns a batch that is not empty into messages, and how large they are on one shard."""
+    """One kind of write on one collection: how rows or keys become batches, and a batch that is not empty messages."""
 
+    what: str
+    check: Callable[[Any], list[pa.RecordBatch]]
     build: Callable[[pa.RecordBatch], list[MutableMessage]]
     size_bytes: Callable[[pa.RecordBatch], int]
+    """What the messages of a batch take on one shard."""
+    whole: bool = False
+    """Whether each group is a transaction of its own."""
+
+
+def insert_of(target: WriteTarget, partition_id: int, *, txn_id: int = 0) -> Write:
+    """Return an insert of rows."""
+
+    def build(batch: pa.RecordBatch) -> list[MutableMessage]:
+        routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
+        return insert_messages(target, partition_id, routed, txn_id=txn_id)
+
+    return Write("the insert", lambda rows: to_batches(rows, target.rows), build, _message_bytes)
+
+
+def delete_of(target: WriteTarget, *, txn_id: int = 0) -> Write:
+    """Return a delete of keys, which lie in one-column batches."""
+    return Write(
+        "the delete",
+        lambda keys: keys_to_batches(keys, target.keys),
+        lambda keys: _delete_messages(target, keys, txn_id),
+        _message_bytes,
+    )
+
+
+def upsert_of(target: WriteTarget, partition_id: int, *, txn_id: int = 0) -> Write:
+    """Return an upsert: of each key the last row, deletes before inserts; a transaction unless it is in one."""
+    insert = insert_of(target, partition_id, txn_id=txn_id)
+
+    def check(rows: Rows) -> list[pa.RecordBatch]:
+        batches = insert.check(rows)
+        return last_of_each_key(batches, target.key_index) if batches else []
+
+    def keys_of(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([batch.column(target.key_index)], schema=target.keys.schema)
+
+    def build(batch: pa.RecordBatch) -> list[MutableMessage]:
+        return _delete_messages(target, keys_of(batch), txn_id) + insert.build(batch)
+
+    def size_bytes(batch: pa.RecordBatch) -> int:
+        return _message_bytes(keys_of(batch)) + _message_bytes(batch)
+
+    return Write("the upsert", check, build, size_bytes, whole=not txn_id)
 
 
 def insert_messages(target: WriteTarget, partition_id: int, routed: Routed, *, txn_id: int = 0) -> list[MutableMessage]:
@@ -148,8 +192,7 @@ def insert_messages(target: WriteTarget, partition_id: int, routed: Routed, *, t
     ]
 
 
-def delete_messages(target: WriteTarget, keys: pa.RecordBatch, *, txn_id: int = 0) -> list[MutableMessage]:
-    """Return one delete message for each shard of a one-column batch of keys."""
+def _delete_messages(target: WriteTarget, keys: pa.RecordBatch, txn_id: int) -> list[MutableMessage]:
     info = target.info
     return [
         MutableMessage(
@@ -163,39 +206,35 @@ def delete_messages(target: WriteTarget, keys: pa.RecordBatch, *, txn_id: int = 
     ]
 
 
-def insert_of(target: WriteTarget, partition_id: int, *, txn_id: int = 0) -> Write:
-    """Return what an insert does with a batch of rows."""
-
-    def build(batch: pa.RecordBatch) -> list[MutableMessage]:
-        routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
-        return insert_messages(target, partition_id, routed, txn_id=txn_id)
-
-    return Write(build, _message_bytes)
-
-
-def delete_of(target: WriteTarget, *, txn_id: int = 0) -> Write:
-    """Return what a delete does with a one-column batch of keys."""
-    return Write(lambda keys: delete_messages(target, keys, txn_id=txn_id), _message_bytes)
-
-
-def upsert_of(target: WriteTarget, partition_id: int, *, txn_id: int = 0) -> Write:
-    """Return what an upsert does with a batch of rows of distinct keys: deletes, then inserts."""
-    insert = insert_of(target, partition_id, txn_id=txn_id)
-
-    def keys_of(batch: pa.RecordBatch) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([batch.column(target.key_index)], schema=target.keys.schema)
-
-    def build(batch: pa.RecordBatch) -> list[MutableMessage]:
-        return delete_messages(target, keys_of(batch), txn_id=txn_id) + insert.build(batch)
-
-    return Write(build, lambda batch: _message_bytes(keys_of(batch)) + _message_bytes(batch))
-
-
 def as_transaction(bodies: list[MutableMessage]) -> list[MutableMessage]:
     """Return bodies as a whole transaction in one group."""
     begin = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms=0))
     commit = MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader())
     return [begin, *bodies, commit]
+
+
+def _encoded(batch: pa.RecordBatch) -> memoryview:
+    return memoryview(batch.serialize(memory_pool=_PAYLOAD_POOL))
+
+
+def _message_bytes(batch: pa.RecordBatch) -> int:
+    return pa.ipc.get_record_batch_size(batch) + MESSAGE_OVERHEAD_BYTES
+
+
+# --- what fits into one group -------------------------------------------------------------------------------------------
+
+
+def groups_of(write: Write, batches: Sequence[pa.RecordBatch], bytes_max: int) -> Iterator[list[MutableMessage]]:
+    """Return the messages of each append group of at most `bytes_max`, built as they are asked for; see `bodies_of`."""
+    if not write.whole:
+        return bodies_of(write, batches, bytes_max)
+    return map(as_transaction, bodies_of(write, batches, bytes_max - TRANSACTION_OVERHEAD_BYTES))
+
+
+def bodies_of(write: Write, batches: Sequence[pa.RecordBatch], bytes_max: int) -> Iterator[list[MutableMessage]]:
+    """Return messages, in row order, at most `bytes_max` at a time. Raises `TooLarge` at once for a row that never fits."""
+    slices = plan_slices(batches, write, bytes_max)
+    return (messages for batch in slices for messages in _halved(batch, write, bytes_max))
 
 
 def plan_slices(batches: Sequence[pa.RecordBatch], write: Write, bytes_max: int) -> list[pa.RecordBatch]:
@@ -211,18 +250,18 @@ def plan_slices(batches: Sequence[pa.RecordBatch], write: Write, bytes_max: int)
 
 def check_rows_fit(batches: Sequence[pa.RecordBatch], bytes_max: int) -> None:
     """Raise `TooLarge` for a row that no insert could write, before there is a collection to insert into."""
-    plan_slices(batches, Write(lambda _: [], _message_bytes), bytes_max)
+    plan_slices(batches, Write("", lambda _: [], lambda _: [], _message_bytes), bytes_max)
 
 
-def fitting_messages(batch: pa.RecordBatch, write: Write, bytes_max: int) -> Iterator[list[MutableMessage]]:
+def _halved(batch: pa.RecordBatch, write: Write, bytes_max: int) -> Iterator[list[MutableMessage]]:
     """Yield the messages of a planned slice, halved while its shards together take more than `bytes_max`."""
     messages = write.build(batch)
     if batch.num_rows == 1 or sum(message.size_bytes for message in messages) <= bytes_max:
         yield messages
         return
     half = batch.num_rows // 2
-    yield from fitting_messages(batch.slice(0, half), write, bytes_max)
-    yield from fitting_messages(batch.slice(half), write, bytes_max)
+    yield from _halved(batch.slice(0, half), write, bytes_max)
+    yield from _halved(batch.slice(half), write, bytes_max)
 
 
 def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[pa.RecordBatch]:
@@ -242,10 +281,6 @@ def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[
     return [batch for batch in kept if batch.num_rows]
 
 
-def _encoded(batch: pa.RecordBatch) -> memoryview:
-    return memoryview(batch.serialize(memory_pool=_PAYLOAD_POOL))
-
-
 def _plan(batch: pa.RecordBatch, write: Write, bytes_max: int, slices: list[pa.RecordBatch]) -> None:
     size_bytes = write.size_bytes(batch)
     rows = batch.num_rows
@@ -261,16 +296,7 @@ def _plan(batch: pa.RecordBatch, write: Write, bytes_max: int, slices: list[pa.R
             _plan(batch.slice(start, step), write, bytes_max, slices)
 
 
-def _message_bytes(batch: pa.RecordBatch) -> int:
-    return pa.ipc.get_record_batch_size(batch) + MESSAGE_OVERHEAD_BYTES
-
-
-# --- writes of one call -------------------------------------------------------------------------------------------------
-
-INLINE_ROWS_MAX = 4_096
-"""More dicts than this are converted in a thread: about 2 ms of the event loop."""
-INLINE_BYTES_MAX = 4 << 20
-"""More Arrow data than this is checked in a thread."""
+# --- one call -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -286,136 +312,33 @@ class Progress:
         return self.groups_done > 0 or (self.group is not None and self.group.begun)
 
 
-async def insert_rows(
-    target: WriteTarget, partition_id: int, rows: Rows, *, bytes_max: int, txn_id: int, timeout: float | None
-) -> WriteResult:
-    """Insert rows as callers have them, within `timeout` seconds; raises as `Node.insert` does."""
+async def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> WriteResult:
+    """Write rows or keys as callers have them, within `timeout` seconds; raises as `Node.insert` does."""
     progress = Progress()
 
-    async def write() -> WriteResult:
-        batches = await checked_rows(target, rows)
-        return await insert_batches(
-            target, partition_id, batches, bytes_max=bytes_max, progress=progress, txn_id=txn_id
-        )
+    async def run() -> WriteResult:
+        return await append_batches(writes, write, await checked(write, rows), progress)
 
-    return await within(timeout, write, "the insert", begun=lambda: progress.begun)
+    return await within(timeout, run, write.what, begun=lambda: progress.begun)
 
 
-async def upsert_rows(
-    target: WriteTarget, partition_id: int, rows: Rows, *, bytes_max: int, txn_id: int, timeout: float | None
+async def append_batches(
+    writes: Writes, write: Write, batches: Sequence[pa.RecordBatch], progress: Progress
 ) -> WriteResult:
-    """Upsert rows as callers have them, within `timeout` seconds; raises as `Node.upsert` does."""
-    progress = Progress()
-
-    async def write() -> WriteResult:
-        batches = await checked_upsert_rows(target, rows)
-        return await upsert_batches(
-            target, partition_id, batches, bytes_max=bytes_max, progress=progress, txn_id=txn_id
-        )
-
-    return await within(timeout, write, "the upsert", begun=lambda: progress.begun)
-
-
-async def delete_keys(
-    target: WriteTarget, keys: Keys, *, bytes_max: int, txn_id: int, timeout: float | None
-) -> WriteResult:
-    """Delete keys as callers have them, within `timeout` seconds; raises as `Node.delete` does."""
-    progress = Progress()
-
-    async def write() -> WriteResult:
-        batches = await checked_keys(target, keys)
-        return await delete_batches(target, batches, bytes_max=bytes_max, progress=progress, txn_id=txn_id)
-
-    return await within(timeout, write, "the delete", begun=lambda: progress.begun)
-
-
-async def checked_rows(target: WriteTarget, rows: Rows) -> list[pa.RecordBatch]:
-    """Return rows as batches that fit the collection. Raises `SchemaMismatch` or `InvalidArgument`."""
-    return await _converted(rows, lambda: to_batches(rows, target.rows))
-
-
-async def checked_upsert_rows(target: WriteTarget, rows: Rows) -> list[pa.RecordBatch]:
-    """Return rows as batches that fit the collection, of each key only the last row."""
-
-    def convert() -> list[pa.RecordBatch]:
-        batches = to_batches(rows, target.rows)
-        return last_of_each_key(batches, target.key_index) if batches else []
-
-    return await _converted(rows, convert)
-
-
-async def checked_keys(target: WriteTarget, keys: Keys) -> list[pa.RecordBatch]:
-    """Return keys as one-column batches of the primary key's type. Raises as `checked_rows` does."""
-    return await _converted(keys, lambda: keys_to_batches(keys, target.keys))
-
-
-async def insert_batches(
-    target: WriteTarget,
-    partition_id: int,
-    batches: Sequence[pa.RecordBatch],
-    *,
-    bytes_max: int,
-    progress: Progress | None = None,
-    txn_id: int = 0,
-) -> WriteResult:
-    """Append checked rows as inserts."""
-    write = insert_of(target, partition_id, txn_id=txn_id)
-    return await _append_all(target, write, batches, bytes_max, progress or Progress())
-
-
-async def upsert_batches(
-    target: WriteTarget,
-    partition_id: int,
-    batches: Sequence[pa.RecordBatch],
-    *,
-    bytes_max: int,
-    progress: Progress,
-    txn_id: int = 0,
-) -> WriteResult:
-    """Append checked rows of distinct keys as upserts: transactions of their own, or bodies of an open one."""
-    write = upsert_of(target, partition_id, txn_id=txn_id)
-    if txn_id:
-        return await _append_all(target, write, batches, bytes_max, progress)
-    bytes_max -= TRANSACTION_OVERHEAD_BYTES
-    return await _append_all(target, write, batches, bytes_max, progress, whole=True)
-
-
-async def delete_batches(
-    target: WriteTarget,
-    batches: Sequence[pa.RecordBatch],
-    *,
-    bytes_max: int,
-    progress: Progress,
-    txn_id: int = 0,
-) -> WriteResult:
-    """Append checked keys as deletes."""
-    return await _append_all(target, delete_of(target, txn_id=txn_id), batches, bytes_max, progress)
-
-
-async def _append_all(
-    target: WriteTarget,
-    write: Write,
-    batches: Sequence[pa.RecordBatch],
-    bytes_max: int,
-    progress: Progress,
-    *,
-    whole: bool = False,
-) -> WriteResult:
+    """Write batches that were checked."""
     if not batches:
-        return nothing_at(await target.consistent_tick())
+        return nothing_at(await writes.consistent_tick())
     results = []
-    for batch in plan_slices(batches, write, bytes_max):
-        for messages in fitting_messages(batch, write, bytes_max):
-            group = progress.group = AppendGroup(as_transaction(messages) if whole else messages)
-            results.append(result_of(await target.append(group)))
-            progress.groups_done += 1
+    for messages in groups_of(write, batches, writes.limits.group_bytes_max):
+        progress.group = AppendGroup(messages)
+        results.append(result_of(await writes.append(progress.group)))
+        progress.groups_done += 1
     return combined(results)
 
 
-async def _converted(rows: Rows | Keys, convert: Callable[[], T]) -> T:
-    if _is_small(rows):
-        return convert()
-    return await to_thread.run_sync(convert)
+async def checked(write: Write, rows: Rows | Keys) -> list[pa.RecordBatch]:
+    """Return rows or keys as batches that fit the collection; many are looked at in a thread. Raises `SchemaMismatch`."""
+    return write.check(rows) if _is_small(rows) else await to_thread.run_sync(write.check, rows)
 
 
 def _is_small(rows: Rows | Keys) -> bool:
@@ -424,45 +347,46 @@ def _is_small(rows: Rows | Keys) -> bool:
     return not isinstance(rows, Sequence) or len(rows) <= INLINE_ROWS_MAX
 
 
+def check_txn_id(txn_id: int) -> int:
+    """Return the id of a transaction, 0 for none. Raises `InvalidArgument`."""
+    if isinstance(txn_id, bool) or not isinstance(txn_id, int):
+        raise InvalidArgument(f"txn_id={txn_id!r} is no transaction — pass what begin_transaction() returned")
+    return txn_id
+
+
 # --- deadlines: `timeout=` in seconds, and what is known about a call that ran into it ----------------------------------
 
 
-async def within(
-    timeout: float | None, call: Callable[[], Awaitable[T]], what: str, *, begun: Callable[[], bool] = lambda: True
-) -> T:
-    """Return what `call` returns, if it does within `timeout` seconds; None waits for ever.
+def within(
+    timeout: float | None,
+    call: Callable[[], Awaitable[T]],
+    what: str,
+    *,
+    changes: bool = True,
+    begun: Callable[[], bool] = lambda: True,
+) -> Awaitable[T]:
+    """Return, to be awaited at once, what `call` returns, if it does within `timeout` seconds; None waits for ever.
 
     Raises:
         Overloaded: the time is up and `begun` says that nothing was done.
-        DeadlineExceeded: the time is up and the call may or may not take effect; it is also a `TimeoutError`.
+        DeadlineExceeded: the time is up and the call, if it `changes` something, may or may not take effect; it is also a
+            `TimeoutError`.
     """
-    if timeout is None:
-        return await call()
-    with anyio.move_on_after(_checked(timeout)):
-        return await call()
-    raise expired(timeout, what, begun=begun())
+    return call() if timeout is None else _within(timeout, call, what, changes=changes, begun=begun)
 
 
-async def read_within(timeout: float | None, call: Callable[[], Awaitable[T]], what: str) -> T:
-    """Return what `call`, which changes nothing, returns within `timeout` seconds. Raises `DeadlineExceeded`."""
-    if timeout is None:
-        return await call()
-    with anyio.move_on_after(_checked(timeout)):
-        return await call()
-    raise DeadlineExceeded(f"{what} took longer than {timeout:g} s and changed nothing — give it more time")
-
-
-def _checked(timeout: float) -> float:
+async def _within(
+    timeout: float, call: Callable[[], Awaitable[T]], what: str, *, changes: bool, begun: Callable[[], bool]
+) -> T:
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout > 0:
         raise InvalidArgument(f"timeout={timeout!r} — pass a number of seconds above 0, or None to wait for ever")
-    return timeout
-
-
-def expired(timeout: float, what: str, *, begun: bool) -> DeadlineExceeded | Overloaded:
-    """Return the error of a call that took longer than `timeout` seconds."""
-    if begun:
-        return DeadlineExceeded(
+    with anyio.move_on_after(timeout):
+        return await call()
+    if not changes:
+        raise DeadlineExceeded(f"{what} took longer than {timeout:g} s and changed nothing — give it more time")
+    if begun():
+        raise DeadlineExceeded(
             f"{what} was not acknowledged within {timeout:g} s and may still take effect — "
             "read back, or repeat it if doing it twice is harmless"
         )
-    return Overloaded(f"{what} did not reach the log within {timeout:g} s and did nothing — try again later")
+    raise Overloaded(f"{what} did not reach the log within {timeout:g} s and did nothing — try again later")

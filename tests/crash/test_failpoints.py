@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import streamingnode as sn
-from spark_sink.commit import Step
 from tests.chaos import failpoint_life
 from tests.chaos.failpoint_table import DOCUMENT, FAILPOINTS, rendered_failpoints
 from tests.chaos.journal import read_journal
@@ -85,7 +84,7 @@ def test_a_node_whose_disk_fails_at_a_failpoint_has_what_it_acknowledged(tmp_pat
 
 
 def placed_failpoints() -> list[str]:
-    found = [f"ingest.{step.value}" for step in Step]
+    found = []
     for package in PACKAGES:
         for source in (ROOT / package).rglob("*.py"):
             if source.name != "failpoint.py":
@@ -135,3 +134,9 @@ def test_a_failpoint_that_is_not_armed_does_nothing_and_one_that_is_acts_once_at
 def test_what_names_no_action_or_no_hit_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not name=|invalid literal"):
         failpoint.arm_from(text)
+
+
+def test_a_name_that_no_code_passes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'append.writen' in STREAMINGNODE_FAILPOINTS is no failpoint"):
+        failpoint.arm_from("append.taken=error@9, append.writen=kill")
+    failpoint.disarm_all()

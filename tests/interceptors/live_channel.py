@@ -10,20 +10,16 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from interceptors.chain import build
+from interceptors.chain import BaseInterceptor, Chain, LockInterceptor, RedoInterceptor
 from interceptors.idempotency import IdempotencyInterceptor
-from interceptors.lock import LockInterceptor
 from interceptors.recovery import RecoveredChannel, recover
-from interceptors.redo import RedoInterceptor, RedoLimits
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
 from interceptors.shard.manager import ShardManager
-from interceptors.shard.seal_policy import SegmentLimits
-from interceptors.txn import RollbackWorker, TxnInterceptor
-from interceptors.txn_manager import TxnManager
+from interceptors.shard.state import SegmentLimits
+from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
 from interceptors.txn_session import TxnLimits
 from interceptors.window import Places
-from wal.adaptor import log_end
 from wal.headers import (
     BeginTxnHeader,
     CommitTxnHeader,
@@ -38,12 +34,12 @@ from wal.headers import (
     MessageType,
     RollbackTxnHeader,
 )
-from wal.log import Append, AppendGroup, AppendResult, AppendTicket, Interceptor, Log
+from wal.log import Append, AppendGroup, AppendResult, AppendTicket, Interceptor, Log, log_end
 from wal.memory_store import MemoryLog, MemoryLogStore
-from wal.message import AnyMessage, LogEntry, MutableMessage
+from wal.message import AnyMessage, LogEntry, MutableMessage, TransactionBuffer
 from wal.position import MemoryMessageId
+from wal.queue import Budget
 from wal.timetick import TickAllocator, physical_ms
-from wal.transaction_buffer import TransactionBuffer
 
 START_MS = 1_000_000
 
@@ -82,7 +78,7 @@ class SteerableLog:
                 outcome.set_result(None)
 
 
-class Stamp:
+class Stamp(BaseInterceptor):
     """Stands for the time tick interceptor: stamps the tick and the last-confirmed position, acknowledges nothing."""
 
     name = "stamp"
@@ -95,15 +91,11 @@ class Stamp:
         group.stamp_time_tick(self._ticks.allocate(), self._oldest_open_begin())
         return await append(group)
 
-    async def ready(self) -> None: ...
-    async def close(self) -> None: ...
-
 
 @dataclass
 class Limits:
     txn: TxnLimits = field(default_factory=TxnLimits)
     segment: SegmentLimits = field(default_factory=lambda: SegmentLimits(bytes_jitter=0))
-    redo: RedoLimits = field(default_factory=RedoLimits)
 
 
 class LiveChannel:
@@ -117,11 +109,12 @@ class LiveChannel:
         self.steady_ms = 0
         self.pauses: list[float] = []
         self.ticks = TickAllocator(lambda: self.now_ms, above=memory.last_tick)
-        self.txn = TxnManager.recovered(
-            recovered.open_transactions,
-            fences=recovered.fences,
+        self.txn = TxnManager(
+            limits.txn,
+            Budget(1 << 40),
             at_tick=self.ticks.allocate(),
-            limits=limits.txn,
+            open_transactions=recovered.open_transactions,
+            fences=recovered.fences,
             now_ms=lambda: self.steady_ms,
         )
         self.shard = ShardManager(
@@ -134,13 +127,13 @@ class LiveChannel:
         self.idempotency = IdempotencyInterceptor(recovered.window, self.places, MemoryMessageId)
         interceptors: list[Interceptor] = [
             self.idempotency,
-            RedoInterceptor(limits.redo),
-            LockInterceptor(fail_transactions=self.txn.fail_at, scope_of=self.txn.scope_of),
+            RedoInterceptor(),
+            LockInterceptor(self.txn.scope_of, self.txn.overtake),
             Stamp(self.ticks, self.txn.oldest_open_begin),
             TxnInterceptor(self.txn),
             ShardInterceptor(self.shard, self.allocator, self.sealer),
         ]
-        self.append_group = build(interceptors, log_end(cast("Log", self.log)))
+        self.append_group = Chain(interceptors, log_end(cast("Log", self.log))).append
 
     @classmethod
     @asynccontextmanager

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from interceptors.chain import Chain, build
+from interceptors.chain import Chain
 from wal.errors import OnShutdown
 from wal.headers import MessageType, TimeTickHeader
 from wal.log import Append, AppendGroup, AppendResult
@@ -69,19 +69,19 @@ def counting_clock() -> Callable[[], float]:
 
 async def test_first_interceptor_is_outermost() -> None:
     log: list[str] = []
-    append = build([Scribe("a", log), Scribe("b", log)], end_noting(log))
+    append = Chain([Scribe("a", log), Scribe("b", log)], end_noting(log)).append
     assert await append(group()) is RESULT
     assert log == ["a before", "b before", "end", "b after", "a after"]
 
 
 async def test_chain_without_interceptors_is_its_end() -> None:
     end = end_noting([])
-    assert build([], end) is end
+    assert Chain([], end).append is end
 
 
 async def test_ready_and_close_go_outermost_first() -> None:
     log: list[str] = []
-    chain = Chain.of([Scribe("a", log), Scribe("b", log)], end_noting(log))
+    chain = Chain([Scribe("a", log), Scribe("b", log)], end_noting(log))
     await chain.ready()
     await chain.close()
     assert log == ["a ready", "b ready", "a close", "b close"]
@@ -89,7 +89,7 @@ async def test_ready_and_close_go_outermost_first() -> None:
 
 async def test_failing_interceptor_does_not_keep_the_others_open() -> None:
     log: list[str] = []
-    chain = Chain.of([Scribe("a", log, fail_on="close"), Scribe("b", log)], end_noting(log))
+    chain = Chain([Scribe("a", log, fail_on="close"), Scribe("b", log)], end_noting(log))
     with pytest.raises(OnShutdown):
         await chain.close()
     assert log == ["a close", "b close"]
@@ -98,8 +98,8 @@ async def test_failing_interceptor_does_not_keep_the_others_open() -> None:
 async def test_observer_gets_time_before_and_after_the_next_one() -> None:
     log: list[str] = []
     timings = Timings()
-    append = build([Scribe("a", log), Scribe("b", log)], end_noting(log), observer=timings, clock=counting_clock())
-    await append(group())
+    chain = Chain([Scribe("a", log), Scribe("b", log)], end_noting(log), observer=timings, clock=counting_clock())
+    await chain.append(group())
     # one reading at each border: a in, next called, b in, next called, next returned, b out, next returned, a out
     assert timings.seen == [("b", 1.0, 1.0, False), ("a", 1.0, 1.0, False)]
 
@@ -107,9 +107,9 @@ async def test_observer_gets_time_before_and_after_the_next_one() -> None:
 async def test_observer_learns_that_an_interceptor_refused() -> None:
     log: list[str] = []
     timings = Timings()
-    append = build([Scribe("a", log, fail_on="before")], end_noting(log), observer=timings, clock=counting_clock())
+    chain = Chain([Scribe("a", log, fail_on="before")], end_noting(log), observer=timings, clock=counting_clock())
     with pytest.raises(OnShutdown):
-        await append(group())
+        await chain.append(group())
     assert timings.seen == [("a", 1.0, 0.0, True)]
     assert "end" not in log
 
@@ -119,5 +119,5 @@ async def test_observer_is_told_of_an_append_that_failed_further_in() -> None:
     timings = Timings()
     parts = [Scribe("a", log), Scribe("b", log, fail_on="before")]
     with pytest.raises(OnShutdown):
-        await build(parts, end_noting(log), observer=timings, clock=counting_clock())(group())
+        await Chain(parts, end_noting(log), observer=timings, clock=counting_clock()).append(group())
     assert [(name, failed) for name, _, _, failed in timings.seen] == [("b", True), ("a", False)]

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.chain import LockInterceptor, Redo
 from interceptors.errors import AlreadyExists
-from interceptors.lock import LockInterceptor
-from interceptors.redo import Redo
+from wal.errors import Indeterminate
 from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, InsertHeader, MessageType
-from wal.log import AppendGroup, AppendResult
+from wal.log import AppendGroup, AppendResult, AppendTicket
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId
 
@@ -38,8 +38,17 @@ def commit() -> AppendGroup:
     return AppendGroup([MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader(), txn_id=5)])
 
 
+def vchannels_of(group: AppendGroup) -> list[str]:
+    return [message.vchannel for message in group.messages]
+
+
 async def at_once(group: AppendGroup) -> AppendResult:
     return RESULT
+
+
+def in_the_log() -> AppendTicket:
+    loop = asyncio.get_running_loop()
+    return AppendTicket(1, 0, 1, written=loop.create_future(), durable=loop.create_future())
 
 
 class Rest:
@@ -61,6 +70,7 @@ class Rest:
 
     def let_out(self, group: AppendGroup, error: Exception | None = None) -> None:
         if error is None:
+            group.ticket = in_the_log()
             self._out[id(group)].set_result(None)
         else:
             self._out[id(group)].set_exception(error)
@@ -71,7 +81,7 @@ class Bench:
         self.failed: list[tuple[tuple[str, ...], int]] = []
         self.scopes: dict[int, Sequence[str]] = {}
         self.rest = Rest()
-        self.lock = LockInterceptor(fail_transactions=self._fail, scope_of=self._scope)
+        self.lock = LockInterceptor(self._scope, self._fail)
 
     def start(self, group: AppendGroup) -> "asyncio.Task[AppendResult]":
         return asyncio.ensure_future(self.lock.do_append(group, self.rest))
@@ -83,7 +93,7 @@ class Bench:
         self.failed.append((tuple(vchannels), tick))
 
     def _scope(self, group: AppendGroup) -> Sequence[str]:
-        return self.scopes.get(id(group), [message.vchannel for message in group.messages])
+        return self.scopes.get(id(group), vchannels_of(group))
 
 
 async def settle() -> None:
@@ -117,9 +127,6 @@ async def enters(bench: Bench, first: AppendGroup, second: AppendGroup) -> bool:
         pytest.param(drop(A), drop(B), True, id="exclusives of two vchannels"),
         pytest.param(drop(A, B), drop(B), False, id="exclusives that overlap"),
         pytest.param(drop(A, B), insert(C, B), False, id="one shared vchannel is enough"),
-        pytest.param(drop(""), insert(A), False, id="pchannel exclusive blocks everything"),
-        pytest.param(insert(A), drop(""), False, id="pchannel exclusive waits for everything"),
-        pytest.param(drop(""), cut(), False, id="pchannel exclusive blocks a cut"),
         pytest.param(drop(A), cut(), True, id="a cut passes an exclusive of a vchannel"),
         pytest.param(insert(A), cut(), True, id="a cut is not exclusive"),
     ],
@@ -168,30 +175,24 @@ async def test_exclusive_ends_transactions_of_its_vchannels_before_anyone_else_g
     assert len(bench.failed) == 1
 
 
-async def test_exclusive_of_the_pchannel_ends_all_transactions() -> None:
-    bench, group = Bench(), drop("")
-    task = bench.start(group)
-    await settle()
-    bench.rest.let_out(group)
-    await task
-    assert bench.failed == [(("",), group.time_tick)]
-
-
-async def test_failed_exclusive_ends_transactions_too() -> None:
-    bench, group = Bench(), drop(A)
-    task = bench.start(group)
-    await settle()
-    bench.rest.let_out(group, AlreadyExists("x"))
-    with pytest.raises(AlreadyExists):
-        await task
-    assert bench.failed == [((A,), group.time_tick)]
+async def test_exclusive_of_unknown_outcome_ends_transactions_and_a_refused_one_does_not() -> None:
+    bench, refused, unknown = Bench(), drop(A), drop(A)
+    for group, error in [(refused, AlreadyExists("x")), (unknown, Indeterminate("x"))]:
+        task = bench.start(group)
+        await settle()
+        if group is unknown:
+            group.ticket = in_the_log()
+        bench.rest.let_out(group, error)
+        with pytest.raises(type(error)):
+            await task
+    assert bench.failed == [((A,), unknown.time_tick)]
 
 
 async def test_exclusive_that_will_be_redone_ends_nothing_yet_and_holds_nothing() -> None:
     bench, group = Bench(), drop(A)
     task = bench.start(group)
     await settle()
-    bench.rest.let_out(group, Redo(asyncio.get_running_loop().create_future()))
+    bench.rest.let_out(group, Redo(asyncio.get_running_loop().create_future(), waiting_for="x"))
     with pytest.raises(Redo):
         await task
     assert bench.failed == []
@@ -245,7 +246,7 @@ class Occupancy:
 
 async def run_schedule(seed: int, groups: list[tuple[bool, list[str]]]) -> None:
     rng = random.Random(seed)
-    lock = LockInterceptor(fail_transactions=lambda _vchannels, _tick: None)
+    lock = LockInterceptor(vchannels_of, lambda _vchannels, _tick: None)
     rest = Occupancy(rng)
     tasks = []
     for exclusive, vchannels in groups:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interceptors.shard.seal_policy import SegmentLimits
+from interceptors.shard.state import SegmentLimits
 from tests.chaos.judge.entries import judge_entries
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
 from wal.errors import StreamingNodeError

@@ -1,9 +1,8 @@
 import asyncio
 
-import anyio
 import pytest
 
-from interceptors.redo import Redo, RedoInterceptor, RedoLimits
+from interceptors.chain import Redo, RedoInterceptor
 from wal.errors import OnShutdown, Overloaded
 from wal.headers import MessageType, TimeTickHeader
 from wal.log import Append, AppendGroup, AppendResult
@@ -97,7 +96,7 @@ async def test_endless_wait_ends_at_the_time_bound_and_names_what_was_awaited() 
     until = new_future()
     inner, calls = endless(until)
     with pytest.raises(Overloaded, match=f"waited 0.01 s for {SEGMENT}"):
-        await RedoInterceptor(RedoLimits(wait_s_max=0.01)).do_append(group(), inner)
+        await RedoInterceptor(wait_s_max=0.01).do_append(group(), inner)
     assert len(calls) == 1
     assert not until.done(), "the future is shared: giving up must not cancel it"
 
@@ -107,7 +106,7 @@ async def test_waits_that_do_not_help_end_at_the_attempts_bound() -> None:
     until.set_result(None)
     inner, calls = endless(until)
     with pytest.raises(Overloaded, match=f"{SEGMENT} and was redone 5 times"):
-        await RedoInterceptor(RedoLimits(attempts_max=5)).do_append(group(), inner)
+        await RedoInterceptor(attempts_max=5).do_append(group(), inner)
     assert len(calls) == 5
 
 
@@ -121,7 +120,7 @@ async def test_time_bound_covers_all_waits_together() -> None:
         raise Redo(until, waiting_for=SEGMENT)
 
     with pytest.raises(Overloaded):
-        await RedoInterceptor(RedoLimits(wait_s_max=0.02)).do_append(group(), inner)
+        await RedoInterceptor(wait_s_max=0.02).do_append(group(), inner)
     assert loop.time() - started < 1.0
 
 
@@ -150,24 +149,3 @@ async def test_cancelling_a_waiter_cancels_neither_the_shared_future_nor_other_w
         await first
     until.set_result(None)
     assert await second is RESULT
-
-
-async def test_coroutine_to_wait_for_is_ended_when_the_waiter_leaves() -> None:
-    ended = anyio.Event()
-
-    async def forever() -> None:
-        try:
-            await new_future()
-        finally:
-            ended.set()
-
-    async def inner(group: AppendGroup) -> AppendResult:
-        raise Redo(forever())
-
-    append = asyncio.ensure_future(RedoInterceptor().do_append(group(), inner))
-    await settle()
-    append.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await append
-    with anyio.fail_after(5):
-        await ended.wait()

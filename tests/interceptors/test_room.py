@@ -5,10 +5,8 @@ import asyncio
 import anyio
 import pytest
 
-from interceptors.chain import Chain
+from interceptors.chain import Chain, Redo, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor
-from interceptors.redo import Redo, RedoInterceptor
-from interceptors.room import RoomInterceptor
 from interceptors.window import Places, Window
 from tests.interceptors.idempotency.test_window import result_at
 from wal.errors import OnShutdown, StorageFull, TooLarge
@@ -42,7 +40,7 @@ class Path:
         window.fence(7, 1)
         idempotency = IdempotencyInterceptor(window, Places(), MemoryMessageId)
         self.room = RoomInterceptor(self.admit, memory)
-        self.chain = Chain.of([idempotency, self.room, RedoInterceptor()], self.end)
+        self.chain = Chain([idempotency, self.room, RedoInterceptor()], self.end)
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         if self.full and not makes_room:

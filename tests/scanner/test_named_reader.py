@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from scanner.errors import ReaderBusy
+from scanner.deliver_policy import ReaderBusy
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
 from tests.scanner.journal import Journal, read_until, seen
 from wal.errors import Corrupt, Indeterminate, InvalidArgument, OnShutdown, StorageFailed
 from wal.live_tail import LiveTail
 from wal.memory_store import MemoryLogStore
-from wal.position import MessageId, RocksMessageId
+from wal.position import MemoryMessageId, MessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -41,12 +41,9 @@ class SlowStore(MemoryLogStore):
         await super().put_meta(changes)
 
 
-class Acked:
-    """A message to be acknowledged, as far as a reader looks at it."""
-
-    def __init__(self, position: int, tick: int, kind: type[MessageId] | None = None) -> None:
-        self.last_confirmed = kind(position) if kind else START.message_id.__class__(position)
-        self.time_tick = tick
+def place(position: int, tick: int, kind: type[MessageId] = MemoryMessageId) -> tuple[MessageId, int]:
+    """Return what a reader is told of a message that is acknowledged."""
+    return kind(position), tick
 
 
 async def turns(count: int = 5) -> None:
@@ -65,7 +62,7 @@ async def test_a_reader_resumes_after_its_last_ack_across_a_restart() -> None:
         journal.insert(payload)
     scanner = Scanner(journal.log, journal.tail, reader.position.policy, after_tick=reader.position.tick)
     messages = await read_until(scanner, journal.tick)
-    await reader.ack(messages[1])
+    await reader.ack(messages[1].last_confirmed, messages[1].time_tick)
     journal.commit(open_txn)
 
     again = NamedReaders(store)
@@ -91,10 +88,10 @@ async def test_a_new_reader_holds_its_lease_from_the_start() -> None:
 async def test_a_position_never_moves_back() -> None:
     readers = NamedReaders(MemoryLogStore())
     reader = await readers.open(1, "billing", start=START)
-    await reader.ack(Acked(8, 80))
-    await reader.ack(Acked(3, 30))
+    await reader.ack(*place(8, 80))
+    await reader.ack(*place(3, 30))
     assert (reader.position.position, reader.position.tick) == (8, 80)
-    await reader.advance(3, 90)
+    await reader.ack(*place(3, 90))
     assert (reader.position.position, reader.position.tick) == (8, 90)
 
 
@@ -104,14 +101,14 @@ async def test_an_ack_of_an_earlier_message_during_a_write_moves_nothing_back() 
     readers = NamedReaders(store)
     reader = await readers.open(1, "billing", start=START)
     store.gate.clear()
-    acks = [asyncio.create_task(reader.ack(Acked(tick, tick))) for tick in (4, 9, 6)]
+    acks = [asyncio.create_task(reader.ack(*place(tick, tick))) for tick in (4, 9, 6)]
     await turns()
     assert reader.acknowledged_tick == 9
     store.gate.set()
     await asyncio.gather(*acks)
-    await reader.ack(Acked(5, 5))
+    await reader.ack(*place(5, 5))
     assert reader.acknowledged_tick == 9
-    await reader.advance(9, 10)
+    await reader.ack(*place(9, 10))
     assert (reader.position.position, reader.position.tick, readers.lease("p0")) == (9, 10, 9)
 
 
@@ -120,9 +117,9 @@ async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> Non
     store.gate.set()
     reader = await NamedReaders(store).open(1, "billing", start=START)
     store.gate.clear()
-    first = asyncio.create_task(reader.ack(Acked(5, 5)))
+    first = asyncio.create_task(reader.ack(*place(5, 5)))
     await turns()
-    second = asyncio.create_task(reader.ack(Acked(9, 9)))
+    second = asyncio.create_task(reader.ack(*place(9, 9)))
     await turns()
     store.failures = [StorageFailed("no")]
     store.gate.set()
@@ -132,9 +129,9 @@ async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> Non
         await second
     assert reader.position.tick == 0
     store.gate.clear()
-    first = asyncio.create_task(reader.ack(Acked(10, 10)))
+    first = asyncio.create_task(reader.ack(*place(10, 10)))
     await turns()
-    second = asyncio.create_task(reader.ack(Acked(11, 11)))
+    second = asyncio.create_task(reader.ack(*place(11, 11)))
     await turns()
     store.open_once()
     await first
@@ -151,7 +148,7 @@ async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() 
     reader = await readers.open(1, "billing", start=START)
     store.gate.clear()
     store.writes.clear()
-    acks = [asyncio.create_task(reader.ack(Acked(tick, tick))) for tick in range(1, 11)]
+    acks = [asyncio.create_task(reader.ack(*place(tick, tick))) for tick in range(1, 11)]
     await turns()
     assert not any(ack.done() for ack in acks)
     assert readers.lease("p0") == 1, "the lease waits for the disk"
@@ -166,7 +163,7 @@ async def test_a_cancelled_ack_leaves_the_others_to_finish() -> None:
     store.gate.set()
     reader = await NamedReaders(store).open(1, "billing", start=START)
     store.gate.clear()
-    first, second = (asyncio.create_task(reader.ack(Acked(tick, tick))) for tick in (5, 6))
+    first, second = (asyncio.create_task(reader.ack(*place(tick, tick))) for tick in (5, 6))
     await turns()
     first.cancel()
     await turns()
@@ -181,16 +178,16 @@ async def test_an_ack_that_could_not_be_written_fails_and_can_be_tried_again() -
     reader = await NamedReaders(store).open(1, "billing", start=START)
     store.failures = [StorageFailed("no")]
     with pytest.raises(StorageFailed):
-        await reader.ack(Acked(5, 5))
+        await reader.ack(*place(5, 5))
     assert reader.position.tick == 0
-    await reader.ack(Acked(5, 5))
+    await reader.ack(*place(5, 5))
     assert reader.position.tick == 5
 
 
 async def test_an_ack_of_another_kind_of_log_is_refused() -> None:
     reader = await NamedReaders(MemoryLogStore()).open(1, "billing", start=START)
     with pytest.raises(InvalidArgument):
-        await reader.ack(Acked(5, 5, RocksMessageId))
+        await reader.ack(*place(5, 5, RocksMessageId))
 
 
 async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
@@ -202,7 +199,7 @@ async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
             await attempt
     await reader.close()
     with pytest.raises(OnShutdown):
-        await reader.ack(Acked(5, 5))
+        await reader.ack(*place(5, 5))
     await readers.open(1, "billing", start=START)
 
 

@@ -112,19 +112,6 @@ async def test_a_system_type_cannot_be_filtered_by() -> None:
         Scanner(journal.log, None, DeliverPolicy.all(), types=frozenset({MessageType.COMMIT_TXN}))
 
 
-async def test_messages_can_be_iterated_one_by_one() -> None:
-    journal = await tailed_journal()
-    journal.insert(b"a", b"b")
-    journal.insert(b"c")
-    got = []
-    async with scan(journal, DeliverPolicy.all()) as scanner:
-        async for message in scanner:
-            got.append(message)
-            if message.time_tick == 2:
-                break
-    assert seen(got) == journal.visible
-
-
 # --- where it reads from ----------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanLimits, Scanner
-from scanner.source import Retry, Surroundings
+from scanner.source import READ_TRIES_MAX
 from tests.scanner.faulty_log import Doors, FaultyLog, Pauses
 from tests.scanner.journal import (
     SMALL,
@@ -26,35 +26,30 @@ from wal.message import AnyMessage
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_passing_storage_fault_is_retried_from_the_position_reached() -> None:
+async def test_a_passing_storage_fault_is_retried_from_the_position_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = await Journal.create()
     for _ in range(20):
         journal.insert(b"row")
     log, pauses = FaultyLog(journal.log), Pauses()
-    limits = ScanLimits(batch_bytes=300)
-    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=limits, surroundings=Surroundings(sleep=pauses))
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=ScanLimits(batch_bytes=300))
     messages = (await scanner.next_batch()).messages
+    monkeypatch.setattr("asyncio.sleep", pauses)
     log.failures = [StorageFailed("reads fail"), OSError("reads fail")]
     messages += await read_until(scanner, 20)
     assert seen(messages) == journal.visible
     assert pauses == [0.1, 0.2]
 
 
-async def test_a_lasting_storage_fault_reaches_the_caller_who_may_go_on_later() -> None:
+async def test_a_lasting_storage_fault_reaches_the_caller_who_may_go_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = await Journal.create()
     journal.insert(b"row")
     log, pauses = FaultyLog(journal.log), Pauses()
-    scanner = Scanner(
-        log.as_log,
-        None,
-        DeliverPolicy.all(),
-        limits=ScanLimits(retry=Retry(tries_max=3)),
-        surroundings=Surroundings(sleep=pauses),
-    )
-    log.failures = [StorageFailed("reads fail")] * 3
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all())
+    log.failures = [StorageFailed("reads fail")] * READ_TRIES_MAX
+    monkeypatch.setattr("asyncio.sleep", pauses)
     with pytest.raises(StorageFailed):
         await scanner.next_batch()
-    assert len(pauses) == 2
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     assert seen(await read_until(scanner, 1)) == journal.visible
 
 

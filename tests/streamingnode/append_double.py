@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
+from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
 from streamingnode.rows.schema import encode_schema
-from streamingnode.writing.write import WriteTarget, WriteTargets
+from streamingnode.writing.write import Writes, WriteTarget
+from wal.adaptor import WalLimits
 from wal.headers import InsertHeader, MessageType
 from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId
+from wal.queue import PendingBytes
 
 PCHANNEL = "p0"
 COLLECTION_ID = 7
@@ -114,10 +117,33 @@ def collection_info(
     )
 
 
-def write_target(log: AppendDouble, schema: pa.Schema, *, primary_key: str = "id", shards: int = 1) -> WriteTarget:
-    """Return the target of such a collection on `log`."""
-    info = collection_info(schema, primary_key=primary_key, shards=shards)
-    return WriteTargets({PCHANNEL: log.append}, log.consistent_tick).target(info)
+def write_target(schema: pa.Schema, *, primary_key: str = "id", shards: int = 1) -> WriteTarget:
+    """Return the target of such a collection."""
+    return WriteTarget.of(collection_info(schema, primary_key=primary_key, shards=shards))
+
+
+def writes_on(
+    log: AppendDouble,
+    *infos: CollectionInfo,
+    group_bytes_max: int = 4 << 20,
+    group_messages_max: int = 1_000,
+    pending: PendingBytes | None = None,
+) -> Writes:
+    """Return what writes to these collections on `log` share."""
+    known = {info.name: info for info in infos}
+
+    def find(name: str) -> CollectionInfo:
+        if name not in known:
+            raise CollectionNotFound(name)
+        return known[name]
+
+    return Writes(
+        log.append,
+        log.consistent_tick,
+        find,
+        limits=WalLimits(group_bytes_max=group_bytes_max, group_messages_max=group_messages_max),
+        pending=pending or PendingBytes(1 << 30),
+    )
 
 
 def types_of(group: AppendGroup) -> Sequence[str]:

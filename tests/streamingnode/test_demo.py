@@ -21,7 +21,7 @@ from streamingnode.demo import (
 from streamingnode.opening import open_node
 from streamingnode.progress import Progress
 from wal.errors import AlreadyOwned, InvalidArgument
-from wal.rocks.ownership import DirectoryLock
+from wal.files import DirectoryLock
 
 # --- the check ---
 

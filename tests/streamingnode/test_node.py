@@ -240,7 +240,7 @@ async def test_changes_somebody_else_makes_meanwhile_will_do_when_asked_so(node:
 
 async def create_and_have_it_dropped(node: Node, *, if_not_exists: bool) -> Collection:
     """Return what `create_collection` returns although the collection is gone again before it does."""
-    append = node._changes._append
+    append = node._channel.append
 
     async def append_and_drop(group: AppendGroup) -> AppendResult:
         result = await append(group)
@@ -248,7 +248,7 @@ async def create_and_have_it_dropped(node: Node, *, if_not_exists: bool) -> Coll
             await node.drop_collection("raced")
         return result
 
-    node._changes._append = append_and_drop
+    node._channel.append = append_and_drop
     return await node.create_collection("raced", SCHEMA, primary_key="id", if_not_exists=if_not_exists)
 
 
@@ -263,7 +263,7 @@ async def test_collection_dropped_before_its_creator_hears_of_it_was_created_all
 
 
 async def test_collection_that_others_create_and_drop_again_meanwhile_is_created_when_asked_so(node: Node) -> None:
-    append = node._changes._append
+    append = node._channel.append
     rivals = iter(range(2))
 
     async def append_after_a_rival(group: AppendGroup) -> AppendResult:
@@ -272,7 +272,7 @@ async def test_collection_that_others_create_and_drop_again_meanwhile_is_created
             raise AlreadyExists("a rival's")
         return await append(group)
 
-    node._changes._append = append_after_a_rival
+    node._channel.append = append_after_a_rival
     created = await node.create_collection("raced", SCHEMA, primary_key="id", if_not_exists=True)
     assert node.collection("raced") == created
 

@@ -81,6 +81,12 @@ class ManualLog:
         self.queue.clear()
         self.refusal = error
 
+    def mend(self) -> None:
+        """Take appends again, and acknowledge them at once."""
+        self.refusal = self.admission = None
+        self.held = False
+        self.first_position = self.next_position  # as if it were new: opening a term reads nothing
+
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         raise NotImplementedError
 

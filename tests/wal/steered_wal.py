@@ -1,35 +1,48 @@
 """A WAL with the real redo, lock and time tick interceptors on a log that a test steers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from interceptors.acks import AckManager, MvccManager, ReaderRelease
-from interceptors.chain import Chain
-from interceptors.lock import LockInterceptor
-from interceptors.redo import Redo, RedoInterceptor, RedoLimits
-from interceptors.room import RoomInterceptor
-from interceptors.timetick import TimeTickInterceptor
+from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor, RoomInterceptor
+from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
-from wal.adaptor import Wal, WalLimits
+from wal.adaptor import Wal, WalLimits, WalOptions
 from wal.headers import DropCollectionHeader, MessageType
+from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import LiveTail
-from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log
+from wal.log import Append, AppendGroup, AppendObserver, AppendResult
 from wal.message import LogEntry, MutableMessage
 from wal.queue import Budget
 from wal.timetick import TICK_MAX
 
 
 class Store:
-    """The part of a log store that opening a WAL needs."""
+    """The part of a log store that a WAL needs; it fails, and cannot be reopened, when a test says so."""
 
     node_id = "node-1"
     term = 7
+    condition = "open"
 
-    def __init__(self, log: ManualLog) -> None:
-        self.log = log
+    def __init__(self) -> None:
+        self.taking_writes = True
+        self.failed = asyncio.Event()
+        self.may_reopen = asyncio.Event()
+        self.refusals: list[Exception] = []
 
-    async def open_log(self, name: str) -> ManualLog:
-        return self.log
+    def fail(self) -> None:
+        self.taking_writes = False
+        self.failed.set()
+
+    async def wait_failed(self) -> None:
+        await self.failed.wait()
+
+    async def reopen(self) -> None:
+        await self.may_reopen.wait()
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.term += 1
+        self.taking_writes = True
+        self.failed.clear()
 
 
 class Gatekeeper:
@@ -55,64 +68,84 @@ class Gatekeeper:
         self.closed += 1
 
 
+class SteeredTerm:
+    """A term of the real redo, lock and time tick interceptors, without workers."""
+
+    def __init__(self, steered: "SteeredWal", first_tick: LogEntry, end: Append) -> None:
+        log, confirmed_tick = steered.log, first_tick.time_tick
+        steered.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
+        self.acks = AckManager(
+            steered.ticks, confirmed_tick=confirmed_tick, tail=steered.tail, mvcc=MvccManager(confirmed_tick)
+        )
+        self.acks.promised_tick = TICK_MAX
+        self.lock = LockInterceptor(
+            lambda group: [message.vchannel for message in group.messages],
+            lambda vchannels, _tick: steered.failed.append(vchannels),
+        )
+        timetick = TimeTickInterceptor(wal_name=log.wal_name, acks=self.acks, oldest_open_begin=lambda: None)
+        redo = RedoInterceptor(wait_s_max=5)
+        room = RoomInterceptor(log.admit, Budget(1 << 30))
+        chain = Chain([room, redo, self.lock, timetick, steered.gatekeeper], end)
+        self.append, self.ready, self.close = chain.append, chain.ready, chain.close
+
+    async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
+        await failed()
+
+    def end(self) -> None:
+        self.acks.end()
+
+
 class SteeredWal:
-    def __init__(self, *, observer: AppendObserver | None = None, limits: WalLimits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        observer: AppendObserver | None = None,
+        limits: WalLimits | None = None,
+        retry: RetryLimits | None = None,
+        reopen: ReopenOptions | None = None,
+    ) -> None:
         self.log = ManualLog()
+        self.store = Store()
         self.ticks = allocator()
         self.tail = LiveTail()
         self.gatekeeper = Gatekeeper()
         self.failed: list[Sequence[str]] = []
-        self._observer = observer
-        self._limits = limits
+        self.wal = Wal(
+            self.store,  # type: ignore[arg-type]  # a WAL needs only this much of a store
+            self.log,
+            self._open_term,
+            ticks=self.ticks,
+            observer=observer,
+            options=WalOptions(
+                limits=limits or WalLimits(),
+                retry=retry or RetryLimits(give_up_s=0),
+                reopen=reopen or ReopenOptions(),
+            ),
+        )
 
     async def open(self) -> "SteeredWal":
         self.log.held = False
-        self.wal: Wal[str, str] = await Wal.open(
-            Store(self.log),  # type: ignore[arg-type]  # opening needs only this much of a store
-            "p0",
-            ticks=self.ticks,
-            recover=self._recover,
-            build_chain=self._build,
-            read=lambda policy: f"reader of {policy}",
-            observer=self._observer,
-            limits=self._limits,
-        )
+        await self.wal.open()
         self.log.held = True
         return self
+
+    async def _open_term(self, first_tick: LogEntry, end: Append) -> SteeredTerm:
+        self.first_tick = first_tick
+        self.term = SteeredTerm(self, first_tick, end)
+        return self.term
 
     @property
     def settled(self) -> bool:
         """Whether nothing is left of any append: no task, no pending tick, no held lock."""
-        locks_free = all(lock.idle for lock in self.lock._locks.values())
-        return not self.wal.in_flight and not self.acks.pending and locks_free
-
-    async def _recover(self, log: Log, first_tick: LogEntry) -> int:
-        return first_tick.time_tick
-
-    def _build(self, recovered: int, log: Log, first_tick: LogEntry, end: Append) -> Chain:
-        self.first_tick = first_tick
-        self.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=recovered)
-        mvcc = MvccManager(recovered)
-        release = ReaderRelease(self.tail, mvcc)
-        self.acks = AckManager(self.ticks, confirmed_tick=recovered, release=release)
-        self.acks.promised_tick = TICK_MAX
-        self.lock = LockInterceptor(fail_transactions=lambda vchannels, _tick: self.failed.append(vchannels))
-        timetick = TimeTickInterceptor(
-            wal_name=log.wal_name,
-            acks=self.acks,
-            mvcc=mvcc,
-            oldest_open_begin=lambda: None,
-        )
-        redo = RedoInterceptor(RedoLimits(wait_s_max=5))
-        room = RoomInterceptor(log.admit, Budget(1 << 30))
-        return Chain.of([room, redo, self.lock, timetick, self.gatekeeper], end)
+        locks_free = all(lock.idle for lock in self.term.lock._locks.values())
+        return not self.wal.in_flight and not self.term.acks.pending and locks_free
 
 
 def drop(vchannel: str = A) -> AppendGroup:
     return AppendGroup([MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=vchannel)])
 
 
-async def start(wal: Wal[str, str], group: AppendGroup) -> "asyncio.Task[AppendResult]":
+async def start(wal: Wal, group: AppendGroup) -> "asyncio.Task[AppendResult]":
     task = asyncio.ensure_future(wal.append(group))
     await settle()
     return task

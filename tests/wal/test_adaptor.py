@@ -2,23 +2,23 @@ import asyncio
 
 import pytest
 
-from interceptors.chain import Chain
 from tests.wal.manual_log import A, ManualLog, allocator, insert, settle, time_tick
-from tests.wal.steered_wal import SteeredWal, Store, start
-from wal.adaptor import Wal, WalLimits, log_end
+from tests.wal.steered_wal import SteeredTerm, SteeredWal, start
+from wal.adaptor import Wal, WalLimits
 from wal.errors import (
     ChannelFenced,
     Corrupt,
     Indeterminate,
     InvalidArgument,
+    LogReopening,
     OnShutdown,
     StorageFailed,
     StorageFull,
     TooLarge,
 )
 from wal.headers import MessageType, TimeTickHeader
-from wal.lifecycle import WalState
-from wal.log import Append, AppendGroup, Log
+from wal.lifecycle import LogState, ReopenOptions
+from wal.log import Append, AppendGroup, log_end
 from wal.memory_store import MemoryLogStore
 from wal.message import LogEntry, MutableMessage
 
@@ -46,77 +46,60 @@ async def test_first_tick_of_the_term_is_durable_before_recovery_and_names_its_n
     assert message.type is MessageType.TIME_TICK
     assert message.header == TimeTickHeader(source_id="node-1")
     assert (message.wal_term, message.position) == (7, 1)
-    assert steered.wal.state is WalState.AVAILABLE
+    assert steered.wal.state is LogState.OPEN
     assert steered.wal.term == 7
 
 
 async def test_recovery_waits_until_the_first_tick_is_synced() -> None:
-    stages: list[str] = []
     log = ManualLog(durability="os")
+    steered = SteeredWal()
+    opened: list[LogEntry] = []
 
-    async def recover(log: Log, first_tick: LogEntry) -> None:
-        stages.append("recover")
+    async def open_term(first_tick: LogEntry, end: Append) -> SteeredTerm:
+        opened.append(first_tick)
+        return SteeredTerm(steered, first_tick, end)
 
-    def build(recovered: None, log: Log, first_tick: LogEntry, end: Append) -> Chain:
-        stages.append("build")
-        return Chain.of([], end)
-
-    opening: asyncio.Task[Wal[str, str]] = asyncio.ensure_future(
-        Wal.open(
-            Store(log),  # type: ignore[arg-type]  # opening needs only this much of a store
-            "p0",
-            ticks=allocator(),
-            recover=recover,
-            build_chain=build,
-            read=lambda policy: policy,
-        )
-    )
+    wal = Wal(steered.store, log, open_term, ticks=allocator())  # type: ignore[arg-type]  # as much as opening needs
+    opening = asyncio.ensure_future(wal.open())
     await settle()
     log.write()
     await settle()
-    assert stages == []
+    assert not opened
+    assert wal.state is LogState.RECOVERING
     log.sync()
     await opening
-    assert stages == ["recover", "build"]
+    assert len(opened) == 1
 
 
 async def test_first_tick_resumes_where_the_last_entry_did_so_that_open_transactions_are_found() -> None:
     store = MemoryLogStore()
     log = await store.open_log("p0")
-    ticks = allocator()
+    steered = SteeredWal()
     for last_confirmed in (None, None, 2):  # the third entry knows of a transaction that began at the second
         group = time_tick()
-        group.stamp_time_tick(ticks.allocate(), last_confirmed)
+        group.stamp_time_tick(steered.ticks.allocate(), last_confirmed)
         await log_end(log)(group)
     seen: list[LogEntry] = []
 
-    async def recover(log: Log, first_tick: LogEntry) -> None:
+    async def open_term(first_tick: LogEntry, end: Append) -> SteeredTerm:
         seen.append(first_tick)
+        return SteeredTerm(steered, first_tick, end)
 
-    def build(recovered: None, log: Log, first_tick: LogEntry, end: Append) -> Chain:
-        return Chain.of([], end)
-
-    await Wal.open(store, "p0", ticks=ticks, recover=recover, build_chain=build, read=lambda policy: policy)
+    await Wal(store, log, open_term, ticks=steered.ticks).open()
     assert (seen[0].first_position, seen[0].last_confirmed_position) == (4, 2)
     assert (await log.read(4, bytes_max=1)) == seen
 
 
-async def test_failing_recovery_leaves_nothing_open_and_says_why() -> None:
-    async def recover(log: Log, first_tick: LogEntry) -> None:
+async def test_failing_recovery_says_why_and_the_log_takes_nothing() -> None:
+    async def open_term(first_tick: LogEntry, end: Append) -> SteeredTerm:
         raise Corrupt("the range is unreadable")
 
-    def build(recovered: None, log: Log, first_tick: LogEntry, end: Append) -> Chain:
-        raise AssertionError("nothing was recovered")
-
+    store = MemoryLogStore()
+    wal = Wal(store, await store.open_log("p0"), open_term, ticks=allocator())
     with pytest.raises(Corrupt):
-        await Wal.open(
-            MemoryLogStore(),
-            "p0",
-            ticks=allocator(),
-            recover=recover,
-            build_chain=build,
-            read=lambda policy: policy,
-        )
+        await wal.open()
+    with pytest.raises(OnShutdown):
+        await wal.append(insert())
 
 
 async def test_chain_that_does_not_get_ready_is_closed() -> None:
@@ -173,7 +156,7 @@ async def test_full_queue_holds_appends_back() -> None:
     steered.log.admission = asyncio.get_running_loop().create_future()
     append = await start(steered.wal, insert())
     assert steered.log.queue == []
-    assert not steered.acks.pending
+    assert not steered.term.acks.pending
     steered.log.admission.set_result(None)
     await settle()
     steered.log.write()
@@ -191,39 +174,99 @@ async def test_full_disk_refuses_and_appends_resume_by_themselves() -> None:
     await append
 
 
-async def test_fenced_wal_refuses_from_then_on() -> None:
-    steered = await SteeredWal().open()
-    steered.gatekeeper.refusal = ChannelFenced("term 8 owns p0")
-    with pytest.raises(ChannelFenced, match="term 8"):
-        await steered.wal.append(insert())
-    assert steered.wal.state is WalState.FENCED
-    steered.gatekeeper.refusal = None
-    with pytest.raises(ChannelFenced, match="newer owner"):
-        await steered.wal.append(insert())
+# --- a log that failed ------------------------------------------------------------------------------------------------
 
 
-async def test_failed_write_is_indeterminate_for_those_in_the_log_and_a_refusal_for_those_after() -> None:
+async def test_append_without_a_place_in_the_log_waits_for_the_next_term_and_one_with_a_place_is_indeterminate() -> (
+    None
+):
     steered = await SteeredWal().open()
+    keeping = asyncio.ensure_future(steered.wal.keep())
     in_log = await start(steered.wal, insert())
     steered.log.admission = asyncio.get_running_loop().create_future()
     in_queue = await start(steered.wal, insert())
     steered.log.break_down()
+    steered.store.fail()
     steered.log.admission.set_result(None)
     with pytest.raises(Indeterminate):
         await in_log
-    for refused in (in_queue, await start(steered.wal, insert())):
-        with pytest.raises(StorageFailed, match="being reopened"):
-            await refused
-    assert steered.wal.state is WalState.POISONED
-    assert steered.wal.in_flight == 0
-
-
-async def test_log_that_refuses_because_of_an_earlier_write_did_certainly_nothing() -> None:
-    steered = await SteeredWal().open()
-    steered.log.break_down()
-    with pytest.raises(StorageFailed):
-        await steered.wal.append(insert())
+    late = await start(steered.wal, insert())
+    assert steered.wal.state is LogState.REOPENING
+    assert not in_queue.done()
+    steered.log.mend()
+    steered.store.may_reopen.set()
+    for append in (in_queue, late):
+        await append
+    assert (steered.wal.state, steered.wal.term, steered.wal.status.reopened) == (LogState.OPEN, 8, 1)
     assert steered.settled
+    await steered.wal.close()
+    await keeping
+
+
+async def test_log_that_is_not_back_in_time_refuses_and_nothing_was_done() -> None:
+    steered = await SteeredWal(reopen=ReopenOptions(wait_s=0.01)).open()
+    keeping = asyncio.ensure_future(steered.wal.keep())
+    steered.log.break_down()
+    steered.store.fail()
+    group = insert()
+    with pytest.raises(LogReopening, match="nothing was done"):
+        await steered.wal.append(group)
+    assert not group.begun
+    steered.log.mend()
+    closing = asyncio.ensure_future(steered.wal.close())
+    steered.store.may_reopen.set()
+    await closing
+    await keeping
+
+
+async def test_full_disk_refuses_at_once_while_the_log_cannot_come_back() -> None:
+    steered = await SteeredWal(reopen=ReopenOptions(first_pause_s=3600)).open()
+    keeping = asyncio.ensure_future(steered.wal.keep())
+    steered.store.refusals = [StorageFull("data", 0, 1)]
+    steered.store.may_reopen.set()
+    steered.store.fail()
+    while steered.wal.state is not LogState.WAITING:
+        await settle()
+    with pytest.raises(StorageFull):
+        await steered.wal.append(insert())
+    await steered.wal.close()
+    await keeping
+
+
+async def test_log_that_another_owner_has_ends_with_that_error_for_good() -> None:
+    steered = await SteeredWal().open()
+    keeping = asyncio.ensure_future(steered.wal.keep())
+    steered.store.refusals = [ChannelFenced("term 8 owns p0")]
+    steered.log.refusal = ChannelFenced("term 8 owns p0")
+    steered.store.fail()
+    waiting = await start(steered.wal, insert())
+    steered.store.may_reopen.set()
+    with pytest.raises(ChannelFenced):
+        await keeping
+    for append in (waiting, await start(steered.wal, insert())):
+        with pytest.raises(ChannelFenced):
+            await append
+    assert steered.wal.state is LogState.FAILED
+
+
+async def test_call_that_ran_in_a_term_that_ended_is_made_again_in_the_next_one() -> None:
+    steered = await SteeredWal().open()
+    keeping = asyncio.ensure_future(steered.wal.keep())
+    terms: list[int] = []
+
+    async def call() -> str:
+        terms.append(steered.wal.term)
+        if len(terms) == 1:
+            steered.log.mend()
+            steered.store.fail()
+        await settle()
+        return "done"
+
+    steered.store.may_reopen.set()
+    assert await steered.wal.in_term(call) == "done"
+    assert terms == [7, 8]
+    await steered.wal.close()
+    await keeping
 
 
 async def test_observer_hears_of_every_end() -> None:
@@ -233,15 +276,8 @@ async def test_observer_hears_of_every_end() -> None:
     cancelled.cancel()
     steered.log.write()
     await ok
-    with pytest.raises(InvalidArgument):
-        await steered.wal.append(AppendGroup([]))
+    steered.gatekeeper.refusal = StorageFailed("no")
+    with pytest.raises(StorageFailed):
+        await steered.wal.append(insert())
     await asyncio.wait([cancelled])
     assert sorted(observer.statuses) == ["cancel", "error", "ok"]
-
-
-async def test_reader_comes_from_the_factory_until_the_wal_closes() -> None:
-    steered = await SteeredWal().open()
-    assert steered.wal.read("latest") == "reader of latest"
-    await steered.wal.close()
-    with pytest.raises(OnShutdown):
-        steered.wal.read("latest")

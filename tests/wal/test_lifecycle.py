@@ -1,71 +1,60 @@
-import itertools
+"""From every state of a log that failed there is a way back to OPEN, and none from where it ended."""
 
 import pytest
 
-from wal.errors import ChannelFenced, OnShutdown, StorageFailed
-from wal.lifecycle import TRANSITIONS, WalEvent, WalLifecycle, WalState, refusal
-
-
-def walk(*events: WalEvent) -> WalState:
-    lifecycle = WalLifecycle()
-    for event in events:
-        lifecycle.apply(event)
-    return lifecycle.state
-
-
-OPENED = (WalEvent.FIRST_TICK_DURABLE, WalEvent.RECOVERED)
-
-
-def test_first_tick_comes_before_recovery_and_recovery_before_appends() -> None:
-    assert walk() is WalState.OPENING
-    assert walk(*OPENED[:1]) is WalState.RECOVERING
-    assert walk(*OPENED) is WalState.AVAILABLE
-    with pytest.raises(AssertionError):
-        walk(WalEvent.RECOVERED)
-
-
-@pytest.mark.parametrize("stage", range(3))
-def test_every_stage_can_be_closed(stage: int) -> None:
-    assert walk(*OPENED[:stage], WalEvent.CLOSE) in (WalState.CLOSED, WalState.CLOSING)
-
-
-def test_close_drains_before_it_is_closed_and_stays_closed() -> None:
-    assert walk(*OPENED, WalEvent.CLOSE) is WalState.CLOSING
-    assert walk(*OPENED, WalEvent.CLOSE, WalEvent.DRAINED, WalEvent.CLOSE) is WalState.CLOSED
-
-
-def test_fence_outranks_a_failed_write() -> None:
-    assert walk(*OPENED, WalEvent.WRITE_FAILED) is WalState.POISONED
-    assert walk(*OPENED, WalEvent.WRITE_FAILED, WalEvent.FENCE) is WalState.FENCED
-    assert walk(*OPENED, WalEvent.FENCE, WalEvent.WRITE_FAILED) is WalState.FENCED
-
-
-def test_nothing_leads_back_to_available() -> None:
-    for (state, _), following in TRANSITIONS.items():
-        assert following is not WalState.AVAILABLE or state is WalState.RECOVERING
-
-
-def test_illegal_event_changes_nothing() -> None:
-    for state, event in itertools.product(WalState, WalEvent):
-        lifecycle = WalLifecycle()
-        lifecycle.state = state
-        if (state, event) not in TRANSITIONS:
-            with pytest.raises(AssertionError):
-                lifecycle.apply(event)
-            assert lifecycle.state is state
-
-
-@pytest.mark.parametrize(
-    "state, error",
-    [
-        (WalState.OPENING, OnShutdown),
-        (WalState.RECOVERING, OnShutdown),
-        (WalState.FENCED, ChannelFenced),
-        (WalState.POISONED, StorageFailed),
-        (WalState.CLOSING, OnShutdown),
-        (WalState.CLOSED, OnShutdown),
-    ],
+from wal.errors import (
+    AlreadyOwned,
+    ChannelFenced,
+    Corrupt,
+    Indeterminate,
+    OnShutdown,
+    StorageFailed,
+    StorageFull,
+    UnsupportedFormat,
 )
-def test_refusal_names_the_log_and_the_next_step(state: WalState, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"log p0.* — "):
-        raise refusal(state, "p0")
+from wal.lifecycle import OBSTACLES_SEEN_MAX, TRANSITIONS, LogEvent, LogState, is_final, is_obstacle
+
+ENDED = {LogState.FAILED, LogState.CLOSED}
+
+
+def reachable(state: LogState) -> set[LogState]:
+    reached, last = {state}, set[LogState]()
+    while reached != last:
+        last = set(reached)
+        reached |= {after for (before, _), after in TRANSITIONS.items() if before in reached}
+    return reached
+
+
+@pytest.mark.parametrize("state", LogState)
+def test_log_comes_back_from_every_state_but_those_that_end_it(state: LogState) -> None:
+    assert (LogState.OPEN in reachable(state)) == (state not in ENDED)
+
+
+def test_log_opens_only_after_its_state_was_rebuilt() -> None:
+    opening = {way for way, after in TRANSITIONS.items() if after is LogState.OPEN}
+    assert opening == {(LogState.RECOVERING, LogEvent.RECOVERED)}
+
+
+@pytest.mark.parametrize("state", LogState)
+def test_log_can_be_closed_in_every_state_and_damaged_in_every_one_that_lives(state: LogState) -> None:
+    assert TRANSITIONS[state, LogEvent.CLOSE] is LogState.CLOSED
+    assert ((state, LogEvent.DAMAGE) in TRANSITIONS) == (state not in ENDED)
+    assert TRANSITIONS.get((state, LogEvent.DAMAGE), LogState.FAILED) is LogState.FAILED
+
+
+@pytest.mark.parametrize("error", [StorageFailed("x"), StorageFull("x", 0, 1), Indeterminate("x"), OSError(5, "x")])
+def test_fault_of_the_disk_is_tried_again_for_ever(error: Exception) -> None:
+    assert not is_obstacle(error)
+    assert not is_final(error, obstacles_seen=0)
+
+
+@pytest.mark.parametrize("error", [ChannelFenced("x"), UnsupportedFormat("x"), OnShutdown("x")])
+def test_another_owner_or_format_is_not_outlived(error: Exception) -> None:
+    assert is_final(error, obstacles_seen=0)
+
+
+@pytest.mark.parametrize("error", [Corrupt("x"), AlreadyOwned("x", 1)])
+def test_damage_or_the_lock_of_another_owner_is_believed_when_it_is_seen_often_enough(error: Exception) -> None:
+    assert is_obstacle(error)
+    verdicts = [is_final(error, obstacles_seen=seen) for seen in (1, OBSTACLES_SEEN_MAX - 1, OBSTACLES_SEEN_MAX)]
+    assert verdicts == [False, False, True]

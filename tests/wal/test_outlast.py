@@ -5,7 +5,7 @@ import asyncio
 import anyio
 import pytest
 
-from wal.outlast import outlast
+from wal.tasks import outlast
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,7 @@ import pytest
 from tests.scanner.journal import begin, commit, drop, frozen, insert, rollback, seen
 from wal.errors import Corrupt
 from wal.headers import InsertHeader
-from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionMessage
-from wal.transaction_buffer import TransactionBuffer
+from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionBuffer, TransactionMessage
 
 
 def entries(*groups: list[MutableMessage], first_tick: int = 10) -> list[LogEntry]:

@@ -1,17 +1,13 @@
-"""The floor file: how far the log had come, kept outside the database that might lose it.
+"""The floor file: how far the log had come, kept outside the database that might lose it, and who owns the directory.
 
 RocksDB opens a database whose log file was deleted or damaged without an error and with fewer records. The floor says what
-was acknowledged, so that a start notices. In: what each completed sync made durable, and ticks promised to readers. Out: at
-the next open, the least that must be there, and a tick below which no new one may be.
-
-Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the
-higher generation counts, and in sectors of their own a promised tick and the fencing token of the latest owner. The writer
-thread alone writes the slots, one call at a time the promise, an opening alone the token, so there is no lock.
-Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and loses at
-most one sync interval of the floor, never of the log.
+was acknowledged, so that a start notices; and a tick below which no new one may be. Layout (little endian,
+`docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the higher generation counts, and
+in sectors of their own a promised tick and the fencing token of the latest owner.
 """
 
 import os
+import secrets
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from wal.codec import crc32c
-from wal.errors import Corrupt, UnsupportedFormat
-from wal.files import open_regular, read_regular
+from wal.errors import ChannelFenced, Corrupt, UnsupportedFormat
+from wal.files import identity_of, open_regular, read_regular, write_file
 
 FLOOR_NAME = "floor"
 FLOOR_TEMPORARY_NAME = f"{FLOOR_NAME}.tmp"
@@ -42,6 +38,7 @@ _PROMISE = struct.Struct("<IQ")
 _TOKEN = struct.Struct("<IQ16s")
 """checksum, term, a number of the owner's own."""
 TOKEN_BYTES = _TOKEN.size
+_NONCE_BYTES = 16
 _CHECKSUM_BYTES = 4
 
 LOGS_MAX = (SLOT_BYTES - _HEAD.size) // _POSITION.size
@@ -113,7 +110,7 @@ def decode_promise(data: bytes) -> int:
 
 
 def encode_token(term: int, nonce: bytes) -> bytes:
-    """Return the bytes of an owner's fencing token; see `wal.rocks.ownership`."""
+    """Return the bytes of an owner's fencing token."""
     body = _TOKEN.pack(0, term, nonce)[_CHECKSUM_BYTES:]
     return crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
 
@@ -139,22 +136,10 @@ def decode_floor(data: bytes) -> Floor:
     )
 
 
-def create_floor(directory: Path, node_id: str) -> None:
-    """Make the floor file of a new node: whole or not at all. The caller syncs the directory."""
-    write_floor(directory, Floor(node_id=node_id))
-
-
 def write_floor(directory: Path, floor: Floor) -> None:
     """Replace the floor file of a node nobody has open: whole or not at all. The caller syncs the directory."""
     temporary = directory / FLOOR_TEMPORARY_NAME
-    slot = encode_slot(msgspec.structs.replace(floor, generation=0))
-    data = slot.ljust(FLOOR_BYTES, b"\0")
-    descriptor = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode=0o600)
-    try:
-        os.pwrite(descriptor, data, 0)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_file(temporary, encode_slot(msgspec.structs.replace(floor, generation=0)).ljust(FLOOR_BYTES, b"\0"))
     temporary.rename(directory / FLOOR_NAME)
 
 
@@ -172,32 +157,67 @@ def read_floor(directory: Path) -> Floor | None:
 
 
 class FloorFile:
-    """The open floor file of a running store. Nothing waits for the disk but `sync`; a power cut forgets what came after."""
+    """The open floor file of an owner of the directory. Nothing waits for the disk but `sync` and `take_token`.
 
-    __slots__ = ("_descriptor", "_dirty", "_floor", "_positions", "_promised")
+    The writer thread alone writes the slots, one call at a time the promise, an opening alone the token, so there is no
+    lock. Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and loses
+    at most one sync interval of the floor, never of the log.
 
-    def __init__(self, directory: Path, floor: Floor) -> None:
+    Where `flock` does not work, or the directory is replaced under its owner, the token tells: the owner's term and a random
+    number. Each opening writes its own before it opens the database for good, and the writer compares before each batch and
+    again before it acknowledges.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = str(directory / FLOOR_NAME)
         self._descriptor = open_regular(directory / FLOOR_NAME, os.O_RDWR)
-        self._positions = dict(floor.positions)
-        self._floor = msgspec.structs.replace(floor, generation=floor.generation + 1, positions=self._positions)
-        self._promised = floor.tick
-        self._dirty = False
-
-    @property
-    def known(self) -> Floor:
-        """What was recorded last, on the disk or not. Not while the writer thread runs."""
-        return self._floor
-
-    @property
-    def dirty(self) -> bool:
+        self._identity = identity_of(os.fstat(self._descriptor))
+        self._nonce, self._token = secrets.token_bytes(_NONCE_BYTES), b""
+        self.token_term = 0
+        """The term of the token that was written last; 0 before the first."""
+        self.dirty = False
         """Whether something was recorded since the last sync."""
-        return self._dirty
+        self.reload()
+
+    def reload(self) -> None:
+        """Take what is in the file for what is known. Raises `Corrupt`."""
+        floor = decode_floor(os.pread(self._descriptor, FLOOR_READ_BYTES_MAX, 0))
+        self._positions, self._promised = dict(floor.positions), floor.tick
+        self.known = msgspec.structs.replace(floor, generation=floor.generation + 1, positions=self._positions)
+        """What was recorded last, on the disk or not; it goes into the slot of its generation."""
+
+    def take_token(self, term: int) -> None:
+        """Write the token for `term`, durably."""
+        token = encode_token(term, self._nonce)
+        os.pwrite(self._descriptor, token, TOKEN_OFFSET)
+        self._token = (
+            token  # not before: after a write that failed, the token on the disk is still the last one of ours
+        )
+        self.token_term = term
+        os.fsync(self._descriptor)
+
+    def check_token(self) -> None:
+        """Raise `ChannelFenced` when the token is another owner's, or another floor file is in the place of this one."""
+        found = os.pread(self._descriptor, TOKEN_BYTES, TOKEN_OFFSET)
+        if found != self._token:
+            raise ChannelFenced(
+                f"{Path(self._path).parent} was taken over by another owner, of term {decode_token_term(found)} — "
+                "stop one of the two: this one writes no more"
+            )
+        try:
+            in_place = identity_of(os.stat(self._path)) == self._identity  # noqa: PTH116 - twice for each batch of writes
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            raise ChannelFenced(
+                f"{self._path} was replaced or removed under its owner — put the directory back, or open the new one again"
+            )
 
     def record(self, positions: Mapping[int, int], *, tick: int = 0, term: int = 0, meta: int = 0) -> None:
         """Raise the floor to what a completed sync made durable; survives a kill at once. Writer thread only."""
-        old = self._floor
+        old = self.known
         self._positions.update(positions)
-        self._floor = Floor(
+        self.known = Floor(
             node_id=old.node_id,
             generation=old.generation,
             term=max(old.term, term),
@@ -205,8 +225,8 @@ class FloorFile:
             meta_version=max(old.meta_version, meta),
             positions=self._positions,
         )
-        os.pwrite(self._descriptor, encode_slot(self._floor), self._slot_offset())
-        self._dirty = True
+        os.pwrite(self._descriptor, encode_slot(self.known), (self.known.generation & 1) * SLOT_BYTES)
+        self.dirty = True
 
     def promise(self, tick: int) -> None:
         """Raise the promised tick, never lower it; durable on return. Blocks, one call at a time."""
@@ -220,14 +240,11 @@ class FloorFile:
         """Make the floor survive a power cut, then turn to the other slot. Writer thread only."""
         os.fsync(self._descriptor)
         # Only now is this slot safe, so only now may the other one be overwritten.
-        self._floor = msgspec.structs.replace(self._floor, generation=self._floor.generation + 1)
-        self._dirty = False
+        self.known = msgspec.structs.replace(self.known, generation=self.known.generation + 1)
+        self.dirty = False
 
     def close(self) -> None:
-        """Let go of the file; idempotent."""
+        """Close the file; idempotent. The token stays, so that a later owner's term is above it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _slot_offset(self) -> int:
-        return (self._floor.generation & 1) * SLOT_BYTES

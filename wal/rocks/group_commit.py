@@ -1,84 +1,38 @@
 """Group commit as the event loop sees it: whether writes are taken, room in the queue, and what became of them.
 
-In: writes from logs and the state map. Out: settled futures, in order. The writer thread (`writer.py`) does the work; this
-side keeps the state machine of the store:
-
-    OPEN --write failed--> POISONED --reopen--> REOPENING --released--> VERIFYING --verified--> OPEN
-                              ^                                             |
-                              +----------------- reopen failed -------------+
-    OPEN, POISONED, REOPENING --taken over--> FENCED        any of these --close--> CLOSED
-
-A failed write poisons the store: the writes from it on are `Indeterminate`, and later ones are refused with the same error
-until the database was closed, verified and opened again. Reads of logs go on, but for the time that takes.
+In: writes from logs and the state map. Out: settled futures, in order. The writer thread (`writer.py`) does the work. A
+failed write is `Indeterminate`, and so are those behind it; later ones are refused with the same error until the database
+was closed, verified and opened again. Reads of logs go on, but for the time that takes.
 """
 
 import asyncio
 from collections.abc import Callable
-from enum import Enum, unique
+from enum import IntEnum, unique
 from pathlib import Path
 
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.queue import Admission
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.write import Write, acknowledge, fail, settle
+from wal.rocks.writer import Write, acknowledge, fail, settle
+from wal.tasks import event_log
 
 _log = event_log(__name__)
 
 
 @unique
-class CommitState(Enum):
-    """Whether writes are taken."""
+class StoreState(IntEnum):
+    """The worst that has happened to a store: each outranks those before it. Only `OPEN` takes writes."""
 
-    OPEN = "open"
-    POISONED = "poisoned"
-    """A write failed; what was synced can be read."""
-    REOPENING = "reopening"
-    """The database is being closed."""
-    VERIFYING = "verifying"
-    """It is checked without changing anything, then opened."""
-    FENCED = "fenced"
+    OPEN = 0
+    FAILED = 1
+    """A write failed; what was synced can be read. Reopening leads back to `OPEN`, and nothing else ever does."""
+    FENCED = 2
     """Another owner's token is in the directory."""
-    CLOSED = "closed"
-    FORKED = "forked"
-
-
-@unique
-class CommitEvent(Enum):
-    """What happens to a store."""
-
-    WRITE_FAILED = "write failed"
-    REOPEN_ASKED = "reopen asked"
-    RELEASED = "database released"
-    VERIFIED = "verified"
-    REOPEN_FAILED = "reopen failed"
-    TAKEN_OVER = "taken over"
-    CLOSE_ASKED = "close asked"
-    PROCESS_FORKED = "process forked"
-
-
-_S, _E = CommitState, CommitEvent
-_ON_THE_WAY = (_S.REOPENING, _S.VERIFYING)
-TRANSITIONS: dict[tuple[CommitState, CommitEvent], CommitState] = {
-    (_S.OPEN, _E.WRITE_FAILED): _S.POISONED,
-    (_S.POISONED, _E.WRITE_FAILED): _S.POISONED,
-    (_S.POISONED, _E.REOPEN_ASKED): _S.REOPENING,
-    (_S.REOPENING, _E.WRITE_FAILED): _S.REOPENING,
-    (_S.REOPENING, _E.RELEASED): _S.VERIFYING,
-    (_S.VERIFYING, _E.VERIFIED): _S.OPEN,
-    (_S.VERIFYING, _E.REOPEN_FAILED): _S.POISONED,
-    **{(state, _E.TAKEN_OVER): _S.FENCED for state in (_S.OPEN, _S.POISONED, _S.REOPENING, _S.FENCED)},
-    (_S.FENCED, _E.WRITE_FAILED): _S.FENCED,
-    # Whoever closes a store while it reopens waits for the end of that, which changes nothing any more.
-    **{(_S.CLOSED, event): _S.CLOSED for event in _E if event not in (_E.CLOSE_ASKED, _E.REOPEN_ASKED)},
-    **{(state, _E.CLOSE_ASKED): _S.CLOSED for state in (_S.OPEN, _S.POISONED, *_ON_THE_WAY, _S.FENCED)},
-    **{(state, _E.PROCESS_FORKED): _S.FORKED for state in _S if state is not _S.CLOSED},
-}
-
-_REFUSING = frozenset({_E.WRITE_FAILED, _E.TAKEN_OVER, _E.CLOSE_ASKED})
-"""Events after which nobody who waits for room gets it. The waits of a forked child belong to its parent's event loop."""
+    CLOSED = 3
+    FORKED = 4
+    """This process is a fork of the owner."""
 
 
 class GroupCommit:
@@ -95,15 +49,18 @@ class GroupCommit:
         "_options",
         "_submit",
         "has_acknowledged",
+        "reopening",
         "space",
         "state",
         "taken_over",
     )
 
     def __init__(self, directory: Path, options: RocksOptions, *, space: SpaceVerdict) -> None:
-        self.state = CommitState.OPEN
+        self.state = StoreState.OPEN
         self.taken_over = False
         """Whether another owner has the directory, also after closing."""
+        self.reopening = False
+        """Whether the database is being closed, verified and opened again; for whoever does that to set."""
         self.has_acknowledged = False
         """Whether a write was acknowledged since the store took writes last."""
         self.space = space
@@ -152,47 +109,49 @@ class GroupCommit:
 
     def check_writable(self) -> None:
         """Raise unless writes are taken."""
-        if self.state is not CommitState.OPEN:
+        if self.state is not StoreState.OPEN:
             raise self.refusal()
 
     def check_readable(self) -> None:
         """Raise when the store is closed, or was opened by the process this one was forked from."""
-        if self.state in (CommitState.CLOSED, CommitState.FORKED):
+        if self.state >= StoreState.CLOSED:
             raise self.refusal()
 
     def check_promising(self) -> None:
         """Raise unless ticks may be promised: a failed write does not hinder that, another owner does."""
-        if self.state not in (CommitState.OPEN, CommitState.POISONED):
+        if self.reopening or self.state > StoreState.FAILED:
             raise self.refusal()
 
-    def apply(self, event: CommitEvent) -> None:
-        """Move to the next state, and refuse whoever waits for room where there will be none."""
-        self.state = TRANSITIONS[self.state, event]
-        if event in _REFUSING:
+    def refuse(self, state: StoreState) -> None:
+        """Take no writes from now on, because of what `state` says, and send away who waits for room."""
+        self.state = max(self.state, state)
+        if state is not StoreState.FORKED:  # those who wait in a forked child belong to its parent's event loop
             self._admission.refuse(self.refusal())
-        if event in (CommitEvent.WRITE_FAILED, CommitEvent.TAKEN_OVER):
+        if state in (StoreState.FAILED, StoreState.FENCED):
+            self.taken_over = self.taken_over or state is StoreState.FENCED
             self._lost.set()
-            self.taken_over = self.taken_over or event is CommitEvent.TAKEN_OVER
-        elif event is CommitEvent.VERIFIED:
+
+    def resume(self) -> None:
+        """Take writes again: the database was verified and opened. Whoever closed it meanwhile changes nothing any more."""
+        if self.state is StoreState.FAILED:
+            self.state, self._cause, self.has_acknowledged = StoreState.OPEN, None, False
             self._lost.clear()
-            self._cause = None
-            self.has_acknowledged = False
 
     def refusal(self) -> StreamingNodeError:
         """Return the error for a call that the state does not allow."""
         match self.state:
-            case CommitState.POISONED | CommitState.REOPENING | CommitState.VERIFYING:
+            case StoreState.FAILED:
                 return _indeterminate(self._directory, self._cause)
-            case CommitState.FENCED:
+            case StoreState.FENCED:
                 return _fence_in(self._cause) or ChannelFenced(
                     f"{self._directory} was taken over by another owner — this one writes no more"
                 )
-            case CommitState.FORKED:
+            case StoreState.FORKED:
                 return StorageFailed(
                     f"{self._directory} was opened before this process was forked — open it in one process only, "
                     "and start others with the spawn method"
                 )
-            case CommitState.OPEN | CommitState.CLOSED:
+            case StoreState.OPEN | StoreState.CLOSED:
                 return OnShutdown(f"{self._directory} is closed")
 
     # --- reports of the writer thread -----------------------------------------------------------------------------------
@@ -215,7 +174,7 @@ class GroupCommit:
         if self._cause is None:
             _log.warning("write_failed", directory=str(self._directory), error=str(error), writes=len(writes))
         self._cause = error
-        self.apply(CommitEvent.WRITE_FAILED if _fence_in(error) is None else CommitEvent.TAKEN_OVER)
+        self.refuse(StoreState.FAILED if _fence_in(error) is None else StoreState.FENCED)
         typed = isinstance(error, (ChannelFenced, Indeterminate))
         fail(writes, error if typed else _indeterminate(self._directory, error))
         self._admission.give_back(sum(write.size_bytes for write in writes))

@@ -1,13 +1,10 @@
 """How a log store lies in RocksDB: what an operator may choose, what RocksDB is told, and the keys.
 
 RocksDB's own settings are chosen with figures in `docs/adr/0004-log-layout-on-rocksdb.md`.
-
-Keys are bytes, big endian, so that they sort as their numbers do. Column family `default`: `s<name>` facts about the store,
-`t<name>` log id of a pchannel, `f<log id>` first position kept, `m<key>` the state map. Column family `entries`:
-`<log id><last position>`. Log ids are numbers, so no log's keys are a prefix of another's, whatever a pchannel is called.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,13 +40,6 @@ INFO_LOG_FILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncOptions:
-    """How the writer thread syncs: each batch when `interval_s` is None, else at least that often."""
-
-    interval_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RocksOptions:
     """Limits and durability of a RocksDB log store.
 
@@ -66,10 +56,9 @@ class RocksOptions:
     memtable_bytes: int = MEMTABLE_BYTES
 
     @property
-    def sync(self) -> SyncOptions:
-        """What the writer thread has to know of this."""
-        interval_s = None if self.durability == "fsync" else self.sync_interval_ms / 1000
-        return SyncOptions(interval_s=interval_s)
+    def sync_interval_s(self) -> float | None:
+        """How often the writer thread syncs at least; None for each batch."""
+        return None if self.durability == "fsync" else self.sync_interval_ms / 1000
 
 
 def open_tables_max(open_files: int | None) -> int:
@@ -80,11 +69,6 @@ def open_tables_max(open_files: int | None) -> int:
 def replay_memtable_bytes(options: RocksOptions) -> int:
     """Return how much room replaying needs: RocksDB writes what is full to a table there and then, and nobody else runs."""
     return (WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes
-
-
-def memtable_settings(options: RocksOptions) -> dict[str, str]:
-    """Return what each family is told once nothing is to be replayed any more."""
-    return {"write_buffer_size": str(options.memtable_bytes)}
 
 
 def database_options(
@@ -123,6 +107,10 @@ def _tune(family: Options, memtable_bytes: int) -> None:
     family.set_compression_type(DBCompressionType.none())
 
 
+# Keys are bytes, big endian, so that they sort as their numbers do. Column family `default`: `s<name>` facts about the
+# store, `t<name>` log id of a pchannel, `f<log id>` first position kept, `m<key>` the state map. Column family `entries`:
+# `<log id><last position>`. Log ids are numbers, so no log's keys are a prefix of another's, whatever a pchannel is called.
+
 FORMAT_KEY = b"sformat"
 NODE_ID_KEY = b"snode_id"
 TERM_KEY = b"sterm"
@@ -135,20 +123,24 @@ LOG_ID_PREFIX = b"t"
 FIRST_POSITION_PREFIX = b"f"
 META_PREFIX = b"m"
 
-_ENTRY = struct.Struct(">IQ")
-_NUMBER = struct.Struct(">Q")
-_LOG_ID = struct.Struct(">I")
+_ENTRY_KEY, _LOG_ID, _NUMBER = struct.Struct(">IQ"), struct.Struct(">I"), struct.Struct(">Q")
+
+entry_key: Callable[[int, int], bytes] = _ENTRY_KEY.pack
+"""The key of the entry of a log id whose last message has a position; a seek to any position it holds finds it."""
+split_entry_key: Callable[[bytes], tuple[int, int]] = _ENTRY_KEY.unpack
+"""The log id and the last position in an entry's key."""
+encode_log_id: Callable[[int], bytes] = _LOG_ID.pack
+encode_number: Callable[[int], bytes] = _NUMBER.pack
 
 
-def entry_key(log_id: int, last_position: int) -> bytes:
-    """Return the key of the entry whose last message has `last_position`; a seek to any position it holds finds it."""
-    return _ENTRY.pack(log_id, last_position)
+def decode_log_id(data: bytes) -> int:
+    """Return the log id `encode_log_id` wrote."""
+    return int(_LOG_ID.unpack(data)[0])
 
 
-def split_entry_key(key: bytes) -> tuple[int, int]:
-    """Return the log id and the last position in an entry's key."""
-    log_id, position = _ENTRY.unpack(key)
-    return log_id, position
+def decode_number(data: bytes) -> int:
+    """Return the number `encode_number` wrote."""
+    return int(_NUMBER.unpack(data)[0])
 
 
 def log_id_key(name: str) -> bytes:
@@ -156,33 +148,11 @@ def log_id_key(name: str) -> bytes:
     return LOG_ID_PREFIX + name.encode()
 
 
-def encode_log_id(log_id: int) -> bytes:
-    """Return a log id as stored."""
-    return _LOG_ID.pack(log_id)
-
-
-def decode_log_id(data: bytes) -> int:
-    """Return the log id `encode_log_id` wrote."""
-    log_id: int = _LOG_ID.unpack(data)[0]
-    return log_id
-
-
 def first_position_key(log_id: int) -> bytes:
     """Return the key that holds the first position kept of a log; absent until it is truncated."""
-    return FIRST_POSITION_PREFIX + _LOG_ID.pack(log_id)
+    return FIRST_POSITION_PREFIX + encode_log_id(log_id)
 
 
 def meta_key(key: str) -> bytes:
     """Return the key of an item of the state map."""
     return META_PREFIX + key.encode()
-
-
-def encode_number(number: int) -> bytes:
-    """Return an unsigned 64-bit number as stored."""
-    return _NUMBER.pack(number)
-
-
-def decode_number(data: bytes) -> int:
-    """Return the number `encode_number` wrote."""
-    number: int = _NUMBER.unpack(data)[0]
-    return number

@@ -24,7 +24,7 @@ from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
 from wal.rocks.group_commit import GroupCommit
 from wal.rocks.layout import decode_number, encode_number, entry_key, first_position_key, split_entry_key
-from wal.rocks.write import DroppedRange, EntryWrite, RecordWrite
+from wal.rocks.writer import EntryWrite, RecordWrite
 
 WAL_NAME = RocksMessageId.wal_name
 
@@ -155,10 +155,7 @@ class RocksLog:
         engine, done = self._engine, self._make_outcome()
         begin, end = entry_key(self._log_id, self.first_position), entry_key(self._log_id, kept)
         record = {first_position_key(self._log_id): encode_number(kept)}
-        # No local for the range: it names a column family, and who holds one holds the database open.
-        self._commit.submit(
-            RecordWrite(engine.meta_family, record, done, done, dropped=DroppedRange(engine.entry_family, begin, end))
-        )
+        self._commit.submit(RecordWrite(record, done, dropped=(begin, end)))
         self.first_position = kept  # from here on reads below are refused, so none meets the gap
         failpoint("flush.drop_queued")
         await asyncio.shield(done)

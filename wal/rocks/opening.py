@@ -1,45 +1,34 @@
-"""Opening a node directory: own it, make what is missing, verify without changing anything, open it, take the term.
+"""Opening a node directory: own it, make what is missing, verify without changing anything, open it, take the term. Blocks.
 
-In: a directory. Out: an `OwnedDirectory` with its database open under a term above all earlier ones. The same steps from
-verifying on bring a database back after a failed write. Blocks.
-
-A node is made in a directory that is new or empty, or where the making of one was cut off; nothing else is touched. In
-this order, each step synced: the floor file; the database under a temporary name, with its facts; the database under its own
-name. A crash before the last step leaves a floor that has seen nothing, and at most a temporary database: by that floor,
-which carries a magic number and a checksum, the next open knows that it may start again. Later on, a database without a
-floor or a floor without its database is damage.
-
-The fencing token is written before the database is opened for good, so that everything is found that an owner which no lock
-kept out acknowledged before it was fenced. What is recovered is written into new files by RocksDB and synced: after a failed
-sync the pages of the old ones may look clean in memory without being on the disk.
+The same steps from verifying on bring a database back after a failed write. A node is made in a directory that is new or
+empty, or where the making of one was cut off; nothing else is touched.
 """
 
 import os
 import shutil
 import time
-import traceback
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocksdict import AccessType, DBRecoveryMode, Rdict, WriteBatch
 
+from wal import files
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
-from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.files import DIRECTORY_MODE, read_regular, sync_directory
-from wal.rocks.failures import classify_failure
+from wal.files import DIRECTORY_MODE, LOCK_NAME, DirectoryLock, read_regular, sync_directory
+from wal.rocks.database import classified
 from wal.rocks.floor import (
     FLOOR_BYTES,
     FLOOR_NAME,
     FLOOR_TEMPORARY_NAME,
     Floor,
     FloorFile,
-    create_floor,
     is_begun_floor,
     read_floor,
+    write_floor,
 )
 from wal.rocks.layout import (
     DATABASE_NAME,
@@ -53,10 +42,8 @@ from wal.rocks.layout import (
     database_options,
     encode_number,
     families,
-    memtable_settings,
     replay_memtable_bytes,
 )
-from wal.rocks.ownership import LOCK_NAME, DirectoryLock, FencingToken
 from wal.rocks.recovery import (
     STORE_FORMAT,
     Survey,
@@ -68,7 +55,8 @@ from wal.rocks.recovery import (
     survey,
     without_torn_end,
 )
-from wal.rocks.space_watch import SpaceWatch, free_bytes_of
+from wal.rocks.space import SpaceWatch, free_bytes_of
+from wal.tasks import event_log
 
 _log = event_log(__name__)
 
@@ -78,10 +66,6 @@ BACKUP_RECORD_NAME = "backup.json"
 """Marks a directory as a backup; opening it as a node would change it."""
 
 
-def _new_node_id() -> str:
-    return uuid.uuid4().hex
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """What a store needs of the world beside its directory; tests bring their own.
@@ -89,7 +73,7 @@ class Environment:
     `monotonic` is a clock in seconds, `free_bytes` the space left on the disk of a path; both are called in threads.
     """
 
-    make_node_id: Callable[[], str] = _new_node_id
+    make_node_id: Callable[[], str] = lambda: uuid.uuid4().hex
     monotonic: Callable[[], float] = time.monotonic
     free_bytes: Callable[[Path], int] = free_bytes_of
 
@@ -109,7 +93,6 @@ class OwnedDirectory:
 
     directory: Path
     lock: DirectoryLock
-    token: FencingToken
     floor: FloorFile
     space: SpaceWatch
     opened: OpenedDatabase
@@ -117,7 +100,6 @@ class OwnedDirectory:
 
     def release(self) -> None:
         """Give the directory up; idempotent. The database is closed before."""
-        self.token.close()
         self.floor.close()
         self.lock.release()
 
@@ -127,7 +109,7 @@ def take_directory(directory: Path, options: RocksOptions, environment: Environm
 
     Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
     """
-    make_directory(directory)
+    _make_directory(directory)
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
         check_place(directory)  # before anything is put there, the lock included
@@ -136,28 +118,24 @@ def take_directory(directory: Path, options: RocksOptions, environment: Environm
         failpoint("recovery.directory_locked")
         space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min, free_bytes=environment.free_bytes)
         space.make_room_to_start()
-        floor = prepare_database(directory, options, environment.make_node_id)
+        prepare_database(directory, options, environment.make_node_id)
         failpoint("recovery.database_prepared")
-        found = verify_database(directory, options, floor)
+        floor = FloorFile(directory)
+        undo.callback(floor.close)
+        found = verify_database(directory, options, floor.known)
         failpoint("recovery.verified")
-        token = FencingToken(directory)
-        undo.callback(token.close)
-        term = _take_token(token, _term_after(found, floor))
-        floor = _floor_of(directory)  # once more: what an owner that is fenced now had acknowledged until then
-        floor_file = FloorFile(directory, floor)
-        undo.callback(floor_file.close)
-        opened = _open_under(directory, options, floor_file, floor, term)
+        # The token is written before the database is opened for good, and the floor read once more: so everything is found
+        # that an owner which no lock kept out had acknowledged before it was fenced.
+        floor.take_token(_term_after(found, floor))
+        failpoint("recovery.claimed")
+        floor.reload()
+        opened = _open_under_token(directory, options, floor)
         undo.callback(opened.database.close)
         space.look()
         undo.pop_all()
+    promised = floor.known.tick
     return OwnedDirectory(
-        directory=directory,
-        lock=lock,
-        token=token,
-        floor=floor_file,
-        space=space,
-        opened=opened,
-        promised_tick=floor.tick,
+        directory=directory, lock=lock, floor=floor, space=space, opened=opened, promised_tick=promised
     )
 
 
@@ -165,96 +143,68 @@ def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: b
     """Verify and open the database of an owned directory after it was closed, under the next term.
 
     The next term is the one of the token, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
-    no term gets that far does not use them up. The floor in memory counts too: it knows everything that was acknowledged,
-    even if the floor file does not any more. Raises as `take_directory`.
+    no term gets that far does not use them up. Raises as `take_directory`.
     """
+    floor = owned.floor
     owned.space.make_room_to_start()
-    floor = owned.floor.known
-    _floor_of(owned.directory)
-    found = verify_database(owned.directory, options, floor)
+    read_floor(
+        owned.directory
+    )  # raises for damage; what counts is the floor in memory, which knows all that was acknowledged
+    found = verify_database(owned.directory, options, floor.known)
     failpoint("recovery.verified")
-    term = _take_token(owned.token, _term_after(found, floor) if term_is_spent else owned.token.term)
-    opened = _open_under(owned.directory, options, owned.floor, floor, term)
+    floor.take_token(_term_after(found, floor) if term_is_spent else floor.token_term)
+    failpoint("recovery.claimed")
+    opened = _open_under_token(owned.directory, options, floor)
     owned.space.look()
     return opened
 
 
-def _term_after(found: Survey, floor: Floor) -> int:
-    return 1 + max(found.term, floor.term)
+def _term_after(found: Survey, floor: FloorFile) -> int:
+    return 1 + max(found.term, floor.known.term)
 
 
-def _take_token(token: FencingToken, term: int) -> int:
-    token.take(term)
-    failpoint("recovery.claimed")
-    return term
-
-
-def _floor_of(directory: Path) -> Floor:
-    floor = read_floor(directory)
-    if floor is None:
-        raise Corrupt(f"the floor file of {directory} is gone — restore the node directory from a backup")
-    return floor
-
-
-def _open_under(
-    directory: Path, options: RocksOptions, floor_file: FloorFile, floor: Floor, term: int
-) -> OpenedDatabase:
-    database, found = open_database(directory, options, floor)
+def _open_under_token(directory: Path, options: RocksOptions, floor: FloorFile) -> OpenedDatabase:
+    database, found = open_database(directory, options, floor.known)
     failpoint("recovery.database_opened")
     with classified(directory / DATABASE_NAME):
         try:
-            _take_term(database, floor_file, found, term, options)
+            _take_term(database, floor, found, options)
         except BaseException:
             with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
                 database.close()
             raise
-    return OpenedDatabase(database=database, found=found, term=term)
+    return OpenedDatabase(database=database, found=found, term=floor.token_term)
 
 
-def _take_term(database: Rdict, floor: FloorFile, found: Survey, term: int, options: RocksOptions) -> None:
-    """Make the new term durable in both places before anything is done under it."""
-    if found.term != term:
+def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksOptions) -> None:
+    """Make the token's term durable in both places before anything is done under it."""
+    if found.term != floor.token_term:
         database.put(DURABILITY_KEY, options.durability.encode())
-        database.put(TERM_KEY, encode_number(term))
+        database.put(TERM_KEY, encode_number(floor.token_term))
         failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
     # What a killed owner wrote without acknowledging is part of the log now, and readers may see it.
-    floor.record(found.last_positions, term=term, meta=found.meta_version)
+    floor.record(found.last_positions, term=floor.token_term, meta=found.meta_version)
     failpoint("recovery.floor_recorded")
     floor.sync()
     failpoint("recovery.floor_synced")
 
 
-# --- the steps ---------------------------------------------------------------------------------------------------------
-
-
-def make_directory(directory: Path) -> None:
-    """Make the node directory if it is missing, so that it survives a power cut.
-
-    Raises `InvalidArgument` for a file, `StorageFailed`.
-    """
+def _make_directory(directory: Path) -> None:
     try:
         if directory.exists() and not directory.is_dir():
             raise InvalidArgument(f"{directory} is a file — name a directory")
-        if not directory.is_dir():
-            directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)  # another opener may make it in between
-            sync_directory(directory.parent)
+        files.make_directory(directory)
     except OSError as error:
         raise StorageFailed(f"cannot make {directory}: {error.strerror} — choose a writable place") from error
 
 
-def prepare_database(directory: Path, options: RocksOptions, make_node_id: Callable[[], str]) -> Floor:
-    """Make the database if there is none yet, and return the floor of the directory. The caller owns the directory.
-
-    Raises as `check_place`.
-    """
+def prepare_database(directory: Path, options: RocksOptions, make_node_id: Callable[[], str]) -> None:
+    """Make the database if there is none yet. The caller owns the directory. Raises as `check_place`."""
     check_place(directory)  # once more, now that nobody else makes a node here
     if not (directory / DATABASE_NAME).exists():
         _create(directory, options, make_node_id())
-    floor = read_floor(directory)
-    assert floor is not None, "checked above, or just made"
-    return floor
 
 
 def check_place(directory: Path) -> None:
@@ -361,11 +311,14 @@ def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
 def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple[Rdict, Survey]:
     """Open a verified database for writing, and check once more that it holds what the floor says.
 
-    What was in its log is in new tables then, synced, whatever became of the pages of the old files.
+    What was in its log is in new tables then, synced: after a failed sync the pages of the old files may look clean in
+    memory without being on the disk.
     """
     path = directory / DATABASE_NAME
     with classified(path):
-        _drop_torn_end(path)
+        if has_torn_end(path):
+            _log.warning("torn_manifest_dropped", path=str(path))
+            drop_torn_end(path)
         room_bytes = replay_memtable_bytes(options)
         database = _open(
             path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), memtable_bytes=room_bytes
@@ -382,25 +335,25 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
     return database, found
 
 
-def _drop_torn_end(path: Path) -> None:
-    if has_torn_end(path):
-        _log.warning("torn_manifest_dropped", path=str(path))
-        drop_torn_end(path)
-
-
 def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
     """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
     entries = database.get_column_family(ENTRY_FAMILY)
     try:
         for family in (entries, database):
-            family.set_options(memtable_settings(options))
+            family.set_options({"write_buffer_size": str(options.memtable_bytes)})
             family.flush()
     finally:
         entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
 
 
 def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
-    create_floor(directory, node_id)
+    """Make a node, each step synced: the floor, the database under a temporary name, the database under its own.
+
+    A crash before the last step leaves a floor that has seen nothing, and at most a temporary database: by that floor, which
+    carries a magic number and a checksum, the next open knows that it may start again. Later on, a database without a floor
+    or a floor without its database is damage.
+    """
+    write_floor(directory, Floor(node_id=node_id))
     failpoint("recovery.floor_created")
     sync_directory(directory)
     path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
@@ -445,16 +398,3 @@ def _open(
     settings = database_options(options, recovery=recovery, create=create, memtable_bytes=memtable_bytes)
     column_families = families(options, memtable_bytes=memtable_bytes)
     return Rdict(str(path), settings, column_families=column_families, access_type=access)
-
-
-@contextmanager
-def classified(path: Path) -> Iterator[None]:
-    """Raise what RocksDB raises in the block as what it means for the database at `path`."""
-    try:
-        yield
-    except Exception as error:
-        # Its traceback keeps the frames that ended, these an iterator or a family, and either the database and its lock.
-        traceback.clear_frames(error.__traceback__)
-        if isinstance(error, StreamingNodeError):
-            raise
-        raise classify_failure(error, path) from error

@@ -1,14 +1,7 @@
-"""What is in a database after a crash: whether it may be written again, and what of its end was torn.
+"""What is in a database after a crash: whether it may be written again, and what of its end was torn. Blocks.
 
-In: surveys of the database as RocksDB opens it read-only in two recovery modes, and the floor. Out: nothing, or `Corrupt`
-with the place. RocksDB itself opens a damaged or missing log file without an error. Blocks.
-
-- Point-in-time recovery stops at the first damaged record, skip-any goes on behind it. If the second finds more, a record in
-  the middle is damaged: rot, since a torn tail of one batch has nothing behind it.
-- A floor past what was found means that acknowledged records are gone: a log file is missing or short.
-- Under durability `os`, what was acknowledged before it was synced may be gone: `drop_behind_holes`.
-- A manifest that RocksDB was adding to when power went may end with a torn record: `has_torn_end`.
-- Some flipped bits would keep RocksDB reading for ever: `check_framing` looks before it does.
+RocksDB itself opens a damaged or missing log file without an error. So a database is looked at in two of its recovery modes,
+and held against the floor; and its own files are looked at before it reads them.
 """
 
 import math
@@ -17,7 +10,7 @@ import os
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -25,7 +18,6 @@ from rocksdict import Rdict, WriteBatch
 
 from wal.codec import crc32c, decode_entry
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.event_log import event_log
 from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
 from wal.position import RocksMessageId
 from wal.rocks.floor import Floor
@@ -44,6 +36,9 @@ from wal.rocks.layout import (
     split_entry_key,
 )
 from wal.rocks.log import last_position
+from wal.tasks import event_log
+
+_log = event_log(__name__)
 
 STORE_FORMAT = 1
 """Layout of the keys; a newer one is refused, never guessed at."""
@@ -63,7 +58,12 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
 def survey(database: Rdict) -> Survey:
     """Look at the end of every log, without reading any entry. Raises `UnsupportedFormat` for another layout."""
-    _check_format(database)
+    version = decode_number(_fact(database, FORMAT_KEY))
+    if version != STORE_FORMAT:
+        raise UnsupportedFormat(
+            f"the node directory has format {version} and this release reads {STORE_FORMAT} — "
+            "open it with the release that wrote it, or a newer one"
+        )
     log_ids = {
         key[len(LOG_ID_PREFIX) :].decode(): decode_log_id(value)
         for key, value in scan_prefix(database, LOG_ID_PREFIX).items()
@@ -80,21 +80,19 @@ def survey(database: Rdict) -> Survey:
 
 
 def judge(found: Survey, behind_damage: Survey, floor: Floor, *, place: str) -> None:
-    """Raise `Corrupt` when `found` lacks something that was there.
-
-    `found` is what point-in-time recovery reaches, `behind_damage` what skip-any recovery reaches. Under durability `os`
-    many records may be unsynced, and a disk writes their pages in any order: what is behind damage then proves nothing,
-    and the floor alone, which is synced with each sync of the log, says what must be there.
-    """
+    """Raise `Corrupt` when `found`, which point-in-time recovery reaches, lacks something that was there."""
     if found.node_id != floor.node_id:
         raise Corrupt(f"{place} belongs to node {found.node_id} and the floor file beside it to node {floor.node_id}")
     names = {log_id: name for name, log_id in behind_damage.log_ids.items()}
-    for log_id, position in behind_damage.last_positions.items() if found.synced_each_batch else ():
-        _require(found.last_positions.get(log_id, 0), position, f"{place}: log {names[log_id]!r}", _DAMAGED)
+    # Point-in-time recovery stops at the first damaged record, skip-any goes on behind it. If the second finds more, a
+    # record in the middle is damaged: rot, since a torn tail of one batch has nothing behind it. Under durability `os` many
+    # records may be unsynced, and a disk writes their pages in any order: what is behind damage then proves nothing.
+    if found.synced_each_batch:
+        for log_id, position in behind_damage.last_positions.items():
+            _require(found.last_positions.get(log_id, 0), position, f"{place}: log {names[log_id]!r}", _DAMAGED)
+        _require(found.meta_version, behind_damage.meta_version, f"{place}: the state map", _DAMAGED)
     for log_id, position in floor.positions.items():
         _require(found.last_positions.get(log_id, 0), position, f"{place}: log {names.get(log_id, log_id)!r}", _MISSING)
-    if found.synced_each_batch:
-        _require(found.meta_version, behind_damage.meta_version, f"{place}: the state map", _DAMAGED)
     _require(found.meta_version, floor.meta_version, f"{place}: the state map", _MISSING)
 
 
@@ -122,15 +120,6 @@ def scan_prefix(family: Rdict, prefix: bytes) -> dict[bytes, bytes]:
     return records
 
 
-def _check_format(database: Rdict) -> None:
-    version = decode_number(_fact(database, FORMAT_KEY))
-    if version != STORE_FORMAT:
-        raise UnsupportedFormat(
-            f"the node directory has format {version} and this release reads {STORE_FORMAT} — "
-            "open it with the release that wrote it, or a newer one"
-        )
-
-
 def _fact(database: Rdict, key: bytes) -> bytes:
     value = database.get(key)
     if value is None:
@@ -139,24 +128,28 @@ def _fact(database: Rdict, key: bytes) -> bytes:
     return value
 
 
-_log = event_log(__name__)
-
-
 def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
-    """Give up what lies behind a hole in the unsynced part of each log, and return what is left. Synced; blocks.
+    """Give up what lies behind a hole in the unsynced part of each log, and return what is left. Synced.
 
     RocksDB makes no hole in one log file, but goes on from file to file: of one that was full it knows no end, so where the
     disk had kept the beginning of the next and not the end of this one, what it recovers is a log with a hole, and no error.
-    The floor is synced with each sync of the log, so everything up to it is there, and the hole is found behind it.
-    A power cut before that leaves the hole, which is found again. Nothing is given up of a log that was synced before its
-    acknowledgements, nor of one whose hole is not behind the floor: that is damage, and reading it says so.
+    Nothing is given up of a log that was synced before its acknowledgements, nor of one whose hole is not behind the floor:
+    that is damage, and reading it says so.
     """
     if found.synced_each_batch:
         return found
-    kept = {log_id: chain_end(database, log_id, floor) for log_id in found.last_positions}
-    torn = {log_id: end for log_id, end in kept.items() if end < found.last_positions[log_id]}
+    torn: dict[int, int] = {}
+    batch = WriteBatch(raw_mode=True)
+    family = database.get_column_family_handle(ENTRY_FAMILY)
+    for name, log_id in found.log_ids.items():
+        kept, reached = chain_end(database, log_id, floor), found.last_positions[log_id]
+        if kept < reached:
+            torn[log_id] = kept
+            batch.delete_range(entry_key(log_id, kept + 1), entry_key(log_id, reached + 1), family)
+            _log.warning("torn_tail_dropped", log=name, kept=kept, dropped=reached - kept)
     if torn:
-        _drop(database, found, torn)
+        database.write(batch)
+        database.flush_wal(sync=True)  # a power cut before that leaves the hole, which is found again
     return msgspec.structs.replace(found, last_positions={**found.last_positions, **torn})
 
 
@@ -182,23 +175,6 @@ def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
         iterator.next()
     iterator.status()  # without this a damaged block looks like the end
     return end
-
-
-def _drop(database: Rdict, found: Survey, torn: Mapping[int, int]) -> None:
-    # No handle in this frame: an error's traceback would keep the database open with it.
-    database.write(_batch_to_drop(database, found, torn))
-    database.flush_wal(sync=True)
-
-
-def _batch_to_drop(database: Rdict, found: Survey, torn: Mapping[int, int]) -> WriteBatch:
-    family = database.get_column_family_handle(ENTRY_FAMILY)
-    batch = WriteBatch(raw_mode=True)
-    for name, log_id in found.log_ids.items():
-        if log_id in torn:
-            kept, reached = torn[log_id], found.last_positions[log_id]
-            batch.delete_range(entry_key(log_id, kept + 1), entry_key(log_id, reached + 1), family)
-            _log.warning("torn_tail_dropped", log=name, kept=kept, dropped=reached - kept)
-    return batch
 
 
 LOOK_ALIKE_SUFFIX = ".look.tmp"
@@ -249,16 +225,18 @@ def without_torn_end(database: Path) -> Iterator[Path]:
 
 
 def drop_torn_end(database: Path) -> None:
-    """Cut a torn end off the manifest of a database that was found sound without it; durable. Raises `OSError`."""
+    """Cut the torn end off a manifest that has one, of a database that was found sound without it; durable."""
     manifest = manifest_of(database)
-    whole_bytes = torn_end(manifest)
-    if whole_bytes is None:
-        return
     with manifest.open("r+b") as file:
-        file.truncate(whole_bytes)
+        file.truncate(torn_end(manifest))
         os.fsync(file.fileno())
     sync_directory(database)
 
+
+# --- the framing of RocksDB's manifest and logs -------------------------------------------------------------------------
+#
+# Blocks of 32 KiB, each beginning with a fragment, and fragments of checksum, length, type and content; a record is one
+# fragment or several. Layout: RocksDB's wiki, "Write Ahead Log File Format".
 
 BLOCK_BYTES = 32 << 10
 RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
@@ -279,26 +257,24 @@ _CRC_MASK = 0xA282EAD8
 
 
 def check_framing(database: Path) -> None:
-    """Raise `Corrupt`, with file and byte, for what RocksDB would not get past. Blocks; changes nothing.
+    """Raise `Corrupt`, with file and byte, for what RocksDB would not get past. Changes nothing.
 
-    Log and manifest share one framing: blocks of 32 KiB, each beginning with a record, and records of checksum, length and
-    type. A flipped bit can turn a type into one of those that only recycled files have. No file of ours is recycled; RocksDB
-    10 takes such a record for one of an older file, begins again, and never ends. All else that can be wrong with a record
-    it finds by itself. Layout: RocksDB's wiki, "Write Ahead Log File Format".
+    A flipped bit can turn a type into one of those that only recycled files have. No file of ours is recycled; RocksDB 10
+    takes such a record for one of an older file, begins again, and never ends. All else that can be wrong with a record it
+    finds by itself.
     """
     for entry in sorted(os.scandir(database), key=lambda each: each.name):
         if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
             raise not_regular(Path(entry.path))  # RocksDB would wait for ever for a pipe
         bytes_max = _bytes_max(entry.name)
-        try:
-            size_bytes = entry.stat().st_size
-        except FileNotFoundError:  # a running owner has removed it
-            continue
-        if size_bytes > bytes_max:
-            raise Corrupt(f"{entry.path} has {size_bytes} bytes, it never gets {bytes_max} — restore it from a backup")
+        with suppress(FileNotFoundError):  # a running owner has removed it
+            if (size_bytes := entry.stat().st_size) > bytes_max:
+                raise Corrupt(
+                    f"{entry.path} has {size_bytes} bytes, it never gets {bytes_max} — restore it from a backup"
+                )
     for path in sorted((*database.glob("MANIFEST-*"), *database.glob("*.log"))):
         with _mapped(path) as data:
-            at = next(recycled_records(data), None)
+            at = first_recycled(data)
         if at is not None:
             raise Corrupt(
                 f"{path} is damaged at byte {at}: a record of a type that it is never given — restore it from a backup"
@@ -312,18 +288,9 @@ def _bytes_max(name: str) -> float:
     return JOURNAL_BYTES_MAX if name.startswith("MANIFEST-") or name.endswith(".log") else math.inf
 
 
-def recycled_records(data: bytes | mmap.mmap) -> Iterator[int]:
-    """Yield where records of a recycled file's types begin."""
-    for block in range(0, len(data), BLOCK_BYTES):
-        at, end = block, min(block + BLOCK_BYTES, len(data))
-        while at + _HEADER.size <= end:
-            _, length, kind = _HEADER.unpack_from(data, at)
-            if kind in RECYCLED_TYPES:
-                yield at
-                break  # its header has another size; the next block begins with a record again
-            if kind == _PADDING:
-                break
-            at += _HEADER.size + length
+def first_recycled(data: bytes | mmap.mmap) -> int | None:
+    """Return where the first record of a recycled file's types begins."""
+    return next((at for at, _, kind in _fragments(data) if kind in RECYCLED_TYPES), None)
 
 
 def torn_bytes(database: Path) -> int:
@@ -339,31 +306,35 @@ def torn_bytes(database: Path) -> int:
 def whole_bytes(data: bytes | mmap.mmap) -> int:
     """Return where the last whole record ends that has only whole ones before it."""
     whole = 0
-    for following, kind, is_whole in _fragments(data):
-        if not is_whole:
+    for at, following, kind in _fragments(data):
+        if not _is_sound(data, at, following):
             break
         if kind not in (_FIRST_FRAGMENT, _MIDDLE_FRAGMENT):
             whole = following
     return whole
 
 
-def _fragments(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, bool]]:
-    """Yield where each fragment ends, its type, and whether it is what was written; behind damage as far as lengths lead."""
+def _fragments(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, int]]:
+    """Yield where each fragment begins and where the next one does, and its type; behind damage as far as lengths lead."""
     for block in range(0, len(data), BLOCK_BYTES):
         at, end = block, min(block + BLOCK_BYTES, len(data))
         while at + _HEADER.size <= end:
-            checksum, length, kind = _HEADER.unpack_from(data, at)
+            _, length, kind = _HEADER.unpack_from(data, at)
             following = at + _HEADER.size + length
             if kind == _PADDING or following > end:
-                yield following, kind, False
+                yield at, at, kind
                 break  # no telling where the next one begins, but in the next block
-            yield following, kind, checksum == _checksum(data[at + _HEADER.size - 1 : following])
+            yield at, following, kind
             at = following
 
 
-def _checksum(type_and_content: bytes) -> int:
-    plain = crc32c(type_and_content)
-    return ((plain >> 15 | plain << 17) + _CRC_MASK) & 0xFFFFFFFF
+def _is_sound(data: bytes | mmap.mmap, at: int, following: int) -> bool:
+    """Whether a fragment is what was written."""
+    if following == at:
+        return False
+    checksum, _, _ = _HEADER.unpack_from(data, at)
+    plain = crc32c(data[at + _HEADER.size - 1 : following])
+    return bool(checksum == ((plain >> 15 | plain << 17) + _CRC_MASK) & 0xFFFFFFFF)
 
 
 @contextmanager
@@ -407,8 +378,9 @@ def _goes_on(data: bytes | mmap.mmap, whole: int) -> bool:
 
 def _begins_behind_damage(data: bytes | mmap.mmap) -> bool:
     damaged = False
-    for _, kind, is_whole in _fragments(data):
-        if damaged and is_whole and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
+    for at, following, kind in _fragments(data):
+        sound = _is_sound(data, at, following)
+        if damaged and sound and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
             return True
-        damaged = damaged or not is_whole
+        damaged = damaged or not sound
     return False

@@ -1,4 +1,4 @@
-"""How near the disk of a log is to full, and what follows from it. Pure: a reading in, a verdict out.
+"""How near the disk of a log is to full, what follows from it, and the reserve that a start needs.
 
     level      free space is                       appends    what makes room   reserve
     AMPLE      twice the low-water mark, or more   pass       passes            held, and grows with the log
@@ -6,18 +6,22 @@
     FULL       below the low-water mark            refused    passes            held
     EXHAUSTED  too little for any write            refused    refused           given up
 
-"What makes room" are cuts, seals, drops, rollbacks and ticks: little data, after which log can be given up. The low-water
-mark is `free_bytes_min`, or twice RocksDB's own log if that is more. The reserve is a file as large as what a start has to
-write when it replays that log. It is given up when nothing else is left, also by a start, and taken again when half the mark
-stays free. A disk that is exhausted becomes FULL by that, and what makes room has the reserve to do so.
-
-With `free_bytes_min` 0 there is no mark: every level is AMPLE, and only a start gives the reserve up. `space_watch` does the
-I/O, `writer` asks it, and `docs/adr/0008-disk-space.md` has the reasons and the figures.
+"What makes room" are cuts, seals, drops, rollbacks and ticks: little data, after which log can be given up. With
+`free_bytes_min` 0 every level is AMPLE. `docs/adr/0008-disk-space.md` has the reasons and the figures.
 """
 
+import contextlib
+import os
+from collections.abc import Callable
 from enum import IntEnum, unique
+from pathlib import Path
 
 import msgspec
+
+from wal.errors import Corrupt
+from wal.files import open_regular
+from wal.rocks.layout import DATABASE_NAME
+from wal.tasks import event_log
 
 MIB = 1 << 20
 LOG_FACTOR = 2
@@ -35,6 +39,17 @@ RESERVE_STEP_BYTES_LARGE = 16 * MIB
 """The reserve of a log of this size or more grows in steps of it: each step is an allocation on the writer's thread."""
 LOOK_BYTES_MIN = MIB // 2
 """A look takes 50 us, and so much is written in 2 ms at best."""
+RESERVE_NAME = "reserve"
+ASK_AGAIN_BYTES = MIB
+"""How much more has to be free for a reserve that could not be had to be asked for again; less is noise of others."""
+ASK_AGAIN_LOOKS = 256
+"""It is asked for again after so many looks anyhow, half a minute or more: room under a quota is not seen as free space."""
+
+_BLOCK_BYTES = 512
+"""What `st_blocks` counts in, whatever the file system's blocks are."""
+_ZEROS = bytes(MIB)
+
+_log = event_log(__name__)
 
 
 @unique
@@ -47,16 +62,11 @@ class SpaceLevel(IntEnum):
     EXHAUSTED = 3
 
 
-class SpaceReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What is found on the disk: bytes free beside the reserve, bytes of RocksDB's own log, bytes the reserve holds."""
-
-    free_bytes: int
-    log_bytes: int
-    reserve_bytes: int
-
-
 class SpaceVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows: `needed_bytes` is the low-water mark (0: none), `reserve_bytes` what the reserve is to hold now."""
+    """What a look found, and what follows: `needed_bytes` is the low-water mark (0: none).
+
+    `free_bytes` is beside the reserve, `log_bytes` RocksDB's own log, `reserve_bytes` what the reserve is to hold now.
+    """
 
     level: SpaceLevel
     free_bytes: int
@@ -74,33 +84,21 @@ class SpaceVerdict(msgspec.Struct, frozen=True, kw_only=True):
 NOT_LOOKED = SpaceVerdict(level=SpaceLevel.AMPLE, free_bytes=0, log_bytes=0, needed_bytes=0, reserve_bytes=0)
 
 
-def judge(reading: SpaceReading, *, free_bytes_min: int, before: SpaceLevel) -> SpaceVerdict:
-    """Return what follows from a reading, after one that was judged to be `before`."""
-    needed = low_water_mark(reading.log_bytes, free_bytes_min=free_bytes_min)
-    level = _level(reading.free_bytes, needed, before)
+def judge(
+    *, free_bytes: int, log_bytes: int, reserve_bytes: int, free_bytes_min: int, before: SpaceLevel
+) -> SpaceVerdict:
+    """Return what follows from what a look found, after one that was judged to be `before`. Pure."""
+    needed = max(free_bytes_min, LOG_FACTOR * log_bytes) if free_bytes_min else 0
+    level = _level(free_bytes, needed, before)
+    reserve = 0
+    if level is not SpaceLevel.EXHAUSTED:
+        wanted = reserve_for(log_bytes)
+        # It comes before appends: what it takes may well be what appends are refused for.
+        fits = free_bytes - (wanted - reserve_bytes) >= max(needed // 2, REPLAY_BYTES)
+        reserve = max(wanted, reserve_bytes) if fits else reserve_bytes
     return SpaceVerdict(
-        level=level,
-        free_bytes=reading.free_bytes,
-        log_bytes=reading.log_bytes,
-        needed_bytes=needed,
-        reserve_bytes=0 if level is SpaceLevel.EXHAUSTED else _reserve(reading, needed),
+        level=level, free_bytes=free_bytes, log_bytes=log_bytes, needed_bytes=needed, reserve_bytes=reserve
     )
-
-
-def low_water_mark(log_bytes: int, *, free_bytes_min: int) -> int:
-    """Return how much has to be free for appends to pass; 0 when `free_bytes_min` is."""
-    return max(free_bytes_min, LOG_FACTOR * log_bytes) if free_bytes_min else 0
-
-
-def start_needs_reserve(reading: SpaceReading) -> bool:
-    """Whether a start, which writes the replayed log, has too little room beside the reserve."""
-    return reading.free_bytes < reading.log_bytes + REPLAY_BYTES
-
-
-def reserve_for(log_bytes: int) -> int:
-    """Return how large a reserve lets a start replay so much log, rounded up so that it seldom grows."""
-    step = RESERVE_STEP_BYTES if log_bytes < RESERVE_STEP_BYTES_LARGE else RESERVE_STEP_BYTES_LARGE
-    return -(-(log_bytes + REPLAY_BYTES) // step) * step
 
 
 def _level(free_bytes: int, needed_bytes: int, before: SpaceLevel) -> SpaceLevel:
@@ -113,9 +111,140 @@ def _level(free_bytes: int, needed_bytes: int, before: SpaceLevel) -> SpaceLevel
     return SpaceLevel.SHORT if free_bytes < MAKE_ROOM_FACTOR * needed_bytes else SpaceLevel.AMPLE
 
 
-def _reserve(reading: SpaceReading, needed_bytes: int) -> int:
-    held, wanted = reading.reserve_bytes, reserve_for(reading.log_bytes)
-    missing = wanted - held
-    # It comes before appends: what it takes may well be what appends are refused for.
-    fits = reading.free_bytes - missing >= max(needed_bytes // 2, REPLAY_BYTES)
-    return wanted if missing > 0 and fits else held
+def reserve_for(log_bytes: int) -> int:
+    """Return how large a reserve lets a start replay so much log, rounded up so that it seldom grows."""
+    step = RESERVE_STEP_BYTES if log_bytes < RESERVE_STEP_BYTES_LARGE else RESERVE_STEP_BYTES_LARGE
+    return -(-(log_bytes + REPLAY_BYTES) // step) * step
+
+
+def log_bytes_of(database: Path) -> int:
+    """Return the size of RocksDB's own log: what a start has to replay. 0 when there is no database. Raises `OSError`."""
+    total = 0
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(database) as files:
+        for file in files:
+            if file.name.endswith(".log"):
+                with contextlib.suppress(FileNotFoundError):  # RocksDB has just given it up
+                    total += file.stat().st_size
+    return total
+
+
+def free_bytes_of(path: Path) -> int:
+    """Return how much this user may still write on the disk of `path`. Raises `OSError`."""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
+
+
+class SpaceWatch:
+    """Looks at the disk of one node directory, and keeps its reserve as the verdict says.
+
+    The reserve is a file of blocks without content. Giving it up is a truncation, which needs no room; it keeps its name, so
+    that taking it again needs no room in a directory. One thread at a time; a look takes some 50 us.
+    """
+
+    __slots__ = (
+        "_database",
+        "_directory",
+        "_free_bytes",
+        "_free_bytes_min",
+        "_looks",
+        "_refused",
+        "_reserve",
+        "verdict",
+    )
+
+    def __init__(self, directory: Path, *, free_bytes_min: int, free_bytes: Callable[[Path], int]) -> None:
+        self.verdict: SpaceVerdict = NOT_LOOKED
+        self._directory, self._database = directory, directory / DATABASE_NAME
+        self._free_bytes_min, self._free_bytes = free_bytes_min, free_bytes
+        self._reserve = directory / RESERVE_NAME
+        self._refused: SpaceVerdict | None = None
+        self._looks = 0
+        """How many there were since the reserve was refused."""
+
+    def make_room_to_start(self) -> None:
+        """Give the reserve up if the disk has too little room beside it for replaying the log, and can tell."""
+        try:
+            reserve_bytes, needed_bytes = self._reserve_bytes(), log_bytes_of(self._database) + REPLAY_BYTES
+            is_needed = reserve_bytes and self._free_bytes(self._directory) < needed_bytes
+        except OSError:
+            return
+        if is_needed:
+            self._resize(reserve_bytes, 0)
+
+    def is_tight(self, size_bytes: int) -> bool:
+        """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not tight."""
+        try:
+            return self._free_bytes(self._directory) < size_bytes + EXHAUSTED_BYTES
+        except OSError:
+            return False
+
+    def look(self) -> SpaceVerdict:
+        """Judge the disk, give up or take the reserve, and return the verdict: the last one when the disk cannot tell."""
+        with contextlib.suppress(OSError):  # the next write will tell more
+            self.verdict = self._look()
+        return self.verdict
+
+    def _look(self) -> SpaceVerdict:
+        held_bytes = self._reserve_bytes()
+        verdict = self._judge(held_bytes)
+        if verdict.level is SpaceLevel.EXHAUSTED and held_bytes:
+            self._resize(held_bytes, 0)
+            verdict = self._judge(self._reserve_bytes())
+        elif verdict.reserve_bytes > held_bytes and self._is_worth_asking(verdict):
+            self._refused = None if self._resize(held_bytes, verdict.reserve_bytes) else verdict
+            self._looks = 0
+        return verdict
+
+    def _judge(self, reserve_bytes: int) -> SpaceVerdict:
+        return judge(
+            free_bytes=self._free_bytes(self._directory),
+            log_bytes=log_bytes_of(self._database),
+            reserve_bytes=reserve_bytes,
+            free_bytes_min=self._free_bytes_min,
+            before=self.verdict.level,
+        )
+
+    def _is_worth_asking(self, verdict: SpaceVerdict) -> bool:
+        """Whether a reserve of this size was not just refused: by a quota, perhaps, or to a file that cannot be made."""
+        self._looks += 1
+        return (
+            self._refused is None
+            or verdict.reserve_bytes > self._refused.reserve_bytes
+            or verdict.free_bytes >= self._refused.free_bytes + ASK_AGAIN_BYTES
+            or self._looks >= ASK_AGAIN_LOOKS
+        )
+
+    def _reserve_bytes(self) -> int:
+        try:
+            return self._reserve.stat().st_blocks * _BLOCK_BYTES
+        except FileNotFoundError:
+            return 0
+
+    def _resize(self, held_bytes: int, wanted_bytes: int) -> bool:
+        """Return whether the reserve has that size now; one that cannot be had is done without and asked for again later."""
+        try:
+            descriptor = open_regular(self._reserve, os.O_RDWR | os.O_CREAT)
+            try:
+                if wanted_bytes < held_bytes:
+                    os.ftruncate(descriptor, wanted_bytes)
+                else:
+                    _allocate(descriptor, held_bytes, wanted_bytes)
+            finally:
+                os.close(descriptor)
+        except (OSError, Corrupt) as error:
+            _log.info("reserve_not_held", path=str(self._reserve), wanted_bytes=wanted_bytes, error=str(error))
+            return False
+        _log.info("reserve_resized", path=str(self._reserve), before_bytes=held_bytes, bytes=wanted_bytes)
+        return True
+
+
+def _allocate(descriptor: int, held_bytes: int, wanted_bytes: int) -> None:
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, wanted_bytes)
+        else:  # macOS
+            for at in range(held_bytes, wanted_bytes, len(_ZEROS)):
+                os.pwrite(descriptor, _ZEROS[: wanted_bytes - at], at)
+    except OSError:
+        os.ftruncate(descriptor, held_bytes)  # half of a step would be taken for a whole one
+        raise

@@ -19,12 +19,10 @@ import anyio
 import anyio.to_thread
 
 from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFull, StreamingNodeError
-from wal.event_log import event_log
 from wal.failpoint import failpoint
-from wal.outlast import outlast
 from wal.rocks.database import Engine, link_database
 from wal.rocks.floor import LOGS_MAX
-from wal.rocks.group_commit import CommitEvent, CommitState, GroupCommit
+from wal.rocks.group_commit import GroupCommit, StoreState
 from wal.rocks.layout import (
     DATABASE_NAME,
     META_PREFIX,
@@ -39,8 +37,8 @@ from wal.rocks.log import RocksLog, load_ends
 from wal.rocks.opening import Environment, OpenedDatabase, OwnedDirectory, open_again, open_for_reading, take_directory
 from wal.rocks.recovery import scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.write import RecordWrite, Write
-from wal.rocks.writer import Writer
+from wal.rocks.writer import RecordWrite, Write, Writer
+from wal.tasks import event_log, outlast
 
 _log = event_log(__name__)
 
@@ -94,7 +92,7 @@ class RocksStore:
         _guard_forks(self)
 
     @property
-    def state(self) -> CommitState:
+    def state(self) -> StoreState:
         """Whether the store takes writes."""
         return self._commit.state
 
@@ -121,7 +119,7 @@ class RocksStore:
             try:
                 await outlast(anyio.to_thread.run_sync(self._promise, tick, limiter=self._promiser))
             except OSError as error:
-                if self._commit.state is not CommitState.VERIFYING:  # the next term asks again
+                if not self._commit.reopening:  # the next term asks again
                     self._commit.failed([], error)
                 raise StorageFailed(
                     f"the floor file of {self._directory} cannot be written: {error} — check the disk"
@@ -170,12 +168,12 @@ class RocksStore:
     @property
     def condition(self) -> str:
         """The state, for people."""
-        return self._commit.state.value
+        return "reopening" if self._commit.reopening else self._commit.state.name.lower()
 
     @property
     def taking_writes(self) -> bool:
         """Whether writes are taken."""
-        return self._commit.state is CommitState.OPEN
+        return self._commit.state is StoreState.OPEN
 
     async def wait_failed(self) -> None:
         """Wait until no writes are taken because one has failed, or because another owner has taken over."""
@@ -187,15 +185,15 @@ class RocksStore:
 
     async def close(self) -> None:
         """Write what is queued, sync, and release the directory; idempotent, and not cut short by cancellation."""
-        if self._commit.state not in (CommitState.CLOSED, CommitState.FORKED):
-            self._commit.apply(CommitEvent.CLOSE_ASKED)
+        if self._commit.state < StoreState.CLOSED:
+            self._commit.refuse(StoreState.CLOSED)
             for log in self._logs.values():
                 log.end(self._commit.refusal())
         await outlast(self._release_once())
 
     def abandon(self) -> None:
         """Refuse everything from now on: this process is a fork of the owner. Called in the child, by the fork guard."""
-        self._commit.apply(CommitEvent.PROCESS_FORKED)
+        self._commit.refuse(StoreState.FORKED)
         self._owned.release()
 
     # --- the database and the next ----------------------------------------------------------------------------------------
@@ -212,12 +210,11 @@ class RocksStore:
         self._writer = Writer(
             self._engine,
             self._owned.floor,
-            self._options.sync,
+            self._owned.space,
+            sync_interval_s=self._options.sync_interval_s,
             queue=queue,
             listener=self._commit,
             tell=asyncio.get_running_loop().call_soon_threadsafe,
-            check_owned=self._owned.token.check,
-            space=self._owned.space,
             monotonic=self._environment.monotonic,
         )
         self._writer.start()
@@ -226,54 +223,57 @@ class RocksStore:
         async with self._closing:
             if self.taking_writes:
                 return
-            if self._commit.state is not CommitState.POISONED:
+            if self._commit.state is not StoreState.FAILED:
                 raise self._commit.refusal()
             await self._check_owned()
-            self._commit.apply(CommitEvent.REOPEN_ASKED)
-            await anyio.to_thread.run_sync(self._writer.stop)
-            if self._commit.taken_over:  # its last batch met another owner's token
-                raise self._commit.refusal()
-            with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
-                await self._engine.close()
-            failpoint("recovery.database_released")
-            self._commit.apply(CommitEvent.RELEASED)
+            self._commit.reopening = True
             try:
-                await self._install_next()
-            except BaseException:
-                await self._reopen_failed()
-                raise
+                await self._release_database()
+                try:
+                    await self._install_next()
+                finally:
+                    self._engine.resume()
             finally:
-                self._engine.resume()
+                self._commit.reopening = False
 
     async def _check_owned(self) -> None:
         """Raise `ChannelFenced` before the database is closed: closing would remove files of the owner that took over."""
         try:
-            await anyio.to_thread.run_sync(self._owned.token.check)
+            await anyio.to_thread.run_sync(self._owned.floor.check_token)
         except ChannelFenced:
-            self._commit.apply(CommitEvent.TAKEN_OVER)
+            self._commit.refuse(StoreState.FENCED)
             raise
 
+    async def _release_database(self) -> None:
+        await anyio.to_thread.run_sync(self._writer.stop)
+        if self._commit.taken_over:  # its last batch met another owner's token
+            raise self._commit.refusal()
+        with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
+            await self._engine.close()
+        failpoint("recovery.database_released")
+
     async def _install_next(self) -> None:
+        """Verify what is on the disk and open it under the next term; failing that, leave what can be read."""
         # The token may be of a term that was never opened: of an attempt that failed later.
-        spent = self._commit.has_acknowledged and self._owned.token.term == self.term
+        spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
         again = functools.partial(open_again, self._owned, self._options, term_is_spent=spent)
-        opened = await anyio.to_thread.run_sync(again)
-        self._engine.install(opened.database)
-        ends = [
-            (log, await self._engine.look(load_ends, self._engine, log.log_id, log.name)) for log in self._logs.values()
-        ]
+        try:
+            opened = await anyio.to_thread.run_sync(again)
+            self._engine.install(opened.database)
+            ends = [
+                (log, await self._engine.look(load_ends, self._engine, log.log_id, log.name))
+                for log in self._logs.values()
+            ]
+        except BaseException:
+            with suppress(StreamingNodeError):
+                await self._engine.close()
+            with suppress(StreamingNodeError):
+                self._engine.install(await anyio.to_thread.run_sync(open_for_reading, self._directory, self._options))
+            raise
         for log, end in ends:
             log.restart(end)
         self._begin(opened)
-        self._commit.apply(CommitEvent.VERIFIED)
-
-    async def _reopen_failed(self) -> None:
-        """Go back to where another attempt may start, with what can be read for those who read."""
-        self._commit.apply(CommitEvent.REOPEN_FAILED)
-        with suppress(StreamingNodeError):
-            await self._engine.close()
-        with suppress(StreamingNodeError):
-            self._engine.install(await anyio.to_thread.run_sync(open_for_reading, self._directory, self._options))
+        self._commit.resume()
 
     async def _release_once(self) -> None:
         async with self._closing:
@@ -319,7 +319,7 @@ class RocksStore:
 
     async def _put(self, records: Mapping[bytes, bytes | None], *, meta_version: int = 0) -> None:
         done = asyncio.get_running_loop().create_future()
-        self._commit.submit(RecordWrite(self._engine.meta_family, records, done, done, meta_version=meta_version))
+        self._commit.submit(RecordWrite(records, done, meta_version))
         await asyncio.shield(done)
 
 

@@ -1,19 +1,12 @@
-"""The writer thread: takes what is queued, writes it, syncs once, and tells the event loop once.
+"""The writer thread: takes what is queued, writes it, syncs once, raises the floor, and tells the event loop once.
 
-In: writes in the order that becomes their order on disk. Out: the same writes, in batches, to a listener on the event loop;
-or a failure, after which nothing more is written. The floor file is raised after each sync and before its
-acknowledgements.
-
-Why a thread and why two steps: RocksDB's `write` holds the interpreter lock and `flush_wal` does not, so a batch is written
-without sync, in pieces small enough for the event loop, and synced by the call that lets the loop run.
-
-A write or sync that fails may have left its records or not, and RocksDB says nothing more about them in this process.
-Everything from that batch on is indeterminate, until the directory is opened again and verified. Before each write, and
-again before its acknowledgements, the fencing token is compared: a writer that was overtaken acknowledges nothing more.
+What goes through it is built on the event loop, staged on the thread, and settled on the event loop again.
 """
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -21,12 +14,11 @@ from rocksdict import WriteBatch
 
 from wal.errors import ChannelFenced, Indeterminate
 from wal.failpoint import failpoint
+from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
 from wal.rocks.floor import FloorFile
-from wal.rocks.layout import SyncOptions
-from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.space_watch import SpaceWatch
-from wal.rocks.write import Write
+from wal.rocks.layout import WAITING_MEMTABLES_MAX
+from wal.rocks.space import SpaceLevel, SpaceVerdict, SpaceWatch
 
 WRITE_BYTES_MAX = 1 << 20
 """One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go into one."""
@@ -36,6 +28,100 @@ SPACE_CHECK_S = 0.1
 """How old a look at the disk may be when something is written, and how soon free space is noticed."""
 TABLES_CHECK_S = 0.002
 THREAD_NAME = "rocksmq-writer"
+
+Outcome = asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class EntryWrite:
+    """One log entry."""
+
+    log_id: int
+    position: int
+    tick: int
+    key: bytes
+    value: bytes
+    written: Outcome
+    durable: Outcome
+    synced: SyncedPosition
+
+    urgent = False
+    meta_version = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What it adds to a batch."""
+        return len(self.value)
+
+    def stage(self, batch: WriteBatch, _engine: Engine) -> None:
+        """Put it into a batch, whose default family is that of the entries."""
+        batch.put(self.key, self.value)
+
+
+@dataclass(slots=True, eq=False)
+class RecordWrite:
+    """Changes of small records (None removes), and the range of entry keys to give up with them; synced at once.
+
+    `meta_version` is 0 for changes that leave the state map alone.
+    """
+
+    changes: Mapping[bytes, bytes | None]
+    durable: Outcome
+    meta_version: int = 0
+    dropped: tuple[bytes, bytes] | None = None
+
+    urgent = True
+    log_id = position = tick = 0
+
+    @property
+    def written(self) -> Outcome:
+        """The same as `durable`: nobody wants less of a record."""
+        return self.durable
+
+    @property
+    def size_bytes(self) -> int:
+        """What it adds to a batch."""
+        return sum(len(key) + len(value or b"") for key, value in self.changes.items())
+
+    def stage(self, batch: WriteBatch, engine: Engine) -> None:
+        """Put it into a batch."""
+        for key, value in self.changes.items():
+            if value is None:
+                batch.delete(key, engine.meta_family)
+            else:
+                batch.put(key, value, engine.meta_family)
+        if self.dropped is not None:
+            # The family has to be named: a range deletion does not go to the batch's default one.
+            batch.delete_range(*self.dropped, engine.entry_family)
+
+
+Write = EntryWrite | RecordWrite
+
+
+def settle(writes: Iterable[Write]) -> None:
+    """Show synced entries to readers, and tell who waits for `writes`. Event loop."""
+    for synced, position in {write.synced: write.position for write in writes if isinstance(write, EntryWrite)}.items():
+        synced.advance(position)
+    for write in writes:
+        if not write.durable.done():
+            write.durable.set_result(None)
+    acknowledge(writes)
+
+
+def acknowledge(writes: Iterable[Write]) -> None:
+    """Tell who waits for `writes` that the operating system has them. Event loop."""
+    for write in writes:
+        if not write.written.done():
+            write.written.set_result(None)
+
+
+def fail(writes: Iterable[Write], error: Exception) -> None:
+    """Tell who waits for `writes` that their outcome is open; nobody has to listen. Event loop."""
+    for write in writes:
+        for outcome in (write.written, write.durable):
+            if not outcome.done():
+                outcome.set_exception(error)
+                outcome.exception()  # counts as heard, or an abandoned append would log a traceback
 
 
 class WriterListener(Protocol):
@@ -55,27 +141,30 @@ class WriterListener(Protocol):
 
 
 class Writer:
-    """Owns the thread. `queue` brings the writes; None in it asks for the end.
+    """Owns the thread. `queue` brings the writes, in the order that they get on disk; None in it asks for the end.
 
-    `tell` runs a call on the event loop and may be called from any thread. `space` has looked once already.
+    Each batch is synced when `sync_interval_s` is None, else at least that often. `tell` runs a call on the event loop.
+    A write or sync that fails may have left its records or not, and RocksDB says nothing more about them in this process:
+    everything from that batch on is indeterminate, until the directory is opened again and verified.
     """
 
     def __init__(
         self,
         engine: Engine,
         floor: FloorFile,
-        options: SyncOptions,
+        space: SpaceWatch,
         *,
+        sync_interval_s: float | None,
         queue: SimpleQueue[Write | None],
         listener: WriterListener,
         tell: Callable[..., object],
-        check_owned: Callable[[], None],
-        space: SpaceWatch,
         monotonic: Callable[[], float],
     ) -> None:
-        self._engine, self._floor, self._options = engine, floor, options
+        self._engine, self._floor, self._space = engine, floor, space
+        self._sync_interval_s = sync_interval_s
         self._queue, self._listener, self._tell_loop = queue, listener, tell
-        self._check_owned, self._space, self._monotonic = check_owned, space, monotonic
+        self._monotonic = monotonic
+        self._taken: list[Write] = []
         self._unsynced: list[Write] = []
         self._failure: Exception | None = None
         self._stopping = False
@@ -97,13 +186,14 @@ class Writer:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._tend(self._monotonic())
+        self._tend()
         while not self._stopping:
-            writes = self._take()
-            if writes and self._is_ready_for(writes):
-                self._commit(writes)
-            self._tend(self._monotonic())
-        self._finish()
+            self._taken = self._take()
+            if self._taken:
+                self._commit()
+            self._tend()
+        self._sync_due = self._floor_due = self._monotonic()
+        self._tend()
 
     def _take(self) -> list[Write]:
         """Wait for a write or the next duty; return what is queued, up to one batch."""
@@ -133,37 +223,50 @@ class Writer:
             dues.append(self._space_due)
         return max(0.0, min(dues) - self._monotonic()) if dues else None
 
-    def _commit(self, writes: list[Write]) -> None:
+    def _commit(self) -> None:
+        """Write what was taken. Whatever fails on the way is a failed write: an ended thread would let appends hang."""
         if self._failure is not None:
-            self._tell(self._listener.failed, writes, self._failure)
+            self._fail(self._failure)
             return
-        if not self._unsynced and self._options.interval_s is not None:
-            self._sync_due = self._monotonic() + self._options.interval_s
-        self._unsynced += writes
+        size_bytes = sum(write.size_bytes for write in self._taken)
         try:
-            self._check_owned()
-            failpoint("append.taken")
-            self._write(writes)
-            if self._options.interval_s is None or any(write.urgent for write in writes):
-                self._sync()
-            else:
-                self._tell(self._listener.acknowledged, writes)
+            self._look_before(size_bytes)
+            self._wait_for_tables(size_bytes)
+            if self._failure is None:  # a sync that was due meanwhile may have failed, and what was taken with it
+                self._write()
         except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is open
             self._fail(error)
 
-    def _write(self, writes: list[Write]) -> None:
+    def _write(self) -> None:
+        # RocksDB's `write` holds the interpreter lock and `flush_wal` does not: so a batch is written without sync, in a
+        # piece small enough for the event loop, and synced by the call that lets the loop run.
+        writes, self._taken = self._taken, []
+        if not self._unsynced and self._sync_interval_s is not None:
+            self._sync_due = self._monotonic() + self._sync_interval_s
+        self._unsynced += writes
+        self._floor.check_token()
+        failpoint("append.taken")
         batch = WriteBatch(raw_mode=True)
         batch.set_default_column_family(self._engine.entry_family)
         for write in writes:
-            write.stage(batch)
+            write.stage(batch, self._engine)
         failpoint("append.staged")
-        self._engine.write(batch)
+        self.write_batch(batch)
         failpoint("append.written")
+        if self._sync_interval_s is None or any(write.urgent for write in writes):
+            self._sync()
+        else:
+            self._tell(self._listener.acknowledged, writes)
 
     def _sync(self) -> None:
-        self._engine.sync()
+        self.sync_log()
         failpoint("append.synced")
-        self._check_owned_still()
+        try:
+            self._floor.check_token()
+        except (
+            ChannelFenced
+        ) as error:  # another owner came between the write and now: it may have read the write, or not
+            raise Indeterminate(f"{error}; what was being written may be in the log, or not") from error
         landed = self._unsynced
         if not self._floor.dirty:
             self._floor_due = self._monotonic() + FLOOR_SYNC_S
@@ -174,7 +277,7 @@ class Writer:
             meta=max((write.meta_version for write in landed if write.urgent), default=0),
         )
         failpoint("append.floor_recorded")
-        if self._options.interval_s is not None:
+        if self._sync_interval_s is not None:
             self._sync_floor()  # of a torn tail the floor alone can tell how much was synced
         self._unsynced = []
         self._tell(self._listener.landed, landed)
@@ -183,15 +286,9 @@ class Writer:
         self._floor.sync()
         failpoint("append.floor_synced")
 
-    def _check_owned_still(self) -> None:
-        """Raise `Indeterminate` when another owner came between a write and now: it may have read the write, or not."""
-        try:
-            self._check_owned()
-        except ChannelFenced as error:
-            raise Indeterminate(f"{error}; what was being written may be in the log, or not") from error
-
-    def _tend(self, now: float) -> None:
+    def _tend(self) -> None:
         """Do what is due: the background sync, the floor's sync, a look at the disk's space."""
+        now = self._monotonic()
         if self._failure is None:
             try:
                 if self._unsynced and now >= self._sync_due:
@@ -203,42 +300,13 @@ class Writer:
         if now >= self._space_due and self._space.verdict.level is not SpaceLevel.AMPLE:
             self._look_at_space(now)
 
-    def _is_ready_for(self, writes: list[Write]) -> bool:
-        """Do what comes before a write. A failure here is a failed write: were it to end the thread, appends would hang."""
-        try:
-            self._look_before(writes)
-            self._wait_for_tables(writes)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the thread goes on
-            self._unsynced += writes
-            self._fail(error)
-            return False
-        return True
-
-    def _look_before(self, writes: list[Write]) -> None:
+    def _look_before(self, size_bytes: int) -> None:
         """Look at the disk unless that was just done: an exhausted one gives its reserve up before a write fails."""
-        size_bytes = sum(write.size_bytes for write in writes)
         self._unlooked_bytes += size_bytes
         now = self._monotonic()
         is_due = now >= self._space_due or self._unlooked_bytes >= self._space.verdict.look_after_bytes
         if is_due or self._space.is_tight(size_bytes):
             self._look_at_space(now)
-
-    def _wait_for_tables(self, writes: list[Write]) -> None:
-        """Wait while RocksDB makes tables slower than they fill: its own wait would hold the interpreter lock.
-
-        Appends are held back meanwhile, by the queue that fills up. Closing does not wait; nor does it when a table could
-        not be written: RocksDB may never try that again, and says so at the next write.
-        """
-        self._unasked_bytes += sum(write.size_bytes for write in writes)
-        if self._unasked_bytes < WRITE_BYTES_MAX:
-            return
-        self._unasked_bytes = 0
-        while self._failure is None and self._engine.is_behind() and not self._ending.wait(TABLES_CHECK_S):
-            failures = self._engine.table_failures()
-            if failures > self._table_failures:
-                self._table_failures = failures
-                return
-            self._tend(self._monotonic())
 
     def _look_at_space(self, now: float) -> None:
         self._space_due, self._unlooked_bytes = now + SPACE_CHECK_S, 0
@@ -247,17 +315,30 @@ class Writer:
         if verdict.level is not before.level or (verdict.level >= SpaceLevel.FULL and verdict != before):
             self._tell(self._listener.space_changed, verdict)
 
+    def _wait_for_tables(self, size_bytes: int) -> None:
+        """Wait while RocksDB makes tables slower than they fill: its own wait would hold the interpreter lock.
+
+        Appends are held back meanwhile, by the queue that fills up. Closing does not wait; nor does it when a table could
+        not be written: RocksDB may never try that again, and says so at the next write.
+        """
+        self._unasked_bytes += size_bytes
+        if self._unasked_bytes < WRITE_BYTES_MAX:
+            return
+        self._unasked_bytes = 0
+        while self._failure is None and self.is_behind() and not self._ending.wait(TABLES_CHECK_S):
+            failures = self.table_failures()
+            if failures > self._table_failures:
+                self._table_failures = failures
+                return
+            self._tend()
+
     def _fail(self, error: Exception) -> None:
         cause = error.__cause__
         self._failure = cause if isinstance(cause, ChannelFenced) else error
         self._failure.with_traceback(None)  # its frames would keep the database open after closing
         error.with_traceback(None)
-        failed, self._unsynced = self._unsynced, []
+        failed, self._unsynced, self._taken = self._unsynced + self._taken, [], []
         self._tell(self._listener.failed, failed, error)
-
-    def _finish(self) -> None:
-        self._sync_due = self._floor_due = self._monotonic()
-        self._tend(self._monotonic())
 
     def _tell(self, report: Callable[..., None], *arguments: object) -> None:
         try:
@@ -265,3 +346,26 @@ class Writer:
         except RuntimeError:
             # The event loop ended without closing the store: nobody is left to submit or to be told.
             self._stopping = True
+
+    # --- what it asks of RocksDB ---------------------------------------------------------------------------------------
+
+    def write_batch(self, batch: WriteBatch) -> None:
+        """Write a batch atomically, without sync."""
+        self._engine.database.write(batch)
+
+    def sync_log(self) -> None:
+        """Sync everything written."""
+        self._engine.database.flush_wal(sync=True)
+
+    def is_behind(self) -> bool:
+        """Whether a write may have to wait for memtables or tables to be written; 4 us."""
+        value = self._engine.entries.property_int_value
+        return bool(
+            (value("rocksdb.num-immutable-mem-table") or 0) >= WAITING_MEMTABLES_MAX
+            or value("rocksdb.is-write-stopped")
+            or value("rocksdb.actual-delayed-write-rate")
+        )
+
+    def table_failures(self) -> int:
+        """How often RocksDB failed to write a table since it was opened."""
+        return self._engine.database.property_int_value("rocksdb.background-errors") or 0

@@ -17,8 +17,8 @@ from tests.chaos.nursery import Nursery
 from tests.chaos.report import GateReport
 from tests.chaos.worker import JOURNAL
 from tests.chaos.workload import Load
+from wal.files import LOCK_NAME
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.ownership import LOCK_NAME
 
 TAKEOVERS_IN_A_LIFE = 4
 WORKING_S_MAX = 0.4

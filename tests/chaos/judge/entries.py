@@ -16,8 +16,7 @@ from wal.headers import (
     InsertHeader,
     MessageType,
 )
-from wal.message import LogEntry, Message, TransactionMessage
-from wal.transaction_buffer import TransactionBuffer
+from wal.message import LogEntry, Message, TransactionBuffer, TransactionMessage
 
 
 def judge_entries(entries: Iterable[LogEntry]) -> Iterator[str]:

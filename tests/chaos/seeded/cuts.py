@@ -12,6 +12,7 @@ import flusher.cuts
 import flusher.run
 import flusher.snapshot
 import streamingnode.snapshot
+from flusher.checkpoint import Checkpoint
 from flusher.data_file import FileInProgress
 from flusher.retention import Retention
 from flusher.run import FlushRun, OpenCut
@@ -88,8 +89,8 @@ def _manifest_first(right: Right) -> Right:
 
 
 def _border_read_twice(right: Right) -> Right:
-    async def read_tail(channel: Any, info: Any, *, after_tick: int, position: int, until: int) -> Any:
-        return await right(channel, info, after_tick=0, position=position, until=until)
+    async def read_tail(channel: Any, info: Any, checkpoint: Checkpoint, *, until: int) -> Any:
+        return await right(channel, info, msgspec.structs.replace(checkpoint, tick=0, position=0), until=until)
 
     return read_tail
 

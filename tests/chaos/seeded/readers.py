@@ -5,31 +5,31 @@ from typing import Any
 
 import msgspec
 
-import scanner.starting_point
+import scanner.source
 import streamingnode.reading.read_message
 from scanner.named_reader import NamedReaders, ReaderPosition
-from scanner.source import CatchUp, SwitchableReader, Tailing
-from scanner.starting_point import StartingPoint
+from scanner.source import EntrySource, StartingPoint
 from streamingnode.reading.reader import CollectionReader
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.errors import Truncated
 from wal.headers import MessageType
-from wal.live_tail import PendingQueue
-from wal.message import LogEntry, Message
-from wal.transaction_buffer import TransactionBuffer
+from wal.live_tail import LiveTail
+from wal.message import LogEntry, Message, TransactionBuffer
 
 
 def _entry_left_out(right: Right) -> Right:
-    async def following(catch_up: CatchUp) -> list[LogEntry]:
-        entries: list[LogEntry] = await right(catch_up)
+    async def following(source: EntrySource) -> list[LogEntry]:
+        entries: list[LogEntry] = await right(source)
         return entries[1:] if len(entries) > 2 else entries
 
     return following
 
 
 def _starts_one_late(right: Right) -> Right:
-    def start_with(log: Any, entry: LogEntry, *, after_tick: int) -> Any:
+    def start_with(log: Any, entry: LogEntry | None, *, after_tick: int) -> Any:
         start = right(log, entry, after_tick=after_tick)
+        if entry is None:
+            return start
         return start._replace(position=min(start.position + 1, entry.first_position))
 
     return start_with
@@ -44,46 +44,45 @@ def _starts_one_early(right: Right) -> Right:
 
 
 def _all_with_a_hole(_right: Right) -> Right:
-    async def start_at_earliest(log: Any, _reader: Any) -> Any:
-        return StartingPoint(log.first_position, 0)
+    async def start_at_earliest(reads: Any) -> Any:
+        return StartingPoint(reads.log.first_position, 0)
 
     return start_at_earliest
 
 
 def _truncation_not_told(right: Right) -> Right:
-    async def search_after_tick(log: Any, reader: Any, tick: int) -> Any:
+    async def start_after_tick(reads: Any, tick: int) -> Any:
         try:
-            return await right(log, reader, tick)
+            return await right(reads, tick)
         except Truncated:
-            return StartingPoint(log.first_position, tick)
+            return StartingPoint(reads.log.first_position, tick)
 
-    return search_after_tick
+    return start_after_tick
 
 
 def _tail_skips(right: Right) -> Right:
-    def snapshot_from(queue: PendingQueue, position: int, *, bytes_max: int | None = None) -> list[LogEntry]:
-        entries: list[LogEntry] = right(queue, position, bytes_max=bytes_max)
+    def snapshot_from(tail: LiveTail, position: int, *, bytes_max: int) -> list[LogEntry]:
+        entries: list[LogEntry] = right(tail, position, bytes_max=bytes_max)
         return entries[:1] + entries[2:] if len(entries) > 2 else entries
 
     return snapshot_from
 
 
 def _lost_at_the_switch(_right: Right) -> Right:
-    def cover(reader: SwitchableReader) -> bool:
-        skipped = int(reader._log.durable_position > reader.position)
-        tail = reader._tail.open_reader(reader.position + skipped) if reader._tail is not None else None
-        if tail is None:
+    def switch_to_tail(source: EntrySource) -> bool:
+        skipped = int(source._reads.log.durable_position > source._position)
+        source._tailing = source._tail.open_reader(source._position + skipped) if source._tail is not None else None
+        if source._tailing is None:
             return False
-        reader._tailing = Tailing(tail, read_bytes=reader._read_bytes)
-        reader._catch_up.close()
+        source._stop_reading()
         return True
 
-    return cover
+    return switch_to_tail
 
 
 def _told_one_tick_too_many(right: Right) -> Right:
-    async def following(tailing: Tailing) -> Any:
-        read = await right(tailing)
+    async def following(source: EntrySource, tailing: Any) -> Any:
+        read = await right(source, tailing)
         return read._replace(confirmed_tick=read.confirmed_tick + 1)
 
     return following
@@ -141,15 +140,15 @@ def _acknowledged_too_far(right: Right) -> Right:
     return save
 
 
-SCAN_OFF_BY_ONE = SeededBug("scan off by one", CatchUp, "next", _entry_left_out)
+SCAN_OFF_BY_ONE = SeededBug("scan off by one", EntrySource, "_read_log", _entry_left_out)
 OTHERS = (
-    SeededBug("a reader starts one late", scanner.starting_point, "_start_with", _starts_one_late),
-    SeededBug("a reader starts one early", scanner.starting_point, "_start_after_tick", _starts_one_early),
-    SeededBug("a history with a hole", scanner.starting_point, "_start_at_earliest", _all_with_a_hole),
-    SeededBug("a reader is not told of truncation", scanner.starting_point, "_search_after_tick", _truncation_not_told),
-    SeededBug("the live tail skips", PendingQueue, "snapshot_from", _tail_skips),
-    SeededBug("an entry lost at the switch to the tail", SwitchableReader, "_cover", _lost_at_the_switch),
-    SeededBug("readers are told of a tick too many", Tailing, "next", _told_one_tick_too_many),
+    SeededBug("a reader starts one late", scanner.source, "_start_with", _starts_one_late),
+    SeededBug("a reader starts one early", scanner.source, "_start_after_tick", _starts_one_early),
+    SeededBug("a history with a hole", scanner.source, "_start_at_earliest", _all_with_a_hole),
+    SeededBug("a reader is not told of truncation", scanner.source, "_start_after_tick", _truncation_not_told),
+    SeededBug("the live tail skips", LiveTail, "snapshot_from", _tail_skips),
+    SeededBug("an entry lost at the switch to the tail", EntrySource, "_switch_to_tail", _lost_at_the_switch),
+    SeededBug("readers are told of a tick too many", EntrySource, "_read_tail", _told_one_tick_too_many),
     SeededBug("bodies before their commit", TransactionBuffer, "_observe_message", _bodies_at_once),
     SeededBug("half a transaction", TransactionBuffer, "_commit", _half_a_transaction),
     SeededBug("one shard of an insert", streamingnode.reading.read_message, "_merged", _one_shard_of_a_tick),

@@ -3,7 +3,7 @@
 from typing import Any
 
 from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
-from interceptors.txn_manager import TxnManager
+from interceptors.txn import TxnManager
 from tests.chaos.seeded.bug import Right, SeededBug
 from tests.chaos.simulation.store import SimulatedStore
 from wal.timetick import TickAllocator, compose_tick
@@ -18,10 +18,10 @@ def _tick_goes_back(_right: Right) -> Right:
 
 
 def _stale_tick(_right: Right) -> Right:
-    async def consistent_tick(operator: TimeTickSyncOperator, *, at_least: int = 0) -> int:
+    async def sync(operator: TimeTickSyncOperator) -> int:
         return operator._acks.confirmed_tick
 
-    return consistent_tick
+    return sync
 
 
 def _confirmed_when_queued(_right: Right) -> Right:
@@ -29,9 +29,7 @@ def _confirmed_when_queued(_right: Right) -> Right:
         if group.ticket is None:
             interceptor._acks.fail(acker)
         else:
-            entry = interceptor._entry(group, group.ticket)
-            interceptor._mvcc.update(entry)
-            interceptor._acks.confirm(acker, entry)
+            interceptor._acks.confirm(acker, interceptor._entry(group, group.ticket))
 
     return decide
 
@@ -59,7 +57,7 @@ TICK_GOES_BACK = SeededBug("tick goes back", TickAllocator, "allocate", _tick_go
 CONFIRMED_WHEN_QUEUED = SeededBug(
     "readers see what is not durable", TimeTickInterceptor, "_decide", _confirmed_when_queued
 )
-STALE_TICK = SeededBug("stale consistent tick", TimeTickSyncOperator, "consistent_tick", _stale_tick)
+STALE_TICK = SeededBug("stale consistent tick", TimeTickSyncOperator, "sync", _stale_tick)
 OTHERS = (
     SeededBug("the floor does not know what readers know", SimulatedStore, "promise_tick", _promise_nothing),
     SeededBug("readers resume at their own position", TxnManager, "oldest_open_begin", _own_position_confirmed),

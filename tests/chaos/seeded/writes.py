@@ -6,15 +6,14 @@ from typing import Any
 
 import msgspec
 
-import streamingnode.channel_term
+import streamingnode.channel
 import streamingnode.composition
-import streamingnode.retry
 from interceptors.recovery import RecoveredChannel
 from interceptors.shard.state import ShardState
 from interceptors.txn import TxnInterceptor
 from interceptors.window import Window, result_of_group
-from streamingnode.retry import Retry
 from tests.chaos.seeded.bug import Right, SeededBug
+from wal.adaptor import Wal
 from wal.headers import CommitTxnHeader, MessageType
 from wal.log import AppendGroup
 from wal.message import LogEntry
@@ -50,7 +49,7 @@ def _recovery_ends_early(right: Right) -> Right:
 def _offsets_of_the_last_row_but_one(right: Right) -> Right:
     def restore(data: bytes) -> ShardState:
         state: ShardState = right(data)
-        state._next_offsets = {name: max(offset - 1, 0) for name, offset in state._next_offsets.items()}
+        state.next_offsets = {name: max(offset - 1, 0) for name, offset in state.next_offsets.items()}
         return state
 
     return restore
@@ -60,10 +59,10 @@ def _offsets_of_inserts(right: Right) -> Right:
     """Row offsets count calls instead of rows."""
 
     def insert(state: ShardState, header: Any, change: Any, tick: int) -> Any:
-        before = state._next_offsets.get(change.vchannel)
+        before = state.next_offsets.get(change.vchannel)
         fits = right(state, header, change, tick)
         if before is not None:
-            state._next_offsets[change.vchannel] = before + 1
+            state.next_offsets[change.vchannel] = before + 1
         return fits
 
     return insert
@@ -78,7 +77,7 @@ def _window_not_rebuilt(_right: Right) -> Right:
 
 
 def _window_not_persisted(right: Right) -> Right:
-    return lambda window: right(window._replace(producers=()))
+    return lambda window: right(Window(tick=window.tick))
 
 
 def _result_of_another(right: Right) -> Right:
@@ -91,17 +90,22 @@ def _result_of_another(right: Right) -> Right:
 def _second_id_for_a_retry(right: Right) -> Right:
     numbers = itertools.count(1 << 40)
 
-    def copy(*arguments: Any) -> AppendGroup:
-        group: AppendGroup = right(*arguments)
-        assert group.producer is not None, "what is repeated is stamped"
-        group.producer = msgspec.structs.replace(group.producer, sequence=next(numbers))
-        return group
+    def copier(first: AppendGroup) -> Any:
+        copy = right(first)
 
-    return copy
+        def other() -> AppendGroup:
+            group: AppendGroup = copy()
+            assert group.producer is not None, "what is repeated is stamped"
+            group.producer = msgspec.structs.replace(group.producer, sequence=next(numbers))
+            return group
+
+        return other
+
+    return copier
 
 
 def _indeterminate_is_done(_right: Right) -> Right:
-    async def repeat(_retry: Any, group: AppendGroup, _copy: Any, error: BaseException) -> Any:
+    async def repeat(_wal: Any, group: AppendGroup, _copy: Any, error: BaseException) -> Any:
         if group.ticket is None:
             raise error
         return result_of_group(group, RocksMessageId)
@@ -115,11 +119,11 @@ WINDOW_NOT_PERSISTED = SeededBug(
     "window not persisted", streamingnode.composition, "encode_window", _window_not_persisted
 )
 OTHERS = (
-    SeededBug("recovery ends early", streamingnode.channel_term, "recover", _recovery_ends_early),
+    SeededBug("recovery ends early", streamingnode.channel, "recover", _recovery_ends_early),
     SeededBug("row offsets used again after recovery", ShardState, "restore", _offsets_of_the_last_row_but_one),
     SeededBug("row offsets count inserts", ShardState, "_insert", _offsets_of_inserts),
     SeededBug("window not rebuilt", Window, "observe", _window_not_rebuilt),
     SeededBug("another result for a retry", Window, "add", _result_of_another),
-    SeededBug("a retry is given a second id", streamingnode.retry, "_copy", _second_id_for_a_retry),
-    SeededBug("an indeterminate write is taken for done", Retry, "_repeat", _indeterminate_is_done),
+    SeededBug("a retry is given a second id", AppendGroup, "copier", _second_id_for_a_retry),
+    SeededBug("an indeterminate write is taken for done", Wal, "_repeat", _indeterminate_is_done),
 )

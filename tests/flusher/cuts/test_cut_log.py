@@ -12,7 +12,7 @@ from flusher.manifest import decode_manifest, encode_manifest
 from interceptors.errors import CollectionNotFound
 from tests.spark_sink.node_builder import NodeBuilder
 from wal.errors import Corrupt, InvalidArgument, Truncated
-from wal.rocks.floor import create_floor
+from wal.rocks.floor import Floor, write_floor
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_a_missing_directory_of_cuts_is_corrupt_for_who_knows_of_one(node: NodeB
 
 
 def test_cuts_of_another_node_than_the_floor_file_says_are_corrupt(node: NodeBuilder) -> None:
-    create_floor(node.path, "somebody-else")
+    write_floor(node.path, Floor(node_id="somebody-else"))
     with pytest.raises(Corrupt, match="is of node node-1, not of somebody-else"):
         CutLog(node.path).read(3)
     (node.path / "floor").write_bytes(b"damaged")

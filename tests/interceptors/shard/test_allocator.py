@@ -60,7 +60,7 @@ async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error
     assert len(errors) == 3
     assert len(refusal.tried) == ATTEMPTS_MAX
     assert max(channel.pauses) == RETRY_S_MAX
-    assert channel.allocator.waiting == 0
+    assert channel.allocator._wanted == {}
 
 
 async def test_insert_after_a_failed_allocation_asks_again(channel: LiveChannel) -> None:

@@ -1,40 +1,45 @@
 import asyncio
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.acks import AckDetail, Acker, AckKind, AckManager, Unpromised
+from interceptors.timetick import Acker, AckManager, MvccManager, Unpromised
 from tests.wal.manual_log import allocator
 from wal.errors import Indeterminate
+from wal.live_tail import LiveTail
 from wal.message import LogEntry
 from wal.timetick import TICK_MAX, TickAllocator
 
 pytestmark = pytest.mark.anyio
 
 
-class Released:
-    def __init__(self) -> None:
-        self.details: list[AckDetail] = []
+class Readers(LiveTail):
+    """What readers are told: ticks of entries, and of marks."""
 
-    def __call__(self, details: Sequence[AckDetail]) -> None:
-        assert details
-        self.details += details
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int]] = []
+
+    def append(self, entry: LogEntry) -> None:
+        self.told.append(("entry", entry.time_tick))
+
+    def advance(self, tick: int) -> None:
+        self.told.append(("mark", tick))
 
     def take(self) -> list[int]:
-        ticks = [detail.tick for detail in self.details]
-        self.details.clear()
+        ticks = [tick for _, tick in self.told]
+        self.told.clear()
         return ticks
 
 
 class Bench:
     def __init__(self, ticks: TickAllocator | None = None) -> None:
         self.ticks = ticks or allocator()
-        self.released = Released()
+        self.readers = Readers()
         self.first = self.ticks.allocate()
-        self.acks = AckManager(self.ticks, confirmed_tick=self.first, release=self.released)
+        self.acks = AckManager(self.ticks, confirmed_tick=self.first, tail=self.readers, mvcc=MvccManager(self.first))
         self.acks.promised_tick = TICK_MAX
 
     def allocate(self, count: int) -> list[Acker]:
@@ -61,13 +66,13 @@ async def test_reference_vector_of_acknowledgements_out_of_order() -> None:
     bench = Bench()
     one, two, three, four, *rest = bench.allocate(10)
     bench.confirm(two, four)
-    assert bench.released.take() == []
+    assert bench.readers.take() == []
     bench.confirm(one)
-    assert bench.released.take() == [one.tick, two.tick]
+    assert bench.readers.take() == [one.tick, two.tick]
     bench.confirm(*rest)
-    assert bench.released.take() == []
+    assert bench.readers.take() == []
     bench.confirm(three)
-    assert bench.released.take() == [three.tick, four.tick, *(acker.tick for acker in rest)]
+    assert bench.readers.take() == [three.tick, four.tick, *(acker.tick for acker in rest)]
     assert bench.acks.pending == 0
     assert bench.acks.confirmed_tick == rest[-1].tick
 
@@ -87,7 +92,8 @@ async def test_failed_append_confirms_its_tick_and_lets_the_next_ones_through() 
     one, two = bench.allocate(2)
     bench.confirm(two)
     bench.acks.fail(one)
-    assert [detail.kind for detail in bench.released.details] == [AckKind.FAILED, AckKind.ENTRY]
+    assert bench.readers.told == [("entry", two.tick)]
+    assert bench.acks.confirmed_tick == two.tick
 
 
 async def test_append_that_ends_twice_is_a_bug() -> None:
@@ -101,17 +107,17 @@ async def test_append_that_ends_twice_is_a_bug() -> None:
 
 async def test_mark_of_an_idle_log_is_confirmed_at_once() -> None:
     bench = Bench()
-    tick = bench.acks.mark()
+    tick = bench.acks.mark().tick
     assert tick > bench.first
     assert bench.acks.confirmed_tick == tick
-    assert [detail.kind for detail in bench.released.details] == [AckKind.SYNC]
-    assert bench.acks.mark() > tick, "an idle log advances with the clock"
+    assert bench.readers.told == [("mark", tick)]
+    assert bench.acks.mark().tick > tick, "an idle log advances with the clock"
 
 
 async def test_mark_waits_for_everything_below_it() -> None:
     bench = Bench()
     one, two = bench.allocate(2)
-    tick = bench.acks.mark()
+    tick = bench.acks.mark().tick
     assert tick > two.tick
     bench.confirm(two)
     assert bench.acks.confirmed_tick == bench.first
@@ -134,27 +140,27 @@ async def test_nothing_at_or_above_an_indeterminate_tick_is_confirmed() -> None:
     one, two, three = bench.allocate(3)
     bench.acks.abandon(two)
     bench.confirm(three)
-    assert bench.released.take() == []
+    assert bench.readers.take() == []
     bench.confirm(one)
-    assert bench.released.take() == [one.tick]
+    assert bench.readers.take() == [one.tick]
     assert bench.acks.confirmed_tick == one.tick
     assert bench.acks._indeterminate_tick == two.tick
     with pytest.raises(Indeterminate, match="ask for a new tick"):
         bench.acks.mark()
 
 
-async def test_waiters_at_or_above_an_indeterminate_tick_fail_and_those_below_are_served() -> None:
+async def test_marks_above_an_indeterminate_tick_fail_and_those_below_are_served() -> None:
     bench = Bench()
-    one, two, three = bench.allocate(3)
-    below, at, above = (bench.acks.confirmed(acker.tick) for acker in (one, two, three))
+    (one,), below = bench.allocate(1), bench.acks.mark()
+    (two,), above = bench.allocate(1), bench.acks.mark()
     bench.acks.abandon(two)
-    later = bench.acks.confirmed(three.tick)
-    for waiter in (at, above, later):
-        with pytest.raises(Indeterminate):
-            await waiter
-    assert not below.done()
+    assert above.confirmed is not None
+    with pytest.raises(Indeterminate):
+        await above.confirmed
+    assert below.confirmed is not None
+    assert not below.confirmed.done()
     bench.confirm(one)
-    await below
+    await below.confirmed
 
 
 async def test_smallest_of_several_indeterminate_ticks_counts() -> None:
@@ -165,23 +171,15 @@ async def test_smallest_of_several_indeterminate_ticks_counts() -> None:
     assert bench.acks._indeterminate_tick == one.tick
 
 
-async def test_waiters_are_woken_in_the_order_of_their_ticks_and_not_early() -> None:
+async def test_mark_is_confirmed_when_everything_below_it_has_ended_and_not_early() -> None:
     bench = Bench()
-    ackers = bench.allocate(3)
-    waiters = [bench.acks.confirmed(acker.tick) for acker in reversed(ackers)][::-1]
-    for number, acker in enumerate(ackers, 1):
+    one, two = bench.allocate(2)
+    mark = bench.acks.mark()
+    assert mark.confirmed is not None
+    for acker in (two, one):
+        assert not mark.confirmed.done()
         bench.confirm(acker)
-        assert [waiter.done() for waiter in waiters] == [at < number for at in range(3)]
-    assert bench.acks.confirmed(ackers[0].tick).done()
-
-
-async def test_cancelled_waiter_disturbs_nobody() -> None:
-    bench = Bench()
-    (one,) = bench.allocate(1)
-    gone, stays = bench.acks.confirmed(one.tick), bench.acks.confirmed(one.tick)
-    gone.cancel()
-    bench.confirm(one)
-    await stays
+    assert mark.confirmed.done()
 
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
@@ -197,7 +195,7 @@ def test_release_is_gapless_ascending_and_never_ahead_of_an_unacknowledged_tick(
                 acker = bench.acks.allocate()
                 open_ackers.append(acker)
                 allocated.append(acker.tick)
-            if rng.random() < 0.3 and (mark := bench.acks.mark()) not in allocated:
+            if rng.random() < 0.3 and (mark := bench.acks.mark().tick) not in allocated:
                 allocated.append(mark)
             if open_ackers and rng.random() < 0.7:
                 acker = open_ackers.pop(rng.randrange(len(open_ackers)))
@@ -205,11 +203,12 @@ def test_release_is_gapless_ascending_and_never_ahead_of_an_unacknowledged_tick(
                     bench.confirm(acker)
                 else:
                     bench.acks.fail(acker)
-            released += bench.released.take()
+                    allocated.remove(acker.tick)
+            released += bench.readers.take()
             assert released == allocated[: len(released)]
             assert all(acker.tick > bench.acks.confirmed_tick for acker in open_ackers)
         bench.confirm(*open_ackers)
-        assert released + bench.released.take() == allocated
+        assert released + bench.readers.take() == allocated
         assert bench.acks.pending == 0
 
     asyncio.run(scenario())
@@ -217,19 +216,17 @@ def test_release_is_gapless_ascending_and_never_ahead_of_an_unacknowledged_tick(
 
 async def test_ended_term_gives_readers_no_further_tick_and_lets_nobody_wait() -> None:
     bench = Bench()
-    first, second = bench.allocate(2)
+    first, _ = bench.allocate(2)
     bench.confirm(first)
-    waiting = bench.acks.confirmed(second.tick)
+    waiting = bench.acks.mark().confirmed
+    assert waiting is not None
     bench.acks.end()
     bench.acks.end()
     with pytest.raises(Indeterminate):
         await waiting
     with pytest.raises(Indeterminate):
         bench.acks.mark()
-    with pytest.raises(Indeterminate):
-        await bench.acks.confirmed(bench.ticks.last + 1)
-    await bench.acks.confirmed(first.tick)
-    assert bench.released.take() == [first.tick]
+    assert bench.readers.take() == [first.tick]
 
 
 async def test_mark_beyond_what_is_promised_is_told_to_nobody() -> None:
@@ -237,10 +234,10 @@ async def test_mark_beyond_what_is_promised_is_told_to_nobody() -> None:
     bench.acks.promised_tick = bench.ticks.last
     with pytest.raises(Unpromised) as unpromised:
         bench.acks.mark()
-    assert bench.released.details == []
+    assert bench.readers.told == []
     assert (bench.acks.pending, bench.acks.confirmed_tick) == (0, bench.first)
     bench.acks.promised_tick = unpromised.value.tick
     with pytest.raises(Unpromised):
         bench.acks.mark()
     bench.acks.promised_tick = TICK_MAX
-    assert bench.acks.mark() > unpromised.value.tick
+    assert bench.acks.mark().tick > unpromised.value.tick

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from interceptors.acks import AckManager
+from interceptors.timetick import AckManager
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import A, B, insert, settle
 from wal.errors import Indeterminate, StorageFailed
@@ -84,8 +84,8 @@ async def test_entry_written_but_not_synced_is_acknowledged_and_not_published() 
     channel.log.write()
     result = await append
     assert channel.published() == []
-    assert not channel.acks.confirmed(result.time_tick).done()
-    consistent = asyncio.ensure_future(channel.sync_operator.consistent_tick())
+    assert channel.acks.confirmed_tick < result.time_tick
+    consistent = asyncio.ensure_future(channel.sync_operator.sync())
     await settle()
     assert not consistent.done(), "a tick above an acknowledged append waits until that is synced"
     channel.log.sync()
@@ -147,5 +147,6 @@ async def test_write_nobody_can_know_the_end_of_counts_as_indeterminate() -> Non
 
 
 async def test_ack_manager_of_a_term_without_a_first_tick_is_refused() -> None:
+    channel = TickChannel()
     with pytest.raises(AssertionError):
-        AckManager(TickChannel().ticks, confirmed_tick=0, release=lambda _details: None)
+        AckManager(channel.ticks, confirmed_tick=0, tail=channel.tail, mvcc=channel.mvcc)

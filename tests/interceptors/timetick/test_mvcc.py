@@ -1,4 +1,4 @@
-from interceptors.acks import MvccManager
+from interceptors.timetick import MvccManager
 from tests.wal.manual_log import A, B, begin, commit, insert
 from wal.headers import DropCollectionHeader, MessageType
 from wal.log import AppendGroup

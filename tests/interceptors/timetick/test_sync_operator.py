@@ -6,7 +6,6 @@ from interceptors.timetick import PROMISED_AHEAD_MS
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import insert, settle
 from wal.errors import StorageFailed
-from wal.headers import TimeTickHeader
 from wal.timetick import physical_ms
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +26,7 @@ async def test_idle_tick_follows_the_clock_and_is_promised_before_readers_hear_o
     channel.clock.now_ms -= PROMISED_AHEAD_MS
     second = await channel.sync_operator.sync()
     assert len(channel.promised) == 2
-    assert channel.tail.confirmed_tick == channel.sync_operator.confirmed_tick == second
+    assert channel.tail.confirmed_tick == channel.acks.confirmed_tick == second
     assert channel.log.next_position == 1, "nothing was written"
 
 
@@ -44,7 +43,7 @@ async def test_tick_that_cannot_be_promised_is_an_error_and_readers_hear_of_it_o
 
 async def test_calls_that_come_together_wait_for_one_promise() -> None:
     channel = TickChannel()
-    ticks = await asyncio.gather(*(channel.sync_operator.consistent_tick() for _ in range(20)))
+    ticks = await asyncio.gather(*(channel.sync_operator.sync() for _ in range(20)))
     assert len(channel.promised) == 1
     assert channel.promised[0] >= max(ticks)
 
@@ -57,7 +56,7 @@ async def test_consistent_tick_is_above_everything_acknowledged_and_wakes_reader
     reader = channel.tail.open_reader(channel.tail.next_position)
     assert reader is not None
     reading = asyncio.ensure_future(reader.next())
-    tick = await channel.sync_operator.consistent_tick()
+    tick = await channel.sync_operator.sync()
     assert tick > result.time_tick
     assert (await reading).confirmed_tick >= result.time_tick
     assert channel.tail.confirmed_tick == tick
@@ -66,31 +65,18 @@ async def test_consistent_tick_is_above_everything_acknowledged_and_wakes_reader
 async def test_consistent_tick_waits_for_appends_in_flight() -> None:
     channel = TickChannel()
     append = await channel.start(insert())
-    consistent = asyncio.ensure_future(channel.sync_operator.consistent_tick())
+    consistent = asyncio.ensure_future(channel.sync_operator.sync())
     await settle()
     assert not consistent.done()
     channel.log.write()
     assert await consistent > (await append).time_tick
 
 
-async def test_consistent_tick_reaches_a_tick_another_log_has_given_out() -> None:
-    channel = TickChannel()
-    await channel.start(insert())
-    waiting = asyncio.ensure_future(channel.sync_operator.consistent_tick())
-    await settle()
-    elsewhere = channel.ticks.allocate()  # above the mark that is already waiting, and would be shared
-    consistent = asyncio.ensure_future(channel.sync_operator.consistent_tick(at_least=elsewhere))
-    await settle()
-    channel.log.write()
-    assert await waiting < elsewhere
-    assert await consistent >= elsewhere
-
-
 async def test_cancelled_consistent_tick_leaves_nothing_that_waits() -> None:
     channel = TickChannel()
     append = await channel.start(insert())
     for _ in range(20):
-        consistent = asyncio.ensure_future(channel.sync_operator.consistent_tick())
+        consistent = asyncio.ensure_future(channel.sync_operator.sync())
         await settle()
         consistent.cancel()
         await settle()
@@ -98,17 +84,3 @@ async def test_cancelled_consistent_tick_leaves_nothing_that_waits() -> None:
     channel.log.write()
     await append
     assert channel.acks.pending == 0
-
-
-async def test_persisted_tick_is_an_entry_of_the_log_that_names_its_source() -> None:
-    channel = TickChannel()
-    persist = asyncio.ensure_future(channel.sync_operator.persist(channel.append))
-    await settle()
-    channel.log.write()
-    tick = await persist
-    assert channel.published() == [tick]
-    reader = channel.tail.open_reader(1)
-    assert reader is not None
-    read = reader.poll()
-    assert read is not None
-    assert read.entries[0].messages[0].header == TimeTickHeader(source_id="node-1")

@@ -3,14 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-from interceptors.acks import AckManager, MvccManager, ReaderRelease
-from interceptors.chain import build
-from interceptors.redo import RedoInterceptor, RedoLimits
-from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
+from interceptors.chain import Chain, RedoInterceptor
+from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor, TimeTickSyncOperator
 from tests.wal.manual_log import ManualLog, StillClock, allocator, settle
-from wal.adaptor import log_end
 from wal.live_tail import LiveTail
-from wal.log import AppendGroup, AppendResult
+from wal.log import AppendGroup, AppendResult, log_end
 
 
 class TickChannel:
@@ -26,17 +23,10 @@ class TickChannel:
         self.promised: list[int] = []
         self.promise_refusal: Exception | None = None
         self.mvcc = MvccManager(self.first_tick)
-        release = ReaderRelease(self.tail, self.mvcc)
-        self.acks = AckManager(self.ticks, confirmed_tick=self.first_tick, release=release)
-        self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise, source_id="node-1")
-        self.timetick = TimeTickInterceptor(
-            wal_name="memory",
-            acks=self.acks,
-            mvcc=self.mvcc,
-            oldest_open_begin=oldest_open_begin,
-        )
-        redo = RedoInterceptor(RedoLimits(wait_s_max=5))
-        self.append = build([redo, self.timetick], log_end(self.log))
+        self.acks = AckManager(self.ticks, confirmed_tick=self.first_tick, tail=self.tail, mvcc=self.mvcc)
+        self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise)
+        self.timetick = TimeTickInterceptor(wal_name="memory", acks=self.acks, oldest_open_begin=oldest_open_begin)
+        self.append = Chain([RedoInterceptor(wait_s_max=5), self.timetick], log_end(self.log)).append
 
     async def start(self, group: AppendGroup) -> "asyncio.Task[AppendResult]":
         """Begin an append and run it as far as it gets."""

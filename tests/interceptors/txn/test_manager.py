@@ -3,7 +3,9 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
+from interceptors import txn
 from interceptors.errors import AlreadyExists, CollectionNotFound, InvalidTransactionState, TransactionExpired
+from interceptors.txn import Commits
 from interceptors.txn_session import SessionState, TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
@@ -13,9 +15,9 @@ from tests.interceptors.live_channel import (
     insert,
     settle_tasks,
 )
-from wal.errors import StorageFull
+from wal.errors import OnShutdown, StorageFull
 from wal.headers import MessageType
-from wal.log import AppendGroup
+from wal.log import AppendGroup, AppendResult
 from wal.message import TransactionMessage
 
 pytestmark = pytest.mark.anyio
@@ -96,7 +98,7 @@ async def test_client_may_roll_back_what_expired_and_the_worker_does_not_repeat_
     assert (await channel.types()).count(MessageType.ROLLBACK_TXN) == 1
 
 
-async def test_rollback_worker_writes_a_rollback_as_soon_as_a_session_is_doomed(channel: LiveChannel) -> None:
+async def test_rollback_worker_writes_a_rollback_as_soon_as_a_session_failed(channel: LiveChannel) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(channel.rollbacks.run, channel.append_group)
         await channel.begin(10)
@@ -169,22 +171,6 @@ async def test_exclusive_message_that_is_refused_ends_no_transaction(channel: Li
     with pytest.raises(AlreadyExists):
         await channel.create_partition(info, "eu")
     await channel.commit(txn_id)
-
-
-async def test_commit_behind_an_exclusive_message_still_on_its_way_is_refused(channel: LiveChannel) -> None:
-    """The exclusive message counts from its place in the log, not from its durability."""
-    info = await channel.create_collection("a")
-    txn_id = await channel.begin()
-    await channel.append(insert(info, txn_id=txn_id))
-    channel.log.hold()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(channel.create_partition, info, "eu")
-        await settle_tasks()
-        group = AppendGroup([commit(txn_id)])  # past the lock, which would hold it back
-        group.stamp_time_tick(channel.ticks.allocate(), None)
-        with pytest.raises(TransactionExpired, match="schema change"):
-            channel.txn.request_commit(group, txn_id)
-        channel.log.release()
 
 
 # --- where readers resume ---------------------------------------------------------------------------------------------
@@ -272,3 +258,42 @@ async def test_state_of_a_commit_in_the_logs_hands_is_left_to_the_log(channel: L
             await channel.rollback(txn_id)
         channel.log.release()
     assert len(await transactions(channel)) == 1
+
+
+# --- commits that are repeated ----------------------------------------------------------------------------------------
+
+
+def test_a_transaction_that_never_committed_is_not_taken_for_one_that_did_nor_for_a_forgotten_one() -> None:
+    known = Commits()
+    known.add(7)
+    assert 7 in known
+    assert 5 not in known
+    assert known.known_after == 0
+
+
+def test_forgetting_a_commit_makes_older_ones_unknown_and_not_uncommitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(txn, "COMMITS_MAX", 2)
+    known = Commits(known_after=3)
+    for txn_id in (9, 5, 8, 20):
+        known.add(txn_id)
+    assert [txn_id in known for txn_id in (9, 5, 8, 20)] == [False, False, True, True]
+    assert known.known_after == 9, "not the id forgotten last: commits do not come in the order of begins"
+
+
+# --- the end of the log -----------------------------------------------------------------------------------------------
+
+
+async def test_rollback_worker_ends_when_the_log_takes_no_more() -> None:
+    async with LiveChannel.open() as channel:
+        await channel.begin(10)
+        channel.pass_ms(11)
+        channel.txn.expire()
+        groups: list[AppendGroup] = []
+
+        async def closed(group: AppendGroup) -> AppendResult:
+            groups.append(group)
+            raise OnShutdown("closed")
+
+        await channel.rollbacks.run(closed)
+        assert len(groups) == 1
+        assert channel.txn.live == 1

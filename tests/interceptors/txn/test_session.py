@@ -6,7 +6,7 @@ from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import (
     CLIENT_EVENTS,
     TRANSITIONS,
-    Doom,
+    Failure,
     Session,
     SessionEvent,
     SessionState,
@@ -28,12 +28,12 @@ def session(keepalive_ms: int = 10, **limits: float) -> Session:
 def test_idle_session_is_due_at_exactly_its_keepalive() -> None:
     idle = session(keepalive_ms=10)
     assert idle.due(T0_MS + 10 - 1) is None
-    assert idle.due(T0_MS + 10) is Doom.EXPIRED
+    assert idle.due(T0_MS + 10) is Failure.EXPIRED
 
 
 def test_only_a_body_that_succeeded_extends_the_keepalive() -> None:
     extended = session(keepalive_ms=10)
-    for acknowledged_ms, expected in [(None, Doom.EXPIRED), (T0_MS + 5, None)]:
+    for acknowledged_ms, expected in [(None, Failure.EXPIRED), (T0_MS + 5, None)]:
         extended.add_bodies([BODY])
         extended.bodies_ended(acknowledged_ms)
         assert extended.due(T0_MS + 10) is expected
@@ -48,29 +48,29 @@ def test_session_with_a_body_on_its_way_is_not_idle() -> None:
 def test_age_ends_a_session_even_with_a_body_on_its_way() -> None:
     busy = session(age_s_max=1)
     busy.add_bodies([BODY])
-    assert busy.due(T0_MS + 1000) is Doom.TOO_OLD
+    assert busy.due(T0_MS + 1000) is Failure.TOO_OLD
 
 
 @pytest.mark.parametrize(
-    "doom, error",
+    "failure, error",
     [
-        (Doom.EXPIRED, TransactionExpired),
-        (Doom.OVERTAKEN, TransactionExpired),
-        (Doom.COMMIT_FAILED, TransactionExpired),
-        (Doom.TOO_LARGE, TransactionExpired),
-        (Doom.TOO_OLD, TransactionExpired),
+        (Failure.EXPIRED, TransactionExpired),
+        (Failure.OVERTAKEN, TransactionExpired),
+        (Failure.COMMIT_FAILED, TransactionExpired),
+        (Failure.TOO_LARGE, TransactionExpired),
+        (Failure.TOO_OLD, TransactionExpired),
     ],
 )
-def test_doomed_session_stays_so_and_says_why(doom: Doom, error: type[Exception]) -> None:
-    doomed = session()
-    doomed.set_doom(doom)
+def test_failed_session_stays_so_and_says_why(failure: Failure, error: type[Exception]) -> None:
+    failed = session()
+    failed.fail(failure)
     for _ in range(2):
-        with pytest.raises(error, match=doom.value):
-            doomed.add_bodies([BODY])
-        with pytest.raises(error, match=doom.value):
-            doomed.request_commit()
-    assert doomed.bodies == []
-    assert doomed.in_flight == 0
+        with pytest.raises(error, match=failure.value):
+            failed.add_bodies([BODY])
+        with pytest.raises(error, match=failure.value):
+            failed.request_commit()
+    assert failed.bodies == []
+    assert failed.in_flight == 0
 
 
 def test_commit_waits_for_bodies_on_their_way_and_takes_no_more() -> None:

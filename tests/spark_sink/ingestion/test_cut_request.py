@@ -13,7 +13,7 @@ from spark_sink.cut_request import Answer, AnsweredCut, node_directory, request_
 from streamingnode.config import StatisticsOptions
 from streamingnode.statistics import STATISTICS_NAME, read_statistics
 from wal.errors import InvalidArgument, StorageFailed
-from wal.rocks.ownership import DirectoryLock
+from wal.files import DirectoryLock
 
 SCHEMA = pa.schema([("id", pa.int64())])
 

@@ -148,7 +148,7 @@ def test_export_ends_with_zero_three_or_one(cut: Path, tmp_path: Path, run: "Run
 
 
 def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path, tmp_path: Path, run: "Run") -> None:
-    from wal.rocks.ownership import DirectoryLock
+    from wal.files import DirectoryLock
 
     lock = DirectoryLock(cut)
     try:

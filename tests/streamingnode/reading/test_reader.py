@@ -10,7 +10,7 @@ import pytest
 
 import streamingnode as sn
 from interceptors.errors import CollectionNotFound
-from scanner.errors import ReaderBusy
+from scanner.deliver_policy import ReaderBusy
 from streamingnode.node import Node
 from streamingnode.reading.read_message import ReadMessage
 from tests.streamingnode.append_double import schema_of

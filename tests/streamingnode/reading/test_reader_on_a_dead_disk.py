@@ -8,9 +8,9 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.config import load_config
-from streamingnode.log_state import ReopenOptions
 from tests.failing_disk import FailingDisk, Fault
 from wal.errors import Indeterminate
+from wal.lifecycle import ReopenOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

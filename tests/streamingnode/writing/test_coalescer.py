@@ -1,7 +1,7 @@
 """Small concurrent inserts go together, and each of them behaves as if it were alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import anyio
 import pyarrow as pa
@@ -14,7 +14,6 @@ from streamingnode.errors import DeadlineExceeded
 from streamingnode.supervisor import Supervisor
 from streamingnode.writing.coalescer import Coalescer, CoalescerLimits
 from streamingnode.writing.result import WriteResult
-from streamingnode.writing.write import WriteTarget, insert_batches
 from tests.streamingnode.append_double import (
     DEFAULT_PARTITION_ID,
     EU_PARTITION_ID,
@@ -22,9 +21,10 @@ from tests.streamingnode.append_double import (
     decoded,
     schema_of,
     write_target,
+    writes_on,
 )
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull, TooLarge
-from wal.queue import Budget
+from wal.queue import PendingBytes
 
 pytestmark = pytest.mark.anyio
 
@@ -36,17 +36,13 @@ class Inserts:
     """A coalescer over an append double, and the tasks of its callers."""
 
     def __init__(self, *, shards: int = 1, limits: CoalescerLimits | None = None, bytes_max: int = 1 << 20) -> None:
-        self.memory = Budget(bytes_max)
+        pending = PendingBytes(4 * bytes_max)
+        self.memory = pending.rows
         self.log = AppendDouble()
-        self.target = write_target(self.log, SCHEMA, shards=shards)
+        self.target = write_target(SCHEMA, shards=shards)
         self.supervisor = Supervisor(self._failed)
-        self.coalescer = Coalescer(
-            self.supervisor.spawn,
-            self._write_alone,
-            group_bytes_max=GROUP_BYTES_MAX,
-            memory=self.memory,
-            limits=limits,
-        )
+        writes = writes_on(self.log, group_bytes_max=GROUP_BYTES_MAX, pending=pending)
+        self.coalescer = Coalescer(self.supervisor.spawn, writes, limits or CoalescerLimits())
         self.failures: list[BaseException] = []
 
     def start(
@@ -69,11 +65,6 @@ class Inserts:
 
     def _failed(self, failure: BaseException) -> None:
         self.failures.append(failure)
-
-    async def _write_alone(
-        self, target: WriteTarget, partition_id: int, batches: Sequence[pa.RecordBatch]
-    ) -> WriteResult:
-        return await insert_batches(target, partition_id, batches, bytes_max=GROUP_BYTES_MAX)
 
 
 @pytest.fixture

@@ -12,12 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, SchemaMismatch, TransactionExpired
 from streamingnode.writing.result import nothing_at
 from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
-from streamingnode.writing.write import WriteTarget, WriteTargets
-from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of
+from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of, writes_on
 from wal.errors import StorageFull
 from wal.headers import MessageType
 from wal.log import AppendGroup
-from wal.queue import Budget
+from wal.queue import Budget, PendingBytes
 
 pytestmark = pytest.mark.anyio
 
@@ -29,25 +28,19 @@ GROUP_BYTES_MAX = 64 << 10
 class Transactions:
     def __init__(self) -> None:
         self.log = AppendDouble()
-        targets = WriteTargets({"p0": self.log.append}, self.log.consistent_tick)
-        self._targets: dict[str, WriteTarget] = {
-            "orders": targets.target(collection_info(SCHEMA)),
-            "sharded": targets.target(collection_info(SCHEMA, name="sharded", shards=4)),
-        }
 
     def begin(self, *, group_messages_max: int = 1_000, memory: Budget | None = None) -> Transaction:
-        return Transaction(
-            self._find,
-            self.log.consistent_tick,
+        pending = PendingBytes(1 << 30)
+        pending.transactions = memory or pending.transactions
+        writes = writes_on(
+            self.log,
+            collection_info(SCHEMA),
+            collection_info(SCHEMA, name="sharded", shards=4),
             group_bytes_max=GROUP_BYTES_MAX,
             group_messages_max=group_messages_max,
-            memory=memory,
+            pending=pending,
         )
-
-    def _find(self, name: str) -> WriteTarget:
-        if name not in self._targets:
-            raise CollectionNotFound(name)
-        return self._targets[name]
+        return Transaction(writes)
 
 
 @pytest.fixture
@@ -200,7 +193,7 @@ async def test_caught_loss_of_streamed_rows_still_ends_in_a_rollback(transaction
         async with transactions.begin() as txn:
             with pytest.raises(StorageFull):
                 await txn.insert("orders", [{"id": key, "item": LARGE} for key in range(4)])
-            with pytest.raises(InvalidTransactionState, match="doomed"):
+            with pytest.raises(InvalidTransactionState, match="broken"):
                 await txn.commit()
     assert [types_of(group) for group in transactions.log.groups] == [["BEGIN_TXN"], ["ROLLBACK_TXN"]]
 
@@ -216,7 +209,7 @@ async def test_cancelled_streaming_leaves_only_a_rollback(transactions: Transact
     await transactions.log.arrival()
     task.cancel()
     await asyncio.wait([task])
-    assert txn.state is TransactionState.DOOMED
+    assert txn.state is TransactionState.BROKEN
     transactions.log.let_go()
     await txn.rollback()
     assert txn.state is TransactionState.ROLLED_BACK

@@ -10,10 +10,9 @@ import pytest
 
 from tests.wal.log_contract import SMALL, stamped_group
 from wal.errors import Indeterminate
-from wal.rocks.database import Engine
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
-from wal.rocks.writer import WRITE_BYTES_MAX
+from wal.rocks.writer import WRITE_BYTES_MAX, Writer
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +25,7 @@ class Tables:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = threading.Semaphore(0)
         self.caught_up = threading.Event()
-        monkeypatch.setattr(Engine, "is_behind", self._is_behind)
+        monkeypatch.setattr(Writer, "is_behind", self._is_behind)
 
     def _is_behind(self) -> bool:
         self.asked.release()
@@ -79,7 +78,7 @@ async def test_closing_writes_what_is_queued_and_does_not_wait_for_tables(tmp_pa
 async def test_table_that_could_not_be_written_ends_the_wait(
     store: RocksStore, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "table_failures", lambda _: 1)
+    monkeypatch.setattr(Writer, "table_failures", lambda _: 1)
     log = await store.open_log("p0")
     with anyio.fail_after(HANGS_S):
         await log.append(stamped_group(bytes(WRITE_BYTES_MAX))).written
@@ -89,11 +88,11 @@ async def test_table_that_could_not_be_written_ends_the_wait(
 async def test_rocksdb_that_cannot_say_whether_it_is_behind_fails_the_write_and_not_the_writer(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cannot_say(_engine: Engine) -> bool:
+    def cannot_say(_writer: Writer) -> bool:
         raise RuntimeError("no such property")
 
     log = await store.open_log("p0")
-    monkeypatch.setattr(Engine, "is_behind", cannot_say)
+    monkeypatch.setattr(Writer, "is_behind", cannot_say)
     with pytest.raises(Indeterminate, match="no such property"):
         await log.append(stamped_group(bytes(WRITE_BYTES_MAX))).written
     await store.wait_failed()

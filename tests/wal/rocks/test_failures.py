@@ -7,7 +7,7 @@ import pytest
 from rocksdict import Options, Rdict
 
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
-from wal.rocks.failures import classify_failure
+from wal.rocks.database import classify_failure
 
 
 def options(*, create: bool) -> Options:

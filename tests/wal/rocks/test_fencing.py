@@ -14,10 +14,9 @@ import pytest
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, stamped_group
 from wal.errors import ChannelFenced, StorageFailed
-from wal.rocks.floor import FloorFile, create_floor, read_floor
-from wal.rocks.group_commit import CommitState
+from wal.rocks.floor import Floor, FloorFile, read_floor, write_floor
+from wal.rocks.group_commit import StoreState
 from wal.rocks.layout import RocksOptions
-from wal.rocks.ownership import FencingToken
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -34,8 +33,8 @@ async def store(tmp_path: Path) -> AsyncIterator[RocksStore]:
 
 
 async def overtake(store: RocksStore, directory: Path) -> None:
-    other = FencingToken(directory)
-    await anyio.to_thread.run_sync(other.take, store.term + 1)
+    other = FloorFile(directory)
+    await anyio.to_thread.run_sync(other.take_token, store.term + 1)
     other.close()
 
 
@@ -54,7 +53,7 @@ async def test_closing_waits_for_a_promise_that_is_being_written(
     await anyio.to_thread.run_sync(writing.wait)
     promising.cancel()
     closing = asyncio.ensure_future(store.close())
-    while store.state is not CommitState.CLOSED:
+    while store.state is not StoreState.CLOSED:
         await anyio.lowlevel.checkpoint()
     go.set()
     await closing
@@ -107,26 +106,26 @@ async def test_owner_overtaken_while_it_writes_what_is_left_before_reopening_is_
         with pytest.raises(StorageFailed):
             await store.promise_tick(TICK)
     reopening = asyncio.ensure_future(store.reopen())
-    while store.state is not CommitState.REOPENING:
+    while store.condition != "reopening":
         await anyio.lowlevel.checkpoint()
     await overtake(store, tmp_path / "node")
     disk.gate.set()
     with pytest.raises(ChannelFenced):
         await reopening
     assert ticket.written.exception() is not None
-    assert store.state is CommitState.FENCED
+    assert store.state is StoreState.FENCED
 
 
 @pytest.fixture
-def token(tmp_path: Path) -> FencingToken:
-    create_floor(tmp_path, "0" * 32)
-    return FencingToken(tmp_path)
+def token(tmp_path: Path) -> FloorFile:
+    write_floor(tmp_path, Floor(node_id="0" * 32))
+    return FloorFile(tmp_path)
 
 
 def test_owner_whose_next_token_was_not_written_is_not_fenced_by_its_last_one(
-    token: FencingToken, monkeypatch: pytest.MonkeyPatch
+    token: FloorFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token.take(4)
+    token.take_token(4)
 
     def fail(descriptor: int, data: bytes, offset: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -134,18 +133,18 @@ def test_owner_whose_next_token_was_not_written_is_not_fenced_by_its_last_one(
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", fail)
         with pytest.raises(OSError, match="Input/output error"):
-            token.take(5)
-    token.check()
-    token.take(5)
-    token.check()
+            token.take_token(5)
+    token.check_token()
+    token.take_token(5)
+    token.check_token()
     token.close()
 
 
-def test_owner_is_fenced_by_the_token_of_another_opening(token: FencingToken, tmp_path: Path) -> None:
-    token.take(4)
-    other = FencingToken(tmp_path)
-    other.take(5)
+def test_owner_is_fenced_by_the_token_of_another_opening(token: FloorFile, tmp_path: Path) -> None:
+    token.take_token(4)
+    other = FloorFile(tmp_path)
+    other.take_token(5)
     with pytest.raises(ChannelFenced, match="of term 5"):
-        token.check()
+        token.check_token()
     other.close()
     token.close()

@@ -15,7 +15,6 @@ from wal.rocks.floor import (
     TOKEN_BYTES,
     Floor,
     FloorFile,
-    create_floor,
     decode_floor,
     decode_promise,
     decode_slot,
@@ -24,6 +23,7 @@ from wal.rocks.floor import (
     encode_slot,
     encode_token,
     read_floor,
+    write_floor,
 )
 
 NODE = "0123456789abcdef0123456789abcdef"
@@ -41,14 +41,12 @@ floors = st.builds(
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    create_floor(tmp_path, NODE)
+    write_floor(tmp_path, Floor(node_id=NODE))
     return tmp_path
 
 
 def opened(directory: Path) -> FloorFile:
-    floor = read_floor(directory)
-    assert floor is not None
-    return FloorFile(directory, floor)
+    return FloorFile(directory)
 
 
 @given(floor=floors)

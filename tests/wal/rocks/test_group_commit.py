@@ -6,17 +6,19 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
 from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_group
-from wal.errors import Indeterminate, OnShutdown, StorageFull
-from wal.rocks.database import Engine
+from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull
 from wal.rocks.floor import read_floor
-from wal.rocks.group_commit import TRANSITIONS, CommitEvent, CommitState
+from wal.rocks.group_commit import GroupCommit, StoreState
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import Environment
+from wal.rocks.space import NOT_LOOKED
 from wal.rocks.store import RocksStore, open_rocks_store
-from wal.rocks.writer import WRITE_BYTES_MAX
+from wal.rocks.writer import WRITE_BYTES_MAX, Writer
 
 pytestmark = pytest.mark.anyio
 
@@ -47,15 +49,15 @@ async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
 
 
 def fail_calls(store: RocksStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """Let the next `write` or `sync` of the store's database fail, as a broken disk does."""
+    """Let the next write or sync of the store fail, as a broken disk does."""
 
-    def broken(_engine: object, *_arguments: object) -> None:
+    def broken(_writer: object, *_arguments: object) -> None:
         raise OSError(5, f"{call} failed")
 
-    monkeypatch.setattr(type(store._engine), call, broken)
+    monkeypatch.setattr(Writer, call, broken)
 
 
-@pytest.mark.parametrize("call", ["write", "sync"])
+@pytest.mark.parametrize("call", ["write_batch", "sync_log"])
 async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -67,7 +69,7 @@ async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
     for ticket in tickets:
         with pytest.raises(Indeterminate):
             await ticket.written
-    assert store.state is CommitState.POISONED
+    assert store.state is StoreState.FAILED
     monkeypatch.undo()  # the disk works again, and that changes nothing
     with pytest.raises(Indeterminate):
         await waiting
@@ -85,16 +87,16 @@ async def test_writes_queued_behind_a_failed_one_are_not_written(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = await store.open_log("p0")
-    working = type(store._engine).write
+    working = Writer.write_batch
     calls: list[object] = []
 
-    def fails_once(engine: Engine, batch: WriteBatch) -> None:
+    def fails_once(writer: Writer, batch: WriteBatch) -> None:
         calls.append(batch)
         if len(calls) == 1:
             raise OSError(5, "write failed")
-        working(engine, batch)
+        working(writer, batch)
 
-    monkeypatch.setattr(type(store._engine), "write", fails_once)
+    monkeypatch.setattr(Writer, "write_batch", fails_once)
     tickets = [log.append(stamped_group(bytes(WRITE_BYTES_MAX))) for _ in range(3)]
     for ticket in tickets:
         with pytest.raises(Indeterminate):
@@ -107,7 +109,7 @@ async def test_reads_go_on_after_a_failed_write_and_show_only_what_was_synced(
 ) -> None:
     log = await store.open_log("p0")
     await append(log, b"before")
-    fail_calls(store, monkeypatch, "sync")
+    fail_calls(store, monkeypatch, "sync_log")
     with pytest.raises(Indeterminate):
         await log.append(stamped_group(b"unknown")).written
     assert payloads_of(await read_all(log)) == [[b"before"]]
@@ -121,7 +123,7 @@ async def test_a_poisoned_store_closes_and_opens_again_with_everything_acknowled
         store = await open_rocks_store(tmp_path / "node")
         log = await store.open_log("p0")
         await append(log, b"acknowledged")
-        fail_calls(store, monkeypatch, "sync")
+        fail_calls(store, monkeypatch, "sync_log")
         with pytest.raises(Indeterminate):
             await log.append(stamped_group(b"unknown")).written
         monkeypatch.undo()
@@ -137,7 +139,7 @@ async def test_the_floor_does_not_rise_over_a_failed_sync(
 ) -> None:
     log = await store.open_log("p0")
     await append(log, b"before")
-    fail_calls(store, monkeypatch, "sync")
+    fail_calls(store, monkeypatch, "sync_log")
     with pytest.raises(Indeterminate):
         await log.append(stamped_group(b"unknown")).written
     floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
@@ -150,7 +152,7 @@ async def test_an_abandoned_append_that_fails_is_silent(store: RocksStore, monke
     heard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
     log = await store.open_log("p0")
-    fail_calls(store, monkeypatch, "sync")
+    fail_calls(store, monkeypatch, "sync_log")
     log.append(stamped_group(b"abandoned"))
     with pytest.raises(Indeterminate):
         await log.append(stamped_group(b"kept")).written
@@ -260,24 +262,31 @@ async def test_with_os_durability_the_background_sync_comes_by_itself(tmp_path: 
     await store.close()
 
 
-@pytest.mark.parametrize("state", CommitState)
-def test_only_verifying_opens_a_store_again(state: CommitState) -> None:
-    for event in CommitEvent:
-        opens = TRANSITIONS.get((state, event)) is CommitState.OPEN
-        assert opens == ((state, event) == (CommitState.VERIFYING, CommitEvent.VERIFIED))
+EVENTS = [*(StoreState)][1:]
 
 
-@pytest.mark.parametrize("state", [CommitState.CLOSED, CommitState.FENCED, CommitState.FORKED])
-def test_what_has_ended_never_takes_writes_again(state: CommitState) -> None:
-    reached, seen = {state}, set[CommitState]()
-    while reached:
-        seen |= reached
-        reached = {after for (before, _), after in TRANSITIONS.items() if before in reached} - seen
-    assert CommitState.OPEN not in seen
+@given(events=st.lists(st.sampled_from([*EVENTS, None]), max_size=8))
+def test_only_a_failed_write_is_outlived_and_only_by_reopening(events: list[StoreState | None]) -> None:
+    async def run() -> None:
+        commit, worst = GroupCommit(Path("node"), RocksOptions(), space=NOT_LOOKED), StoreState.OPEN
+        for event in events:
+            if event is None:
+                commit.resume()
+                worst = StoreState.OPEN if worst is StoreState.FAILED else worst
+            else:
+                commit.refuse(event)
+                worst = max(worst, event)
+            assert commit.state is worst
+            refused = type(commit.refusal()) if worst is not StoreState.OPEN else None
+            assert refused is REFUSALS[worst]
+
+    asyncio.run(run())
 
 
-def test_a_fork_and_a_failed_write_are_decided_in_every_state_that_can_meet_them() -> None:
-    for state in CommitState:
-        assert (state, CommitEvent.PROCESS_FORKED) in TRANSITIONS
-        writer_is_gone = state in (CommitState.VERIFYING, CommitState.FORKED)
-        assert ((state, CommitEvent.WRITE_FAILED) in TRANSITIONS) is not writer_is_gone
+REFUSALS = {
+    StoreState.OPEN: None,
+    StoreState.FAILED: Indeterminate,
+    StoreState.FENCED: ChannelFenced,
+    StoreState.CLOSED: OnShutdown,
+    StoreState.FORKED: StorageFailed,
+}

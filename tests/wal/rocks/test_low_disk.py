@@ -15,8 +15,7 @@ from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import StorageFull
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import Environment
-from wal.rocks.space import MIB, SpaceLevel
-from wal.rocks.space_watch import RESERVE_NAME, SpaceWatch
+from wal.rocks.space import MIB, RESERVE_NAME, SpaceLevel, SpaceWatch
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio

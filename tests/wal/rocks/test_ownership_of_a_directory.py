@@ -8,13 +8,13 @@ import pytest
 
 from tests.wal.log_contract import append, stamped_group
 from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
-from wal.rocks.ownership import LOCK_NAME, DirectoryLock
+from wal.files import LOCK_NAME, DirectoryLock
 from wal.rocks.store import open_rocks_store
 
 HOLDER = """
 import sys
 from pathlib import Path
-from wal.rocks.ownership import DirectoryLock
+from wal.files import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()  # until it is killed, or nobody is there who could

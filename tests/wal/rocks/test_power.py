@@ -11,10 +11,9 @@ import pytest
 from tests.synced_disk import PowerCut, SyncedDisk, synced_disk
 from tests.wal.log_contract import append, stamped_group
 from tests.wal.rocks.damaged_directory import NO_LOW_WATER
-from wal.rocks.floor import FLOOR_NAME, SLOT_BYTES, Floor, FloorFile, create_floor, decode_slot, read_floor
+from wal.rocks.floor import FLOOR_NAME, SLOT_BYTES, Floor, FloorFile, decode_slot, read_floor, write_floor
 from wal.rocks.layout import Durability, RocksOptions
 from wal.rocks.opening import Environment, take_directory
-from wal.rocks.ownership import FencingToken
 from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -32,9 +31,9 @@ def floor_left(disk: SyncedDisk, target: Path) -> Floor:
 
 def test_a_synced_floor_survives_a_power_cut_and_a_recorded_one_only_a_kill(tmp_path: Path) -> None:
     (tmp_path / "disk" / "node").mkdir(parents=True)
-    create_floor(tmp_path / "disk" / "node", NODE)
+    write_floor(tmp_path / "disk" / "node", Floor(node_id=NODE))
     with synced_disk(tmp_path / "disk") as disk:
-        file = FloorFile(disk.root / "node", Floor(node_id=NODE))
+        file = FloorFile(disk.root / "node")
         file.record({1: 5}, tick=7, term=2, meta=3)
         assert floor_left(disk, tmp_path / "recorded").positions == {}
         file.sync()
@@ -119,10 +118,10 @@ def newest_slot(path: Path) -> Floor:
 
 def test_a_token_survives_a_power_cut_before_anything_is_done_under_it(tmp_path: Path) -> None:
     (tmp_path / "disk" / "node").mkdir(parents=True)
-    create_floor(tmp_path / "disk" / "node", NODE)
+    write_floor(tmp_path / "disk" / "node", Floor(node_id=NODE))
     with synced_disk(tmp_path / "disk") as disk:
-        token = FencingToken(disk.root / "node")
-        token.take(4)
+        token = FloorFile(disk.root / "node")
+        token.take_token(4)
         assert floor_left(disk, tmp_path / "left").term == 4
         token.close()
 

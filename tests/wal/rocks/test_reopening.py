@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,10 @@ from rocksdict import Rdict
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, OnShutdown, StorageFailed
-from wal.rocks.floor import SLOT_BYTES, read_floor
-from wal.rocks.group_commit import CommitState
+from wal.rocks.floor import SLOT_BYTES, FloorFile, read_floor
+from wal.rocks.group_commit import StoreState
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
 from wal.rocks.opening import OpenedDatabase, open_again
-from wal.rocks.ownership import FencingToken
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -103,14 +103,16 @@ async def test_reads_wait_while_the_database_is_away_and_then_go_on(
     await append(log, b"before")
     await poison(store, disk)
     disk.gate.clear()
+    away = threading.Event()
 
     def slowly(*given: Any, **options: Any) -> OpenedDatabase:
+        away.set()
         disk.gate.wait(10)
         return open_again(*given, **options)
 
     monkeypatch.setattr("wal.rocks.store.open_again", slowly)
     reopening = asyncio.ensure_future(store.reopen())
-    while store.state is not CommitState.VERIFYING:
+    while not away.is_set():
         await anyio.lowlevel.checkpoint()
     reading = asyncio.ensure_future(log.read(1, bytes_max=1))
     growing = asyncio.ensure_future(log.wait_beyond(1))
@@ -136,7 +138,7 @@ async def test_reads_go_on_between_attempts_and_nothing_else_does(
     for _ in range(2):
         with pytest.raises(StorageFailed):
             await store.reopen()
-        assert store.state is CommitState.POISONED
+        assert store.state is StoreState.FAILED
         assert payloads_of(await read_all(log)) == [[b"before"]]
         with pytest.raises(Indeterminate):
             await log.admit(1)
@@ -180,7 +182,7 @@ async def test_synced_records_that_are_gone_are_damage_and_not_healed(
     for _ in range(2):
         with pytest.raises(Corrupt, match="was acknowledged"):
             await store.reopen()
-        assert store.state is CommitState.POISONED
+        assert store.state is StoreState.FAILED
     monkeypatch.undo()
     replaced.put_back()
     await store.reopen()
@@ -208,11 +210,11 @@ async def test_error_of_an_attempt_that_somebody_keeps_does_not_keep_the_lock_of
 async def test_store_that_is_closed_while_it_reopens_ends_closed(store: RocksStore, disk: FailingDisk) -> None:
     await poison(store, disk)
     reopening = asyncio.ensure_future(store.reopen())
-    while store.state is CommitState.POISONED:
+    while store.condition != "reopening":
         await anyio.lowlevel.checkpoint()
     await store.close()
     await asyncio.wait((reopening,))
-    assert store.state is CommitState.CLOSED
+    assert store.state is StoreState.CLOSED
     with pytest.raises(OnShutdown):
         await store.reopen()
 
@@ -293,7 +295,7 @@ async def test_owner_whose_locks_were_unlinked_is_fenced_at_its_next_write(store
         assert (term, position) == (store.term + 1, 1), "the new owner has everything that was acknowledged"
         with pytest.raises(ChannelFenced, match=f"term {term}"):
             await log.append(stamped_group(b"too late")).written
-        assert store.state is CommitState.FENCED
+        assert store.state is StoreState.FENCED
         for refused in (log.admit(1), store.put_meta({"k": b"v"}), store.reopen()):
             with pytest.raises(ChannelFenced):
                 await refused
@@ -322,8 +324,8 @@ async def test_write_that_another_owner_overtakes_is_indeterminate_and_later_one
     while not store.queued_bytes:
         await anyio.lowlevel.checkpoint()
     await asyncio.wait((ticket.written,), timeout=0.1)  # it is written, and waits for its sync
-    other = FencingToken(tmp_path / "node")
-    await anyio.to_thread.run_sync(other.take, store.term + 1)
+    other = FloorFile(tmp_path / "node")
+    await anyio.to_thread.run_sync(other.take_token, store.term + 1)
     disk.gate.set()
     with pytest.raises(Indeterminate, match="taken over"):
         await ticket.written
@@ -336,8 +338,8 @@ async def test_poisoned_owner_that_was_overtaken_does_not_reopen(
     store: RocksStore, disk: FailingDisk, tmp_path: Path
 ) -> None:
     await poison(store, disk)
-    other = FencingToken(tmp_path / "node")
-    await anyio.to_thread.run_sync(other.take, store.term + 1)
+    other = FloorFile(tmp_path / "node")
+    await anyio.to_thread.run_sync(other.take_token, store.term + 1)
     with pytest.raises(ChannelFenced):
         await store.reopen()
     assert store.condition == "fenced"
@@ -359,8 +361,8 @@ async def test_owner_whose_directory_was_replaced_writes_no_more(store: RocksSto
 async def test_next_term_is_above_every_claim_that_was_made(tmp_path: Path) -> None:
     store = await open_rocks_store(tmp_path / "node", options=OPTIONS)
     await store.close()
-    other = FencingToken(tmp_path / "node")
-    await anyio.to_thread.run_sync(other.take, store.term + 5)
+    other = FloorFile(tmp_path / "node")
+    await anyio.to_thread.run_sync(other.take_token, store.term + 5)
     other.close()
     floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
     assert floor is not None

@@ -12,12 +12,9 @@ from wal.rocks.space import (
     NOT_LOOKED,
     REPLAY_BYTES,
     SpaceLevel,
-    SpaceReading,
     SpaceVerdict,
     judge,
-    low_water_mark,
     reserve_for,
-    start_needs_reserve,
 )
 
 MARK_BYTES = 256 * MIB
@@ -28,12 +25,16 @@ levels = st.sampled_from(SpaceLevel)
 marks = st.sampled_from([MIB, 4 * MIB, MARK_BYTES])
 
 
-def reading(free_bytes: int, *, log_bytes: int = 0, reserve_bytes: int = 0) -> SpaceReading:
-    return SpaceReading(free_bytes=free_bytes, log_bytes=log_bytes, reserve_bytes=reserve_bytes)
+def judged(
+    free_bytes: int, *, log_bytes: int = 0, reserve_bytes: int = 0, mark: int = MARK_BYTES, before: SpaceLevel
+) -> SpaceVerdict:
+    return judge(
+        free_bytes=free_bytes, log_bytes=log_bytes, reserve_bytes=reserve_bytes, free_bytes_min=mark, before=before
+    )
 
 
-def level_of(free_bytes: int, *, before: SpaceLevel = SpaceLevel.AMPLE, log_bytes: int = 0) -> SpaceLevel:
-    return judge(reading(free_bytes, log_bytes=log_bytes), free_bytes_min=MARK_BYTES, before=before).level
+def level_of(free_bytes: int, *, before: SpaceLevel = SpaceLevel.AMPLE) -> SpaceLevel:
+    return judged(free_bytes, before=before).level
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,7 @@ def test_less_free_space_is_never_a_better_level(
     less: int, more: int, log_bytes: int, mark: int, before: SpaceLevel
 ) -> None:
     less, more = sorted((less, more))
-    worse, better = (
-        judge(reading(free, log_bytes=log_bytes), free_bytes_min=mark, before=before).level for free in (less, more)
-    )
+    worse, better = (judged(free, log_bytes=log_bytes, mark=mark, before=before).level for free in (less, more))
     assert worse >= better
 
 
@@ -69,13 +68,13 @@ def test_appends_resume_only_a_little_above_the_mark_they_were_refused_at() -> N
 
 
 def test_a_large_log_of_rocksdb_raises_the_mark() -> None:
-    assert low_water_mark(200 * MIB, free_bytes_min=MARK_BYTES) == LOG_FACTOR * 200 * MIB
-    assert low_water_mark(MIB, free_bytes_min=MARK_BYTES) == MARK_BYTES
+    for log_bytes, mark in ((200 * MIB, LOG_FACTOR * 200 * MIB), (MIB, MARK_BYTES)):
+        assert judged(0, log_bytes=log_bytes, before=SpaceLevel.AMPLE).needed_bytes == mark
 
 
 @given(sizes, sizes, sizes, levels)
 def test_without_a_mark_nothing_is_ever_refused(free: int, log: int, reserve: int, before: SpaceLevel) -> None:
-    verdict = judge(reading(free, log_bytes=log, reserve_bytes=reserve), free_bytes_min=0, before=before)
+    verdict = judged(free, log_bytes=log, reserve_bytes=reserve, mark=0, before=before)
     assert verdict.level is SpaceLevel.AMPLE
     assert verdict.reserve_bytes >= reserve
 
@@ -84,7 +83,7 @@ def test_without_a_mark_nothing_is_ever_refused(free: int, log: int, reserve: in
 def test_an_exhausted_disk_gives_its_reserve_up_and_no_other_does(
     free: int, log: int, reserve: int, mark: int, before: SpaceLevel
 ) -> None:
-    verdict = judge(reading(free, log_bytes=log, reserve_bytes=reserve), free_bytes_min=mark, before=before)
+    verdict = judged(free, log_bytes=log, reserve_bytes=reserve, mark=mark, before=before)
     if verdict.level is SpaceLevel.EXHAUSTED:
         assert verdict.reserve_bytes == 0
     else:
@@ -95,7 +94,7 @@ def test_an_exhausted_disk_gives_its_reserve_up_and_no_other_does(
 def test_taking_the_reserve_never_exhausts_the_disk(
     free: int, log: int, reserve: int, mark: int, before: SpaceLevel
 ) -> None:
-    verdict = judge(reading(free, log_bytes=log, reserve_bytes=reserve), free_bytes_min=mark, before=before)
+    verdict = judged(free, log_bytes=log, reserve_bytes=reserve, mark=mark, before=before)
     taken = verdict.reserve_bytes - reserve
     if taken > 0:
         assert free - taken >= max(EXHAUSTED_BYTES, verdict.needed_bytes // 2)
@@ -104,8 +103,6 @@ def test_taking_the_reserve_never_exhausts_the_disk(
 @given(sizes)
 def test_the_reserve_has_room_for_replaying_the_log_it_is_for(log_bytes: int) -> None:
     assert reserve_for(log_bytes) >= log_bytes + REPLAY_BYTES
-    assert start_needs_reserve(reading(log_bytes, log_bytes=log_bytes))
-    assert not start_needs_reserve(reading(reserve_for(log_bytes), log_bytes=log_bytes))
 
 
 class SimulatedDisk:
@@ -123,8 +120,13 @@ class SimulatedDisk:
         return self._verdict.level < SpaceLevel.FULL
 
     def look(self) -> None:
-        now = reading(self.free_bytes, log_bytes=self.log_bytes, reserve_bytes=self.reserve_bytes)
-        self._verdict = judge(now, free_bytes_min=self._mark_bytes, before=self._verdict.level)
+        self._verdict = judged(
+            self.free_bytes,
+            log_bytes=self.log_bytes,
+            reserve_bytes=self.reserve_bytes,
+            mark=self._mark_bytes,
+            before=self._verdict.level,
+        )
         self.free_bytes -= self._verdict.reserve_bytes - self.reserve_bytes
         self.reserve_bytes = self._verdict.reserve_bytes
         self._unlooked_bytes = 0

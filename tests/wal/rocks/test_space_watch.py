@@ -5,9 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from wal.rocks import space_watch
-from wal.rocks.space import MIB, RESERVE_STEP_BYTES, SpaceLevel
-from wal.rocks.space_watch import ASK_AGAIN_BYTES, ASK_AGAIN_LOOKS, RESERVE_NAME, SpaceWatch, log_bytes
+from wal.rocks import space
+from wal.rocks.space import (
+    ASK_AGAIN_BYTES,
+    ASK_AGAIN_LOOKS,
+    MIB,
+    RESERVE_NAME,
+    RESERVE_STEP_BYTES,
+    SpaceLevel,
+    SpaceWatch,
+    log_bytes_of,
+)
 
 MARK_BYTES = 8 * MIB
 
@@ -45,7 +53,7 @@ def test_the_reserve_holds_real_blocks_and_grows_with_the_log(tmp_path: Path, wa
     (tmp_path / "log" / "000012.log").write_bytes(bytes(5 * MIB))
     (tmp_path / "log" / "LOG").write_bytes(bytes(5 * MIB))
     (tmp_path / "log" / "000009.sst").write_bytes(bytes(5 * MIB))
-    assert log_bytes(tmp_path / "log") == 5 * MIB
+    assert log_bytes_of(tmp_path / "log") == 5 * MIB
     watch.look()
     assert 6 * MIB <= reserve_bytes(tmp_path) < 7 * MIB
 
@@ -93,8 +101,8 @@ class Quota:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_met, self.asked = True, 0
-        self._allocate = space_watch._allocate
-        monkeypatch.setattr(space_watch, "_allocate", self._refuse)
+        self._allocate = space._allocate
+        monkeypatch.setattr(space, "_allocate", self._refuse)
 
     def _refuse(self, descriptor: int, held_bytes: int, wanted_bytes: int) -> None:
         self.asked += 1
@@ -141,7 +149,7 @@ def test_a_disk_that_cannot_tell_stays_what_it_was_and_is_not_tight(
     watch.make_room_to_start()
     assert watch.look() is before
     assert not watch.is_tight(MIB)
-    assert log_bytes(tmp_path / "log" / "000012.log") == 0
+    assert log_bytes_of(tmp_path / "log" / "000012.log") == 0
 
 
 @pytest.mark.parametrize("free_bytes, is_tight", [(2 * MIB - 1, True), (2 * MIB, False)])

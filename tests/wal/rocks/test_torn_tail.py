@@ -117,7 +117,7 @@ async def test_a_hole_between_two_log_files_is_found_again_after_a_crash_that_le
     def crash(*_: object) -> None:
         raise OSError("no power")
 
-    monkeypatch.setattr("wal.rocks.recovery._drop", crash)
+    monkeypatch.setattr("wal.rocks.recovery.WriteBatch", crash)
     with pytest.raises(StorageFailed):
         await count_entries(holed)
     monkeypatch.undo()
