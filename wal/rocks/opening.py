@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocksdict import AccessType, DBRecoveryMode, Rdict, WriteBatch
+from rocksdict import AccessType, DBRecoveryMode, Rdict
 
 from wal import files
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
@@ -30,20 +30,13 @@ from wal.rocks.floor import (
 )
 from wal.rocks.layout import (
     DATABASE_NAME,
-    DURABILITY_KEY,
     ENTRY_FAMILY,
-    FORMAT_KEY,
-    META_VERSION_KEY,
-    NODE_ID_KEY,
-    TERM_KEY,
     RocksOptions,
     database_options,
-    encode_number,
     families,
     replay_memtable_bytes,
 )
 from wal.rocks.recovery import (
-    STORE_FORMAT,
     Survey,
     check_framing,
     drop_behind_holes,
@@ -52,6 +45,8 @@ from wal.rocks.recovery import (
     judge,
     survey,
     without_torn_end,
+    write_facts,
+    write_term,
 )
 from wal.rocks.space import SpaceWatch
 from wal.tasks import event_log
@@ -167,8 +162,7 @@ def _open_under_token(directory: Path, options: RocksOptions, floor: FloorFile) 
 def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksOptions) -> None:
     """Make the token's term durable in both places before anything is done under it."""
     if found.term != floor.token_term:
-        database.put(DURABILITY_KEY, options.durability.encode())
-        database.put(TERM_KEY, encode_number(floor.token_term))
+        write_term(database, floor.token_term, options.durability)
         failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
@@ -320,12 +314,7 @@ def create_database(directory: Path, options: RocksOptions, node_id: str) -> Non
     with classified(directory):
         path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
         database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), create=True)
-        facts = WriteBatch(raw_mode=True)
-        facts.put(FORMAT_KEY, encode_number(STORE_FORMAT))
-        facts.put(NODE_ID_KEY, node_id.encode())
-        facts.put(TERM_KEY, encode_number(0))
-        facts.put(META_VERSION_KEY, encode_number(0))
-        database.write(facts)
+        write_facts(database, node_id)
         failpoint("recovery.facts_written")
         database.flush_wal(sync=True)
         database.close()
