@@ -24,10 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flusher.data_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
+from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
-from flusher.parquet import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
 from flusher.rows import OFFSET, TICK, VCHANNEL
-from flusher.run import FlushOptions
+from flusher.run import FlushContext, FlushOptions
 from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, InsertHeader, MessageType
 from wal.log import AppendGroup, Log
 from wal.memory_store import MemoryLogStore, MemoryOptions
@@ -168,7 +169,15 @@ def append(log: Log, messages: list[MutableMessage]) -> None:
 
 async def flush(store: MemoryLogStore, log: Log, root: Path) -> Spent:
     """Return what it takes from a flusher's start to its first durable cut."""
-    flusher = Flusher(root, store, log, None, options=FlushOptions(), now_ms=lambda: time.time_ns() // 1_000_000)
+    context = FlushContext(
+        directory=NodeDirectory(root),
+        store=store,
+        log=log,
+        tail=None,
+        options=FlushOptions(),
+        now_ms=lambda: time.time_ns() // 1_000_000,
+    )
+    flusher = Flusher(context)
     stop = stopwatch()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(flusher.run)

@@ -39,7 +39,8 @@ from flusher.manifest import (
     manifest_name,
     segment_path,
 )
-from spark_sink.columns import ROW_SYSTEM_COLUMNS, AnyArray, AnyField
+from flusher.rows import stored_schema
+from spark_sink.columns import AnyArray, AnyField
 from wal.codec import crc32c
 
 _USER_FIELDS: list[AnyField] = [
@@ -49,7 +50,7 @@ _USER_FIELDS: list[AnyField] = [
     pa.field("body", pa.binary()),
 ]
 COLUMNS = pa.schema(_USER_FIELDS)
-SYSTEM = pa.schema(ROW_SYSTEM_COLUMNS)
+SYSTEM = stored_schema(pa.schema([]))
 BODY_BYTES = 64
 VCHANNEL = "p0_1v0"
 

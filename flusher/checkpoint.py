@@ -6,6 +6,7 @@ covers: the cut's manifest and every file it names are on disk before.
 
 import msgspec
 
+from interceptors.shard.state import ShardState
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.position import FIRST_POSITION
 from wal.timetick import physical_ms
@@ -53,6 +54,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def start_position(self) -> int:
         """Where a reader of what is not in files begins; a log that was truncated meanwhile refuses it."""
         return self.position or FIRST_POSITION
+
+    def state(self) -> ShardState:
+        """Return the state of the shards as of its tick."""
+        return ShardState() if self.shard_state is None else ShardState.restore(self.shard_state)
 
 
 class _Versioned(msgspec.Struct):

@@ -1,11 +1,7 @@
 """The cuts of a node directory, as everybody reads them: dense in number, of one node, each named by the one after it.
 
 A cut is believed when the cuts after it lead to it, from the newest one down: each manifest names the tick and the checksum
-of the one before it. What the newest one must be is told by `anchor`: the node has it in its checkpoint, an ingest in its
-tables and in what the node answered when it asked for a cut. Without an anchor the newest manifest is taken as it is, and
-the one after it tells whether that was right. How cuts lead to one another is read once; later only what is new is.
-
-Only `cuts` writes a cut, only `retention` removes one. Blocks. Imported on a Spark executor.
+of the one before it. Only `cuts` writes a cut, only `retention` removes one. Blocks. Imported on a Spark executor.
 """
 
 import itertools
@@ -167,7 +163,9 @@ class CutLog:
     def anchor(self, number: int, *, crc32c: int, tick: int) -> None:
         """Let what is read lead to the cut `number` that had this checksum and tick when it was made; 0 stands for none.
 
-        Raises `Corrupt` when the cut that is there is another one.
+        The node has these in its checkpoint, an ingest in its tables and in what the node answered when it asked for a cut.
+        Without an anchor the newest manifest is taken as it is, and the one after it tells whether that was right. Raises
+        `Corrupt` when the cut that is there is another one.
         """
         mark = Mark(crc32c, tick)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Makes a cut visible: data files first, the manifest last. Blocks, so it runs in a worker thread.
+"""Makes a cut visible, data files first, the manifest last, and sorts out what a crash left. Blocks, so it runs in threads.
 
 In: files complete and synced under temporary names, and the manifest that names them. Out: the cut is on disk; the
 checkpoint is the flusher's next step. What each crash leaves behind, and what the next start makes of it:
@@ -17,7 +17,6 @@ same place leaves, and is treated the same.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -44,51 +43,28 @@ from wal.errors import Corrupt
 from wal.failpoint import failpoint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutResult:
-    """A cut that is on disk: its number, its tick, the checksum of its manifest, and the segments it brought."""
-
-    number: int
-    tick: int
-    crc32c: int
-    segments: tuple[SegmentFile, ...]
-
-
-NO_CUT = CutResult(number=0, tick=0, crc32c=0, segments=())
-"""What stands before the first cut."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutPoint:
-    """The place of a cut in the row of cuts: its number and tick, and the cut before it."""
-
-    number: int
-    tick: int
-    previous_tick: int
-    previous_crc32c: int
-
-
 def build_manifest(
-    point: CutPoint,
+    before: Checkpoint,
+    tick: int,
     files: Iterable[SegmentFile | DeleteFile],
     state: ShardState,
     *,
     node_id: str,
     created_ms: int,
 ) -> CutManifest:
-    """Return the manifest of a cut; the state is as of its tick."""
+    """Return the manifest of the cut at `tick` that follows the checkpoint's; the state is as of its tick."""
     found = sorted(files, key=lambda file: file.path)
     return CutManifest(
         format=MANIFEST_FORMAT,
         node_id=node_id,
-        number=point.number,
-        tick=point.tick,
-        previous_tick=point.previous_tick,
-        previous_crc32c=point.previous_crc32c,
+        number=before.cut_number + 1,
+        tick=tick,
+        previous_tick=before.tick,
+        previous_crc32c=before.manifest_crc32c,
         created_ms=created_ms,
-        collections=collection_entries(state.catalog.collections(dropped=True), since_tick=point.previous_tick),
+        collections=collection_entries(state.catalog.collections(dropped=True), since_tick=before.tick),
         vchannels=tuple(
-            VChannelEntry(name=name, complete_to=point.tick, next_offset=next_offset)
+            VChannelEntry(name=name, complete_to=tick, next_offset=next_offset)
             for name, next_offset in sorted(state.next_offsets.items())
         ),
         segments=tuple(file for file in found if isinstance(file, SegmentFile)),
@@ -96,16 +72,17 @@ def build_manifest(
     )
 
 
-def publish_cut(directory: NodeDirectory, manifest: CutManifest, renames: Sequence[tuple[str, str]]) -> Cut:
+def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
     """Give the files their names and write the manifest; durable on return.
 
-    `renames` are pairs of temporary and final path. Raises `OSError`; what is on disk then is in the table above.
+    Raises `OSError`; what is on disk then is in the table above.
     """
-    for temporary, path in renames:
+    paths = file_paths(manifest)
+    for path in paths:
         failpoint("flush.file_renaming")
-        directory.rename(temporary, path)
+        directory.rename(path + TEMPORARY_SUFFIX, path)
     failpoint("flush.files_renamed")
-    directory.sync_parents([path for _, path in renames])
+    directory.sync_parents(paths)
     failpoint("flush.file_names_synced")
     content = encode_manifest(manifest)
     path = manifest_path(manifest.number)
@@ -121,39 +98,13 @@ def publish_cut(directory: NodeDirectory, manifest: CutManifest, renames: Sequen
     return Cut(manifest, manifest_crc32c(content))
 
 
-def check_same_cut(manifest: CutManifest, point: CutPoint, rows: Mapping[str, int]) -> None:
-    """Check that a cut found on disk is the one the log tells; `rows` counts what the log has for each file's path.
-
-    Raises `Corrupt` when it is not: then one of the two was changed behind the node's back.
-    """
-    found = {file.path: file.rows for file in (*manifest.segments, *manifest.deletes)}
-    if found != rows or (manifest.tick, manifest.previous_crc32c) != (point.tick, point.previous_crc32c):
-        raise Corrupt(
-            f"cut {manifest.number} on disk is not the cut the log tells at tick {point.tick} — "
-            "the directory mixes files of different backups; restore all of it from one"
-        )
-
-
-def cut_result(cut: Cut) -> CutResult:
-    """Return what whoever waited for the cut is told."""
-    return CutResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=cut.manifest.segments)
-
-
-# --- orphans ---
-#
-# What a crash left in the node directory, sorted out before the flusher starts. Blocks, so it runs in a worker thread.
-#
-# In: the checkpoint. Out: the newest cut, if it is ahead of the checkpoint, and a directory without the files of the cut
-# that was in the making. Those are told by names that no other cut gives: segments that the log made since the last cut,
-# and a manifest and deletes under the number of the next one. Nothing else is removed, whoever put it there. What retention
-# had begun to remove, `retention` removes.
+# --- after a crash ----------------------------------------------------------------------------------------------------
 
 
 def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
     """Return the cut that was published when a crash kept its checkpoint from following; None when there is none.
 
-    It is durable when this returns.
-    Raises `Corrupt` when the cuts on disk and the checkpoint do not belong together.
+    It is durable when this returns. Raises `Corrupt` when the cuts on disk and the checkpoint do not belong together.
     """
     newest = max(cut_numbers(directory), default=0)
     if checkpoint.cut_number and not newest:
@@ -178,6 +129,19 @@ def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
     return None
 
 
+def check_same_cut(manifest: CutManifest, before: Checkpoint, tick: int, rows: Mapping[str, int]) -> None:
+    """Check that a cut found on disk is the one the log tells; `rows` counts what the log has for each file's path.
+
+    Raises `Corrupt` when it is not: then one of the two was changed behind the node's back.
+    """
+    found = {file.path: file.rows for file in manifest.files}
+    if found != rows or (manifest.tick, manifest.previous_crc32c) != (tick, before.manifest_crc32c):
+        raise Corrupt(
+            f"cut {manifest.number} on disk is not the cut the log tells at tick {tick} — "
+            "the directory mixes files of different backups; restore all of it from one"
+        )
+
+
 def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None) -> list[str]:
     """Remove what was written for cut `number` and is not named by it, as it is on disk; return the paths. Idempotent.
 
@@ -193,7 +157,10 @@ def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range,
 
 
 def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
-    """Whether the node gives this path to a file of cut `number`, or to one in the making; not to its manifest."""
+    """Whether the node gives this path to a file of cut `number`, or to one in the making; not to its manifest.
+
+    No other cut gives these names, and nothing else is removed, whoever put it there.
+    """
     final = path.removesuffix(TEMPORARY_SUFFIX)
     top, *ids, name = final.split("/")
     if top == CUTS:
@@ -207,19 +174,13 @@ def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
     return is_vchannel(vchannel, collection_id) and final == delete_path(collection_id, number, vchannel)
 
 
-# --- kept cuts ---
+# --- the earliest cut that is kept ------------------------------------------------------------------------------------
 #
-# Which cut is the earliest that is kept, as the log store remembers it. No I/O.
-#
-# The number goes up, durably, before retention removes the cuts below it. So a cut that retention took is told from one
-# that is lost; whatever no cut names any more is only removed when none is lost.
-
+# Its number, in the log store's map, goes up durably before retention removes the cuts below it. So a cut that retention
+# took is told from one that is lost; whatever no cut names any more is only removed when none is lost.
 
 CUTS_RECORD = "cuts/"
 FIRST_CUT = 1
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(int).decode
 
 
 def kept_cuts_key(pchannel: str) -> str:
@@ -229,7 +190,7 @@ def kept_cuts_key(pchannel: str) -> str:
 
 def encode_first_kept(number: int) -> bytes:
     """Return the stored form of the number of the earliest cut that is kept."""
-    return _encode(number)
+    return msgspec.msgpack.encode(number)
 
 
 def decode_first_kept(content: bytes | None) -> int:
@@ -237,7 +198,7 @@ def decode_first_kept(content: bytes | None) -> int:
     if content is None:
         return FIRST_CUT
     try:
-        return _decode(content)
+        return msgspec.msgpack.decode(content, type=int)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the number of the earliest cut kept does not decode: {error}") from error
 

@@ -1,59 +1,45 @@
 """The flusher of one pchannel: keeps a run going, through failures of the disk, for as long as the node lives.
 
-A fault of the disk (or of the log store) throws the run away and starts another from the checkpoint after a pause: the same
-path as after a crash, so there is only one. Nothing is lost by that, because the log is truncated only behind checkpoints.
-A full disk is such a fault, and so are file descriptors that run out: whoever waits for a cut hears of it, and the next run
-begins as soon as there is more of what it lacked. Of other faults they hear when several tries in a row have failed.
-Damage, where stored bytes are not what was written, is not retried: the flusher stops, the log grows, and whoever waits
-for a cut gets the error; appends and readers go on. A write of the log store whose outcome is open is a fault like others:
-the store is reopened meanwhile, and the stored checkpoint then says what became of it.
+A fault of the disk, or of the log store, throws the run away and starts another from the checkpoint after a pause: the same
+path as after a crash, so there is only one, and nothing is lost, because the log is truncated only behind checkpoints.
+Damage is not retried: the flusher stops, the log grows, whoever waits for a cut gets the error; appends and readers go on.
 """
 
 import errno
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, unique
-from pathlib import Path
 
 import anyio
 from anyio import to_thread
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
 from flusher.cut_log import Cut, CutLog, cut_numbers
-from flusher.cuts import (
-    NO_CUT,
-    CutResult,
-    are_all_there,
-    cut_ahead,
-    cut_result,
-    decode_first_kept,
-    kept_cuts_key,
-    remove_orphans,
-)
-from flusher.directory import NodeDirectory
+from flusher.cuts import are_all_there, cut_ahead, decode_first_kept, kept_cuts_key, remove_orphans
 from flusher.retention import Retention, finish_removal
-from flusher.run import FlushContext, FlushOptions, FlushRun
-from interceptors.shard.state import ShardState
-from interceptors.txn import steady_ms
+from flusher.run import CutScheduleOptions, FlushContext, FlushRun
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
-from wal.live_tail import LiveTail
-from wal.log import Log, LogStore
 from wal.position import message_id_kind
 from wal.tasks import event_log
 
-# --- flusher state ---
-#
-# The states of a flusher, what changes them, and what an error of a run means for it. Pure.
-#
-# RECOVERING --recovered--> RUNNING --fault--> BACKING_OFF --retry--> RECOVERING any of these --damage--> FAILED any of
-# these --close--> CLOSED
-#
-# `flusher` says what each of them is about.
+ROOM_LOOK_S = 0.25
+"""How often a flusher that is short of something looks whether there is more of it."""
+ROOM_BYTES = 1 << 20
+"""How much more has to be free to try again before the pause is over; less is noise of other programs."""
+DESCRIPTORS = 8
+"""What has to be free of them to try again before that: for files being written, a directory to sync, tables of RocksDB."""
+SPACE_LOOK_S = 0.25
+"""How soon a store that is short of space is noticed, and how long it needs to notice that it no longer is."""
+SPACE_PAUSE_FIRST_S, SPACE_PAUSE_MAX_S = 0.5, 5.0
+"""Making room that did not help is tried again after a pause that doubles: a disk that stays short costs cuts so often."""
+LASTING_FAULTS = 3
+"""Who waits for a cut hears of its files when so many tries in a row could not write them: after 1.5 s by default."""
+
+_log = event_log(__name__)
 
 
 @unique
@@ -67,79 +53,38 @@ class FlusherState(Enum):
     CLOSED = "closed"
 
 
-@unique
-class FlusherEvent(Enum):
-    """What changes that."""
-
-    RECOVERED = "recovered"
-    FAULT = "fault"
-    RETRY = "retry"
-    DAMAGE = "damage"
-    CLOSE = "close"
-
-
-@unique
-class Shortage(Enum):
-    """What a run may lack that the flusher cannot make room for: whoever waits for a cut hears of it."""
-
-    DISK_SPACE = "disk space"
-    DESCRIPTORS = "file descriptors"
-
-
 ALIVE = (FlusherState.RECOVERING, FlusherState.RUNNING, FlusherState.BACKING_OFF)
 
-TRANSITIONS: dict[tuple[FlusherState, FlusherEvent], FlusherState] = {
-    (FlusherState.RECOVERING, FlusherEvent.RECOVERED): FlusherState.RUNNING,
-    (FlusherState.RECOVERING, FlusherEvent.FAULT): FlusherState.BACKING_OFF,
-    (FlusherState.RUNNING, FlusherEvent.FAULT): FlusherState.BACKING_OFF,
-    (FlusherState.BACKING_OFF, FlusherEvent.RETRY): FlusherState.RECOVERING,
-    **{(state, FlusherEvent.DAMAGE): FlusherState.FAILED for state in ALIVE},
-    **{(state, FlusherEvent.CLOSE): FlusherState.CLOSED for state in ALIVE},
-}
 
-
-def classify(error: BaseException) -> FlusherEvent | None:
-    """Return what an error of a run means for the flusher; None for one that is a bug and is not caught."""
+def state_after(error: BaseException) -> FlusherState | None:
+    """Return what the flusher is in after an error of a run; None for one that is a bug and is not caught."""
     match error:
         case BaseExceptionGroup(exceptions=errors):
-            events = [classify(each) for each in errors]
-            order = (None, FlusherEvent.CLOSE, FlusherEvent.DAMAGE, FlusherEvent.FAULT)
-            return next(event for event in order if event in events)
+            states = [state_after(each) for each in errors]
+            order = (None, FlusherState.CLOSED, FlusherState.FAILED, FlusherState.BACKING_OFF)
+            return next(state for state in order if state in states)
         case OnShutdown() | ChannelFenced():
-            return FlusherEvent.CLOSE
+            return FlusherState.CLOSED
         case OSError() | StorageFailed() | StreamingNodeError(retryable="yes" | "indeterminate"):
-            return FlusherEvent.FAULT
+            # Of a write whose outcome is open the stored checkpoint says what became of it, once the store is reopened.
+            return FlusherState.BACKING_OFF
         case StreamingNodeError():
-            return FlusherEvent.DAMAGE
+            return FlusherState.FAILED
         case _:
             return None
 
 
-def shortage_of(error: BaseException) -> Shortage | None:
-    """Return what a run ended for want of, None when it was something else."""
+def short_of(error: BaseException | None) -> str:
+    """Return what a run ended for want of, that the flusher cannot make room for; nothing when it was something else."""
     match error:
         case BaseExceptionGroup(exceptions=errors):
-            return next((found for each in errors if (found := shortage_of(each)) is not None), None)
+            return next(filter(None, map(short_of, errors)), "")
         case OSError(errno=errno.ENOSPC | errno.EDQUOT) | StorageFull():
-            return Shortage.DISK_SPACE
+            return "disk space"
         case OSError(errno=errno.EMFILE | errno.ENFILE) | Overloaded():
-            return Shortage.DESCRIPTORS  # nothing but the log store raises `Overloaded` in a run
+            return "file descriptors"  # nothing but the log store raises `Overloaded` in a run
         case _:
-            return None
-
-
-_log = event_log(__name__)
-
-_ENDS = (OnShutdown, ChannelFenced)
-ROOM_LOOK_S = 0.25
-"""How often a flusher that lacks something looks whether there is more of it."""
-ROOM_BYTES = 1 << 20
-"""How much more has to be free to try again before the pause is over; less is noise of other programs."""
-DESCRIPTORS = 8
-"""What has to be free of them to try again before that: for files being written, a directory to sync, tables of RocksDB."""
-
-LASTING_FAULTS = 3
-"""Who waits for a cut hears of its files when so many tries in a row could not write them: after 1.5 s by default."""
+            return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,108 +108,43 @@ class FlusherStatistics:
     last_error: str
 
 
-async def always_back() -> None:
-    """Return at once, where a log is never reopened."""
-
-
-async def no_producers(_tick: int) -> bytes | None:
-    """Save nothing, where nobody writes with producers."""
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushHooks:
-    """What the flusher asks of, and tells, the rest of the node.
-
-    `reader_floor` returns the lowest position of the log that a named reader still needs, None without one;
-    `on_progress` is told the number of the cut in the making and how many bytes wait for it; `on_kept_tick` a tick at or
-    below which cuts are published and no reader starts any more, after each round of retention. `save_producers` returns
-    what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have everything up to that tick.
-    `log_is_back` returns once the log takes writes, and raises what its callers get when that takes too long.
-    `next_id` returns an id above those of all segments that the log has so far.
-    `elapsed_ms` is a clock that nobody sets, in milliseconds from an arbitrary start.
-    """
-
-    reader_floor: Callable[[], int | None] = lambda: None
-    on_progress: Callable[[int, int], None] = lambda _number, _bytes: None
-    on_kept_tick: Callable[[int], None] = lambda _tick: None
-    save_producers: Callable[[int], Awaitable[bytes | None]] = no_producers
-    log_is_back: Callable[[], Awaitable[object]] = always_back
-    next_id: Callable[[], int] = lambda: sys.maxsize
-    elapsed_ms: Callable[[], int] = steady_ms
-
-
-NO_HOOKS = FlushHooks()
-
-
 class Flusher:
     """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work is in threads.
 
     `checkpoint` is the stored one, for those who ask before the first run has read it: the log before it may be gone.
-    `now_ms` is the clock that ticks follow.
     """
 
     def __init__(
         self,
-        root: Path | NodeDirectory,
-        store: LogStore,
-        log: Log,
-        tail: LiveTail | None,
+        context: FlushContext,
         *,
-        options: FlushOptions,
-        now_ms: Callable[[], int],
-        hooks: FlushHooks = NO_HOOKS,
         checkpoint: Checkpoint = NO_CHECKPOINT,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.state = FlusherState.RECOVERING
-        directory = root if isinstance(root, NodeDirectory) else NodeDirectory(root)
-        self.cuts = CutLog(directory, node_id=store.node_id)
-        self.cuts.anchor(
-            checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick
-        )  # reads nothing
-        self._directory = self.cuts.directory
-        self._store = store
-        self._channel_log = log
-        self._tail = tail
-        self._options = options
-        self._hooks = hooks
-        self._sleep = sleep
+        self.checkpoint = checkpoint
+        """The last durable checkpoint; everything at or below its tick is in files."""
+        self.cuts = CutLog(context.directory, node_id=context.store.node_id)
+        self._anchor(checkpoint)  # reads nothing
+        self.schedule = CutSchedule(context.options.schedule, now_ms=context.now_ms)
         self.retention = Retention(
             self.cuts,
-            store,
-            log,
-            options=options.retention,
-            now_ms=now_ms,
-            elapsed_ms=hooks.elapsed_ms,
-            reader_floor=hooks.reader_floor,
+            context.store,
+            context.log,
+            options=context.options.retention,
+            now_ms=context.now_ms,
+            elapsed_ms=context.elapsed_ms,
+            reader_floor=context.reader_floor,
         )
-        self._context = FlushContext(
-            cuts=self.cuts,
-            store=store,
-            pchannel=log.name,
-            options=options,
-            now_ms=now_ms,
-            on_cut=self._on_cut,
-            on_progress=hooks.on_progress,
-            kept_tick=lambda: self._kept_tick,
-            save_producers=hooks.save_producers,
-        )
+        self._context = context
+        self._sleep = sleep
         self._run: FlushRun | None = None
-        self._checkpoint = checkpoint
-        self._kept_tick = 0
-        self._last_cut = NO_CUT
         self._changed = anyio.Event()
         self._failure: StreamingNodeError = OnShutdown("the flusher is closed")
         self._short: StorageFull | Overloaded | None = None
         """What keeps the flusher from its work, and would keep whoever waits for a cut waiting."""
         self._faults = self._file_faults = 0
         self._last_error = ""
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The last durable checkpoint; everything at or below its tick is in files."""
-        return self._checkpoint
 
     async def run(self) -> None:
         """Flush until cancelled, until the log is closed, or until damage is found; faults of the disk are outlived."""
@@ -275,27 +155,27 @@ class Flusher:
                 tasks.cancel_scope.cancel()
         finally:
             if self.state in ALIVE:
-                self._apply(FlusherEvent.CLOSE)
+                self._enter(FlusherState.CLOSED)
 
-    async def wait_for_cut(self, number: int) -> CutResult:
-        """Return cut `number` once its checkpoint is durable, at once if it is already; cut 0 stands for "none yet".
+    async def wait_for_cut(self, number: int) -> Cut:
+        """Return cut `number` once its checkpoint is durable, at once if it is already.
 
         Raises `StorageFull` when the disk has no room for its files, `Overloaded` when this process may open no more: they
         are written once that has changed. Raises `StorageFailed` when one try after the other fails, and
         what `log_is_back` raises; tries go on, so the cut is made when that is over. Raises `Corrupt` and the like when the
         flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a cut that is no longer kept.
         """
-        if self._short is not None and self._checkpoint.cut_number < number:
-            await self._look_for_relief()
+        if self._short is not None and self.checkpoint.cut_number < number:
+            await self._look_for_more()
         faults = self._faults
-        while self._checkpoint.cut_number < number:
+        while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
                 raise self._failure
             if self._short is not None:
                 raise self._short
             if self._faults > faults and not self._file_faults:  # of the log
                 faults = self._faults
-                await self._hooks.log_is_back()
+                await self._context.log_is_back()
                 continue
             if self._faults > faults and self._file_faults >= LASTING_FAULTS:
                 raise StorageFailed(
@@ -303,11 +183,9 @@ class Flusher:
                     f"{self._last_error} — check the disk; it is tried on by itself"
                 )
             if self._run is not None:
-                self._run.hurry()
+                self._run.stop_gathering()
             await self._changed.wait()
-        if number in {NO_CUT.number, self._last_cut.number}:
-            return self._last_cut if number else NO_CUT
-        return cut_result(await to_thread.run_sync(self.cuts.read, number))
+        return await to_thread.run_sync(self.cuts.read, number)
 
     async def enforce_retention(self, *, short_of_space: bool = False) -> None:
         """Give up log and cuts that nobody needs, now; also done every `retention.interval_s` seconds.
@@ -315,16 +193,18 @@ class Flusher:
         With `short_of_space` log is kept for `retention.min_age_short_s` only. Raises `OSError` and what the log raises;
         nothing that is needed is lost then.
         """
-        if self._run is not None and self._checkpoint.cut_number:
-            live = frozenset(info.id for info in self._run.state.catalog.collections())
-            self._kept_tick = await self.retention.enforce(self._checkpoint, live, short_of_space=short_of_space)
-            self._hooks.on_kept_tick(self._kept_tick)
+        run = self._run
+        if run is not None and self.checkpoint.cut_number:
+            live = frozenset(info.id for info in run.state.catalog.collections())
+            kept_tick = await self.retention.enforce(self.checkpoint, live, short_of_space=short_of_space)
+            run.state.forget_below(kept_tick)
+            self._context.on_kept_tick(kept_tick)
 
     async def check_cuts(self) -> None:
         """Raise `Corrupt` when cuts are missing that retention did not give up."""
-        numbers = await to_thread.run_sync(cut_numbers, self._directory)
+        numbers = await to_thread.run_sync(cut_numbers, self._context.directory)
         # Asked for after the cuts were listed: it goes up before a cut goes.
-        first_kept = await self._first_kept()
+        first_kept = decode_first_kept(await self._context.store.get_meta(kept_cuts_key(self._context.log.name)))
         if not are_all_there(numbers, first_kept):
             raise Corrupt(f"of the cuts {first_kept} to {numbers[-1]} some are lost — restore them from a backup")
 
@@ -333,51 +213,139 @@ class Flusher:
         cut = self._run.open_cut if self._run else None
         return FlusherStatistics(
             state=self.state,
-            short_of=self._short_of,
-            cut_number=self._checkpoint.cut_number,
-            cut_tick=self._checkpoint.tick,
-            cut_crc32c=self._checkpoint.manifest_crc32c,
-            checkpoint_position=self._checkpoint.position,
+            short_of=short_of(self._short),
+            cut_number=self.checkpoint.cut_number,
+            cut_tick=self.checkpoint.tick,
+            cut_crc32c=self.checkpoint.manifest_crc32c,
+            checkpoint_position=self.checkpoint.position,
             unflushed_rows=cut.rows if cut else 0,
             unflushed_bytes=cut.taken_bytes if cut else 0,
             held_bytes=cut.held_bytes if cut else 0,
-            open_files=sum(1 for _ in cut.files()) if cut else 0,
+            open_files=len(cut.files) if cut else 0,
             faults=self._faults,
             last_error=self._last_error,
         )
 
+    async def _retain(self) -> None:
+        while True:
+            await self._sleep(self._context.options.retention.interval_s)
+            try:
+                await self.enforce_retention()
+            except (OnShutdown, ChannelFenced):
+                return
+            except (OSError, StreamingNodeError) as error:
+                _log.warning("retention_failed", error=str(error))
+
+    # --- a store that is short of space -----------------------------------------------------------------------------------
+
+    async def reclaim_space(self, request_cut: Callable[[], Awaitable[int]]) -> None:
+        """Make room before appends have to be refused, until the log is closed. `request_cut` as in `CutSchedule.run`."""
+        store, pause_s = self._context.store, SPACE_PAUSE_FIRST_S
+        while True:
+            await self._sleep(SPACE_LOOK_S)
+            if not store.short_of_space:
+                pause_s = SPACE_PAUSE_FIRST_S
+                continue
+            try:
+                await self._make_room(request_cut)
+            except (OnShutdown, ChannelFenced):
+                return
+            except (OSError, StreamingNodeError) as error:
+                _log.warning("no_room_made", error=str(error))
+            await self._sleep(SPACE_LOOK_S)
+            if store.short_of_space:
+                await self._sleep(pause_s)
+                pause_s = min(2 * pause_s, SPACE_PAUSE_MAX_S)
+            else:
+                pause_s = SPACE_PAUSE_FIRST_S
+
+    async def _make_room(self, request_cut: Callable[[], Awaitable[int]]) -> None:
+        await self.enforce_retention(short_of_space=True)  # what is in files, and nobody needs
+        await self._sleep(SPACE_LOOK_S)
+        if self._context.store.short_of_space:
+            if number := await request_cut():
+                await self.wait_for_cut(number)
+            await self.enforce_retention(short_of_space=True)  # and what the cut brought into files
+
+    # --- one run after the other ------------------------------------------------------------------------------------------
+
     async def _keep_running(self) -> None:
-        pause_s = self._options.retry_first_s
+        options = self._context.options
+        pause_s = options.retry_first_s
         while self.state in ALIVE:
-            cut_before = self._checkpoint.cut_number
+            cut_before = self.checkpoint.cut_number
             try:
                 await self._run_once()
             except (Exception, BaseExceptionGroup) as error:
-                event = classify(error)
-                if event is None:
+                state = state_after(error)
+                if state is None:
                     raise
                 self._short = await self._shortage(error)
-                self._note(self._short or error, event)
+                self._end_run(self._short or _first(error), state)
             if self.state is FlusherState.BACKING_OFF:
-                pause_s = self._options.retry_first_s if self._checkpoint.cut_number > cut_before else pause_s
+                pause_s = options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
                 await self._back_off(pause_s)
-                pause_s = min(2 * pause_s, self._options.retry_max_s)
+                pause_s = min(2 * pause_s, options.retry_max_s)
                 self._short = None
-                self._apply(FlusherEvent.RETRY)
+                self._enter(FlusherState.RECOVERING)
 
     async def _run_once(self) -> None:
-        stored = await self._store.get_meta(checkpoint_key(self._channel_log.name))
-        checkpoint = decode_checkpoint(stored)
+        log = self._context.log
+        checkpoint = decode_checkpoint(await self._context.store.get_meta(checkpoint_key(log.name)))
         failpoint("recovery.checkpoint_read")
-        ahead = await to_thread.run_sync(self._tidy, checkpoint, self._hooks.next_id())
-        self._checkpoint = checkpoint
-        self._run = FlushRun(self._context, checkpoint, ahead)
-        scanner = self._open_scanner(checkpoint)
-        self._apply(FlusherEvent.RECOVERED)
+        ahead = await to_thread.run_sync(self._tidy, checkpoint, self._context.next_id())
+        self.checkpoint = checkpoint
+        self._run = FlushRun(
+            self._context, self.cuts, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut
+        )
+        policy = DeliverPolicy.start_from(message_id_kind(log.wal_name)(checkpoint.start_position))
+        scanner = Scanner(log, self._context.tail, policy, after_tick=checkpoint.tick, name="flusher")
+        self._enter(FlusherState.RUNNING)
         try:
             await self._run.follow(scanner)
         finally:
             await scanner.close()
+
+    def _tidy(self, checkpoint: Checkpoint, next_id: int) -> Cut | None:
+        """Remove what a crash left, and return the cut that is ahead of its checkpoint."""
+        ahead = cut_ahead(self._context.directory, checkpoint)
+        self._anchor(checkpoint)
+        failpoint("recovery.cuts_compared")
+        removed = finish_removal(self.cuts)
+        made = range(checkpoint.state().next_id, next_id)
+        removed += remove_orphans(self._context.directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead)
+        failpoint("recovery.orphans_removed")
+        if removed:
+            _log.info("orphans_removed", count=len(removed), first=removed[0])
+        return ahead
+
+    def _anchor(self, checkpoint: Checkpoint) -> None:
+        self.cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
+
+    def _on_cut(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._file_faults = 0
+        self._wake()
+
+    def _end_run(self, error: BaseException, state: FlusherState) -> None:
+        self._last_error = f"{type(error).__name__}: {error}"
+        if state is FlusherState.BACKING_OFF:
+            self._faults += 1
+            self._file_faults = self._file_faults + 1 if isinstance(error, OSError) else 0
+            _log.warning("flush_failed", error=self._last_error, faults=self._faults)
+        elif isinstance(error, StreamingNodeError):
+            self._failure = error
+            say = _log.error if state is FlusherState.FAILED else _log.info  # a closing node is nothing to worry about
+            say("flusher_stopped", error=self._last_error)
+        self._enter(state)
+
+    def _enter(self, state: FlusherState) -> None:
+        self.state = state
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
     # --- a full disk, and descriptors that run out ------------------------------------------------------------------------
 
@@ -385,103 +353,83 @@ class Flusher:
         """Wait that long; for want of something only until there is more of it."""
         if self._short is None:
             await self._sleep(pause_s)
-            return
         while pause_s > 0 and self._short is not None:
             await self._sleep(min(pause_s, ROOM_LOOK_S))
             pause_s -= ROOM_LOOK_S
-            await self._look_for_relief()
+            await self._look_for_more()
 
-    async def _look_for_relief(self) -> None:
+    async def _look_for_more(self) -> None:
         """Forget what the flusher was short of if there is more of it by now."""
         if isinstance(self._short, StorageFull):
             before = self._short.free_bytes
-            relieved = await to_thread.run_sync(self._directory.free_bytes) >= before + ROOM_BYTES
+            is_more = await to_thread.run_sync(self._context.directory.free_bytes) >= before + ROOM_BYTES
         else:
-            relieved = await to_thread.run_sync(self._directory.can_open, DESCRIPTORS)
-        if relieved:
+            is_more = await to_thread.run_sync(self._context.directory.can_open, DESCRIPTORS)
+        if is_more:
             self._short = None
 
     async def _shortage(self, error: BaseException) -> StorageFull | Overloaded | None:
-        shortage = shortage_of(error)
-        if shortage is None:
+        """Return what whoever waits for a cut is told when a run ended for want of something."""
+        what = short_of(error)
+        if not what:
             return None
-        if shortage is Shortage.DESCRIPTORS:
-            return no_descriptor_left(self._directory.root, _first(error))
-        free_bytes = await to_thread.run_sync(self._directory.free_bytes)
+        if what == "file descriptors":
+            return no_descriptor_left(self._context.directory.root, _first(error))
+        free_bytes = await to_thread.run_sync(self._context.directory.free_bytes)
         unwritten = self._run.open_cut.taken_bytes if self._run else 0
-        return StorageFull(str(self._directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
-
-    @property
-    def _short_of(self) -> str:
-        match self._short:
-            case None:
-                return ""
-            case StorageFull():
-                return Shortage.DISK_SPACE.value
-            case Overloaded():
-                return Shortage.DESCRIPTORS.value
-
-    # --- a run and its end ------------------------------------------------------------------------------------------------
-
-    async def _first_kept(self) -> int:
-        return decode_first_kept(await self._store.get_meta(kept_cuts_key(self._channel_log.name)))
-
-    def _tidy(self, checkpoint: Checkpoint, next_id: int) -> Cut | None:
-        ahead = cut_ahead(self._directory, checkpoint)
-        self.cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
-        failpoint("recovery.cuts_compared")
-        stored = checkpoint.shard_state
-        made = range(1 if stored is None else ShardState.restore(stored).next_id, next_id)
-        removed = finish_removal(self.cuts)
-        removed += remove_orphans(self._directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead)
-        failpoint("recovery.orphans_removed")
-        if removed:
-            _log.info("orphans_removed", count=len(removed), first=removed[0])
-        return ahead
-
-    def _open_scanner(self, checkpoint: Checkpoint) -> Scanner:
-        start = message_id_kind(self._channel_log.wal_name)(checkpoint.start_position)
-        policy = DeliverPolicy.start_from(start)
-        return Scanner(self._channel_log, self._tail, policy, after_tick=checkpoint.tick, name="flusher")
-
-    async def _retain(self) -> None:
-        while True:
-            await self._sleep(self._options.retention.interval_s)
-            try:
-                await self.enforce_retention()
-            except _ENDS:
-                return
-            except (OSError, StreamingNodeError) as error:
-                _log.warning("retention_failed", error=str(error))
-
-    def _on_cut(self, checkpoint: Checkpoint, cut: CutResult) -> None:
-        self._checkpoint, self._last_cut = checkpoint, cut
-        self._file_faults = 0
-        self._wake()
-
-    def _note(self, error: BaseException, event: FlusherEvent) -> None:
-        error = _first(error)
-        self._last_error = f"{type(error).__name__}: {error}"
-        if event is FlusherEvent.FAULT:
-            self._faults += 1
-            self._file_faults = self._file_faults + 1 if isinstance(error, OSError) else 0
-            _log.warning("flush_failed", error=self._last_error, faults=self._faults)
-        elif isinstance(error, StreamingNodeError):
-            self._failure = error
-            say = _log.error if event is FlusherEvent.DAMAGE else _log.info  # a closing node is nothing to worry about
-            say("flusher_stopped", error=self._last_error)
-        self._apply(event)
-
-    def _apply(self, event: FlusherEvent) -> None:
-        self.state = TRANSITIONS[self.state, event]
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        return StorageFull(str(self._context.directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
 
 
 def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+# --- when a cut is asked for ------------------------------------------------------------------------------------------
+
+
+def seconds_to_boundary(now_ms: int, interval_s: float | None) -> float | None:
+    """Return how long it is to the next multiple of the interval since the epoch, in seconds; never 0, None without one.
+
+    So the cuts of several nodes line up without a coordinator.
+    """
+    if interval_s is None:
+        return None
+    interval_ms = max(1, round(interval_s * 1000))
+    return (interval_ms - now_ms % interval_ms) / 1000
+
+
+class CutSchedule:
+    """Asks for cuts, at boundaries of time and when much is unflushed; the shard manager makes none that would be empty."""
+
+    def __init__(self, options: CutScheduleOptions, *, now_ms: Callable[[], int]) -> None:
+        self._options = options
+        self._now_ms = now_ms
+        self._full = anyio.Event()
+        self._asked = 0
+
+    def report(self, cut_number: int, unflushed_bytes: int) -> None:
+        """Take in how many bytes will go into cut `cut_number`; a run calls this as it reads."""
+        # A cut asked for is on its way through the log: until the flusher meets it, the bytes it covers do not ask again.
+        if cut_number > self._asked and unflushed_bytes >= self._options.bytes_max:
+            self._full.set()
+
+    async def run(self, request_cut: Callable[[], Awaitable[int]]) -> None:
+        """Ask until the log is closed; a cut that could not be made is asked for again at the next boundary.
+
+        `request_cut` returns the number of the cut that covers everything appended before, made now or earlier.
+        """
+        while True:
+            await self._wait()
+            self._full = anyio.Event()
+            try:
+                self._asked = await request_cut()
+            except (OnShutdown, ChannelFenced):
+                return
+            except StreamingNodeError as error:
+                _log.warning("cut_not_made", code=error.code, error=str(error))
+
+    async def _wait(self) -> None:
+        with anyio.move_on_after(seconds_to_boundary(self._now_ms(), self._options.interval_s)):
+            await self._full.wait()

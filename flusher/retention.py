@@ -1,22 +1,13 @@
 """What may be given up: log entries that nobody will read again, and cuts that every table has taken.
 
-Bounds are pure and pessimistic: whoever might still read something holds it. The log is kept down to the least of: the
-checkpoint (flusher and recovery both start there), every named reader, and the minimum age (another one on a disk short of
-space). A cut is kept until every table fed from this node has taken it, its age is past the minimum, and no live collection
-in it is without a table; the newest cut is always kept. Files of a dropped collection go before their cuts, once the cut
-that names the drop is past the minimum age and no table of the collection has a lease. Ages are those of the checkpoint's
-history, for all of them.
-
-`Retention` applies the bounds and is safe to interrupt anywhere: that cuts may be gone is recorded before they go, and a
-manifest is set aside under another name before its files go. So a crash never leaves a manifest without its files, but for
-those of collections that do not live at the newest cut, and the one that was set aside tells which files are left over.
+Bounds are pessimistic: whoever might still read something holds it. Removal may be interrupted anywhere: that cuts may be
+gone is recorded before they go, and a manifest is set aside under another name before its files go. So a crash never leaves
+a manifest without its files, but for those of dropped collections, and the one set aside tells which files are left over.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -43,15 +34,6 @@ CUTS_REMOVED_PER_ROUND_MAX = 1000
 """Keeps one round short after a long pause; the next round takes more."""
 
 
-class TableLease(msgspec.Struct, frozen=True):
-    """What one table says it has taken, as the ingest writes it; `table` is where it was then."""
-
-    node_id: str
-    collection_id: int
-    cut: int
-    table: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionOptions:
     """How long things are kept at least, and how often that is looked at; seconds.
@@ -75,38 +57,16 @@ class RetentionOptions:
         return min(int(self.min_age_short_s * 1000), self.min_age_ms)
 
 
-class Found(NamedTuple):
-    """Cuts up to `tick` were there when the node was opened, `open_ms` ago: whatever clocks say, they are no younger."""
-
-    tick: int
-    open_ms: int
+# --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def newest_old_cut(history: Sequence[CutPosition], *, now_ms: int, min_age_ms: int, found: Found) -> CutPosition | None:
-    """Return the newest cut of an age; those before it are older, whatever their ticks say. None without one."""
-    for cut in reversed(history):
-        if cut.age_ms(now_ms) >= min_age_ms or (cut.tick <= found.tick and found.open_ms >= min_age_ms):
-            return cut
-    return None
+class TableLease(msgspec.Struct, frozen=True):
+    """What one table says it has taken, as the ingest writes it; `table` is where it was then."""
 
-
-def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, old: CutPosition | None) -> int:
-    """Return the position before which nobody needs the log any more; 0 when nothing may go. `old` is old enough."""
-    if old is None:
-        return 0
-    bound = min(checkpoint.position, old.position)
-    return bound if reader_floor is None else min(bound, reader_floor)
-
-
-def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], old_tick: int) -> bool:
-    """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped.
-
-    Cuts up to `old_tick` are old enough.
-    """
-    if manifest.tick > old_tick or any(lease.cut < manifest.number for lease in leases):
-        return False
-    without_table = live - {lease.collection_id for lease in leases}
-    return not any(entry.collection_id in without_table for entry in manifest.collections)
+    node_id: str
+    collection_id: int
+    cut: int
+    table: str = ""
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
@@ -118,23 +78,51 @@ def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
     for path in directory.files(LEASES):
         if path.endswith(".json"):
             with suppress(FileNotFoundError):  # an ingest gives up the lease of a dropped collection's table
-                leases.append(_read_lease(directory, path, node_id=node_id))
+                try:
+                    content = directory.read(path, bytes_max=LEASE_BYTES_MAX)
+                    leases.append(msgspec.json.decode(content, type=TableLease))
+                except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
+                    leases.append(TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0, table=path))
     return [lease for lease in leases if lease.node_id == node_id]
 
 
-def _read_lease(directory: NodeDirectory, path: str, *, node_id: str) -> TableLease:
-    try:
-        return msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=TableLease)
-    except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
-        return TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0, table=path)
+def newest_old_cut(
+    history: Sequence[CutPosition], *, now_ms: int, min_age_ms: int, found_tick: int, open_ms: int
+) -> CutPosition | None:
+    """Return the newest cut of an age; those before it are older, whatever their ticks say. None without one.
+
+    Cuts up to `found_tick` were there when the node was opened, `open_ms` ago: whatever clocks say, they are no younger.
+    """
+    for cut in reversed(history):
+        if cut.age_ms(now_ms) >= min_age_ms or (cut.tick <= found_tick and open_ms >= min_age_ms):
+            return cut
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Dropped:
-    """The cut that names the drop of a collection, and the files that cuts named for it."""
+def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, old: CutPosition | None) -> int:
+    """Return the position before which nobody needs the log any more; 0 when nothing may go. `old` is old enough.
 
-    cut: CutManifest
-    paths: list[str]
+    Flusher and recovery start at the checkpoint.
+    """
+    if old is None:
+        return 0
+    bound = min(checkpoint.position, old.position)
+    return bound if reader_floor is None else min(bound, reader_floor)
+
+
+def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], old_tick: int) -> bool:
+    """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped.
+
+    It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each live collection in it
+    has a table.
+    """
+    if manifest.tick > old_tick or any(lease.cut < manifest.number for lease in leases):
+        return False
+    without_table = live - {lease.collection_id for lease in leases}
+    return not any(entry.collection_id in without_table for entry in manifest.collections)
+
+
+# --- removal ----------------------------------------------------------------------------------------------------------
 
 
 def finish_removal(cuts: CutLog) -> list[str]:
@@ -167,11 +155,18 @@ def _remove_files(directory: NodeDirectory, manifest: CutManifest) -> list[str]:
     return paths
 
 
-class Retention:
-    """Applies the bounds to one log and one node directory.
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """The cut that names the drop of a collection, and the files that cuts named for it."""
 
-    `reader_floor` returns the lowest position a named reader of the log still needs, None without one. Lives on the event
-    loop.
+    cut: CutManifest
+    paths: list[str]
+
+
+class Retention:
+    """Applies the bounds to one log and one node directory; lives on the event loop.
+
+    `reader_floor` returns the lowest position a named reader of the log still needs, None without one.
     """
 
     def __init__(
@@ -214,40 +209,41 @@ class Retention:
         Idempotent. Raises `OSError` and what the log raises; nothing that is needed is lost then.
         """
         async with self._enforcing:
-            return await self._enforce(checkpoint, live, short_of_space=short_of_space)
+            old = self._newest_old(checkpoint, self.options.min_age_ms)
+            log_old = self._newest_old(checkpoint, self.options.min_age_short_ms) if short_of_space else old
+            bound = truncation_bound(checkpoint, reader_floor=self._reader_floor(), old=log_old)
+            if bound > self._log.first_position:
+                failpoint("flush.truncating")
+                await self._log.truncate(bound)
+            if not self._holds:
+                await self._give_up_cuts(checkpoint, live, old_tick=0 if old is None else old.tick)
+            return max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
 
-    async def _enforce(self, checkpoint: Checkpoint, live: frozenset[int], *, short_of_space: bool) -> int:
-        options, history = self.options, checkpoint.history
-        find = partial(
-            newest_old_cut,
+    def _newest_old(self, checkpoint: Checkpoint, min_age_ms: int) -> CutPosition | None:
+        return newest_old_cut(
+            checkpoint.history,
             now_ms=self._now_ms(),
-            found=Found(self._found_tick, self._elapsed_ms() - self._opened_ms),
+            min_age_ms=min_age_ms,
+            found_tick=self._found_tick,
+            open_ms=self._elapsed_ms() - self._opened_ms,
         )
-        old = find(history, min_age_ms=options.min_age_ms)
-        log_old = find(history, min_age_ms=options.min_age_short_ms) if short_of_space else old
-        bound = truncation_bound(checkpoint, reader_floor=self._reader_floor(), old=log_old)
-        if bound > self._log.first_position:
-            failpoint("flush.truncating")
-            await self._log.truncate(bound)
-        await self._give_up_cuts(checkpoint, live, old_tick=0 if old is None else old.tick)
-        return max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
 
     async def _give_up_cuts(self, checkpoint: Checkpoint, live: frozenset[int], *, old_tick: int) -> None:
-        if self._holds:
-            return
-        await to_thread.run_sync(self._remove_dropped, checkpoint, live, old_tick)
-        removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live, old_tick)
+        leases = await to_thread.run_sync(lambda: read_leases(self._directory, node_id=self._store.node_id))
+        await to_thread.run_sync(self._remove_dropped, checkpoint, live, leases, old_tick)
+        removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live, leases, old_tick)
         if removable:
-            first_kept = encode_first_kept(removable[-1].number + 1)
-            await self._store.put_meta({kept_cuts_key(self._log.name): first_kept})
+            first_kept = removable[-1].number + 1
+            await self._store.put_meta({kept_cuts_key(self._log.name): encode_first_kept(first_kept)})
             failpoint("flush.cut_given_up")
             await to_thread.run_sync(self._remove_cuts, removable)
-            self._cuts.forget_below(removable[-1].number + 1)
+            self._cuts.forget_below(first_kept)
 
-    def _removable_cuts(self, checkpoint: Checkpoint, live: frozenset[int], old_tick: int) -> list[CutManifest]:
+    def _removable_cuts(
+        self, checkpoint: Checkpoint, live: frozenset[int], leases: Sequence[TableLease], old_tick: int
+    ) -> list[CutManifest]:
         """Return the earliest cuts that may go, as many as one round takes."""
         removable: list[CutManifest] = []
-        leases = read_leases(self._directory, node_id=self._store.node_id)
         for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX]:
             manifest = self._cuts.read(number).manifest
             if number >= checkpoint.cut_number or not may_remove_cut(
@@ -256,38 +252,6 @@ class Retention:
                 break
             removable.append(manifest)
         return removable
-
-    def _remove_dropped(self, checkpoint: Checkpoint, live: frozenset[int], old_tick: int) -> None:
-        """Remove files of dropped collections for which no table waits; their cuts may stay. Safe to interrupt."""
-        leased = {lease.collection_id for lease in read_leases(self._directory, node_id=self._store.node_id)}
-        if UNREADABLE in leased:
-            return
-        with_files = {number for top in (SEGMENTS, DELETES) for number in self._directory.numbered(top)}
-        gone = sorted(with_files - live - leased)
-        self._dropped = {number: found for number, found in self._dropped.items() if number in gone}
-        for number in gone:
-            dropped = self._dropped.get(number) or self._dropped_collection(number, checkpoint.cut_number)
-            if dropped is None:
-                continue
-            self._dropped[number] = dropped
-            if dropped.cut.tick <= old_tick:
-                for path in dropped.paths:
-                    self._directory.remove(path)
-
-    def _dropped_collection(self, collection_id: int, newest: int) -> _Dropped | None:
-        """Return what the cuts up to `newest` say of a collection; None while none of them says that it was dropped."""
-        dropped: _Dropped | None = None
-        for number in reversed([number for number in cut_numbers(self._directory) if number <= newest]):
-            manifest = self._cuts.read(number).manifest
-            entry = next((each for each in manifest.collections if each.collection_id == collection_id), None)
-            if dropped is None and entry is not None and entry.dropped_tick:
-                dropped = _Dropped(manifest, [])
-            elif (entry is None) == (dropped is not None):  # it lives, or was not made yet
-                break
-            if dropped is not None:
-                files = (*manifest.segments, *manifest.deletes)
-                dropped.paths.extend(file.path for file in files if file.collection_id == collection_id)
-        return dropped
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
         finish_removal(self._cuts)  # of a round that the disk kept from its end
@@ -299,3 +263,33 @@ class Retention:
             self._directory.sync_parents([path])
             failpoint("flush.cut_gone")
             _remove_files(self._directory, manifest)
+
+    def _remove_dropped(
+        self, checkpoint: Checkpoint, live: frozenset[int], leases: Sequence[TableLease], old_tick: int
+    ) -> None:
+        """Remove files of dropped collections for which no table waits; their cuts may stay. Safe to interrupt."""
+        leased = {lease.collection_id for lease in leases}
+        if UNREADABLE in leased:
+            return
+        with_files = {number for top in (SEGMENTS, DELETES) for number in self._directory.numbered(top)}
+        gone = with_files - live - leased
+        known = {number: self._dropped.get(number) or self._find_drop(number, checkpoint.cut_number) for number in gone}
+        self._dropped = {number: dropped for number, dropped in known.items() if dropped is not None}
+        for dropped in self._dropped.values():
+            if dropped.cut.tick <= old_tick:
+                for path in dropped.paths:
+                    self._directory.remove(path)
+
+    def _find_drop(self, collection_id: int, newest: int) -> _Dropped | None:
+        """Return what the cuts up to `newest` say of a collection; None while none of them says that it was dropped."""
+        dropped: _Dropped | None = None
+        for number in reversed([number for number in cut_numbers(self._directory) if number <= newest]):
+            manifest = self._cuts.read(number).manifest
+            entry = next((each for each in manifest.collections if each.collection_id == collection_id), None)
+            if dropped is None and entry is not None and entry.dropped_tick:
+                dropped = _Dropped(manifest, [])
+            elif (entry is None) == (dropped is not None):  # it lives, or was not made yet
+                break
+            if dropped is not None:
+                dropped.paths.extend(file.path for file in manifest.files if file.collection_id == collection_id)
+        return dropped

@@ -1,14 +1,14 @@
 """One run of the flusher: from its checkpoint through the log, until it is cancelled or something fails.
 
-In: batches of a scanner over the whole pchannel. Out: files, and one `CutDone` for each cut. A run that fails is thrown away
+In: batches of a scanner over the whole pchannel. Out: files, and a cut for each cut message. A run that fails is thrown away
 with all it has in memory, exactly as a crash would; the next one starts from the last checkpoint. `flusher.flusher` decides
 when.
-
-A run that starts behind a cut that is already on disk adopts it: rows up to that cut are counted instead of written.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+import sys
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 import pyarrow as pa
@@ -17,134 +17,37 @@ from anyio.abc import TaskGroup
 
 from flusher.checkpoint import Checkpoint, CutPosition, checkpoint_key, encode_checkpoint, extend_history
 from flusher.cut_log import Cut, CutLog
-from flusher.cuts import CutPoint, CutResult, build_manifest, check_same_cut, cut_result, publish_cut
-from flusher.data_file import DeleteBuffer, FileInProgress, RowBuffer, SegmentBuffer
-from flusher.manifest import arrow_schema
+from flusher.cuts import build_manifest, check_same_cut, publish_cut
+from flusher.data_file import FileInProgress
+from flusher.directory import NodeDirectory
+from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, delete_path, segment_path
 from flusher.retention import RetentionOptions
 from flusher.rows import Rows
-from flusher.triggers import CutScheduleOptions
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from interceptors.shard.state import ShardState
+from interceptors.txn import steady_ms
 from scanner.scanner import Scanner
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
 from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, DropPartitionHeader, FlushHeader, InsertHeader
-from wal.log import LogStore
+from wal.live_tail import LiveTail
+from wal.log import Log, LogStore
 from wal.message import AnyMessage, Message, TransactionMessage
 
-# --- open cut ---
-#
-# Everything since the last cut: which row goes to which file, until a cut message closes it. No I/O of its own.
-#
-# In: messages in tick order. Out: for the cut writer, the files of all segments that got rows and of all vchannels that got
-# deletes. Since a cut seals every growing segment, no file ever spans two cuts.
+STEPS_OF_A_FILE = 2
+"""One row group of a file is decoded while the one before it is written."""
+MESSAGES_PER_STEP = 256
+"""Between two looks at memory and the event loop's other work; about 1 ms of messages."""
+
+# --- what runs work with ----------------------------------------------------------------------------------------------
 
 
-StartFile = Callable[[RowBuffer], FileInProgress]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutScheduleOptions:
+    """A cut every `interval_s` seconds (None: never by time), and when `bytes_max` bytes of rows are unflushed."""
 
-
-class OpenCut:
-    """The files of the next cut; `number` is the number it will have."""
-
-    def __init__(self, number: int, catalog: Catalog, start_file: StartFile) -> None:
-        self.number = number
-        self.segments: dict[int, FileInProgress] = {}
-        self.deletes: dict[str, FileInProgress] = {}
-        self._catalog = catalog
-        self._start_file = start_file
-        self._schemas: dict[int, pa.Schema] = {}
-
-    def insert(self, message: Message, header: InsertHeader) -> None:
-        """Take in the rows of one insert. Raises `Corrupt` when no collection has them."""
-        file = self.segments.get(header.segment_id)
-        if file is None:
-            file = self.segments[header.segment_id] = self._start_file(self._segment_buffer(message, header))
-        file.buffer.add(Rows(message.payload, header.rows, message.time_tick, header.first_offset))
-
-    def delete(self, message: Message, header: DeleteHeader) -> None:
-        """Take in the keys of one delete. Raises `Corrupt` when no collection has them."""
-        file = self.deletes.get(message.vchannel)
-        if file is None:
-            file = self.deletes[message.vchannel] = self._start_file(self._delete_buffer(message, header))
-        file.buffer.add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
-
-    def drop_collection(self, collection_id: int) -> list[FileInProgress]:
-        """Forget a collection; the caller discards the files returned."""
-        return self._forget(lambda buffer: buffer.collection_id == collection_id)
-
-    def drop_partition(self, collection_id: int, partition_id: int) -> list[FileInProgress]:
-        """Forget the segments of a partition; the caller discards the files returned. Deletes know no partition."""
-        return self._forget(
-            lambda buffer: (
-                isinstance(buffer, SegmentBuffer)
-                and (buffer.collection_id, buffer.partition_id) == (collection_id, partition_id)
-            )
-        )
-
-    def files(self) -> Iterator[FileInProgress]:
-        """Yield every file that has rows."""
-        yield from (file for file in (*self.segments.values(), *self.deletes.values()) if file.buffer.rows)
-
-    @property
-    def held_bytes(self) -> int:
-        """Encoded size of all rows that are in memory."""
-        return sum(file.held_bytes for file in self.files())
-
-    @property
-    def taken_bytes(self) -> int:
-        """Encoded size of all rows taken in so far."""
-        return sum(file.buffer.taken_bytes for file in self.files())
-
-    @property
-    def rows(self) -> int:
-        """Rows and deletes taken in so far."""
-        return sum(file.buffer.rows for file in self.files())
-
-    def _segment_buffer(self, message: Message, header: InsertHeader) -> SegmentBuffer:
-        info = self._collection(header.collection_id)
-        if info.schema_version != header.schema_version:
-            raise Corrupt(f"rows of {info.name} have schema version {header.schema_version}, which it never had")
-        return SegmentBuffer(
-            segment_id=header.segment_id,
-            partition_id=header.partition_id,
-            collection_id=header.collection_id,
-            vchannel=message.vchannel,
-            schema=self._schema(info),
-            key=info.primary_key,
-        )
-
-    def _delete_buffer(self, message: Message, header: DeleteHeader) -> DeleteBuffer:
-        info = self._collection(header.collection_id)
-        return DeleteBuffer(
-            cut_number=self.number,
-            collection_id=header.collection_id,
-            vchannel=message.vchannel,
-            schema=pa.schema([self._schema(info).field(info.primary_key)]),
-            key=info.primary_key,
-        )
-
-    def _collection(self, collection_id: int) -> CollectionInfo:
-        try:
-            return self._catalog.collection(collection_id)
-        except CollectionNotFound as error:
-            raise Corrupt(f"the log has rows of collection {collection_id}, which was never created") from error
-
-    def _schema(self, info: CollectionInfo) -> pa.Schema:
-        if info.id not in self._schemas:
-            self._schemas[info.id] = arrow_schema(info)
-        return self._schemas[info.id]
-
-    def _forget(self, unwanted: Callable[[RowBuffer], bool]) -> list[FileInProgress]:
-        gone = [file for file in (*self.segments.values(), *self.deletes.values()) if unwanted(file.buffer)]
-        self.segments = {key: file for key, file in self.segments.items() if file not in gone}
-        self.deletes = {key: file for key, file in self.deletes.items() if file not in gone}
-        return gone
-
-
-# --- flush options ---
-#
-# Limits of the flusher, all with a default that fits a laptop.
+    interval_s: float | None = 10.0
+    bytes_max: int = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,42 +72,161 @@ class FlushOptions:
     schedule: CutScheduleOptions = field(default_factory=CutScheduleOptions)
 
 
-STEPS_OF_A_FILE = 2
-"""One row group of a file is decoded while the one before it is written."""
-MESSAGES_PER_STEP = 256
-"""Between two looks at memory and the event loop's other work; about 1 ms of messages."""
+async def _no_producers(_tick: int) -> bytes | None:
+    return None
+
+
+async def _always_back() -> None:
+    """Return at once: the log is never reopened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushContext:
-    """What every run of one flusher works with; `on_cut` is called when a cut's checkpoint is durable.
+    """What a flusher and all its runs work with; the callables are the rest of the node.
 
-    `save_producers` returns what the checkpoint of a cut at a tick has to know of producers.
+    `now_ms` is the clock that ticks follow, `elapsed_ms` one that nobody sets, in milliseconds from an arbitrary start.
+    `reader_floor` returns the lowest position of the log that a named reader needs, None without one; `on_kept_tick` is told
+    a tick at or below which cuts are published and no reader starts any more, after each round of retention.
+    `save_producers` returns what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have
+    everything up to that tick. `log_is_back` returns once the log takes writes, and raises what its callers get when that
+    takes too long. `next_id` returns an id above those of all segments that the log has so far.
     """
 
-    cuts: CutLog
+    directory: NodeDirectory
     store: LogStore
-    pchannel: str
+    log: Log
+    tail: LiveTail | None
     options: FlushOptions
     now_ms: Callable[[], int]
-    on_cut: Callable[[Checkpoint, CutResult], None]
-    on_progress: Callable[[int, int], None]
-    kept_tick: Callable[[], int]
-    save_producers: Callable[[int], Awaitable[bytes | None]]
+    elapsed_ms: Callable[[], int] = steady_ms
+    reader_floor: Callable[[], int | None] = lambda: None
+    on_kept_tick: Callable[[int], None] = lambda _tick: None
+    save_producers: Callable[[int], Awaitable[bytes | None]] = _no_producers
+    log_is_back: Callable[[], Awaitable[object]] = _always_back
+    next_id: Callable[[], int] = lambda: sys.maxsize
+
+
+# --- the cut in the making --------------------------------------------------------------------------------------------
+
+
+class OpenCut:
+    """Everything since the last cut: which row goes to which file, until a cut message closes it. No I/O of its own.
+
+    Since a cut seals every growing segment, no file ever spans two cuts. `number` is the number it will have.
+    """
+
+    def __init__(self, number: int, catalog: Catalog, start_file: Callable[..., FileInProgress]) -> None:
+        self.number = number
+        self.files: dict[int | str, FileInProgress] = {}
+        """By segment, those of deletes by vchannel; each has rows."""
+        self._catalog = catalog
+        self._start_file = start_file
+
+    def insert(self, message: Message, header: InsertHeader) -> None:
+        """Take in the rows of one insert. Raises `Corrupt` when no collection has them."""
+        if header.segment_id not in self.files:
+            self.files[header.segment_id] = self._start_segment(message, header)
+        self.files[header.segment_id].add(Rows(message.payload, header.rows, message.time_tick, header.first_offset))
+
+    def delete(self, message: Message, header: DeleteHeader) -> None:
+        """Take in the keys of one delete. Raises `Corrupt` when no collection has them.
+
+        One that meets rows of its own cut stays a delete: whoever reads the cut applies it, by offset, to what it reads.
+        """
+        if message.vchannel not in self.files:
+            self.files[message.vchannel] = self._start_deletes(message, header)
+        self.files[message.vchannel].add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
+
+    def drop(self, collection_id: int, partition_id: int | None = None) -> list[FileInProgress]:
+        """Forget a collection, or the segments of a partition of it; the caller discards the files returned."""
+        gone = {
+            key: file
+            for key, file in self.files.items()
+            if file.place["collection_id"] == collection_id and partition_id in {None, file.place.get("partition_id")}
+        }
+        for key in gone:
+            del self.files[key]
+        return list(gone.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Encoded size of all rows that are in memory."""
+        return sum(file.held_bytes for file in self.files.values())
+
+    @property
+    def taken_bytes(self) -> int:
+        """Encoded size of all rows taken in so far."""
+        return sum(file.taken_bytes for file in self.files.values())
+
+    @property
+    def rows(self) -> int:
+        """Rows and deletes taken in so far."""
+        return sum(file.rows for file in self.files.values())
+
+    def _start_segment(self, message: Message, header: InsertHeader) -> FileInProgress:
+        info = self._collection(header.collection_id)
+        if info.schema_version != header.schema_version:
+            raise Corrupt(f"rows of {info.name} have schema version {header.schema_version}, which it never had")
+        place = {
+            "path": segment_path(info.id, header.segment_id),
+            "collection_id": info.id,
+            "vchannel": message.vchannel,
+            "segment_id": header.segment_id,
+            "partition_id": header.partition_id,
+        }
+        return self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
+
+    def _start_deletes(self, message: Message, header: DeleteHeader) -> FileInProgress:
+        info, vchannel = self._collection(header.collection_id), message.vchannel
+        path = delete_path(info.id, self.number, vchannel)
+        place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
+        schema = pa.schema([arrow_schema(info).field(info.primary_key)])
+        return self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
+
+    def _collection(self, collection_id: int) -> CollectionInfo:
+        try:
+            return self._catalog.collection(collection_id)
+        except CollectionNotFound as error:
+            raise Corrupt(f"the log has rows of collection {collection_id}, which was never created") from error
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 class FlushRun:
-    """Reads, buffers, writes and cuts from `checkpoint` on; `ahead` is a cut on disk that the checkpoint does not know."""
+    """Reads, buffers, writes and cuts from `checkpoint` on.
 
-    def __init__(self, context: FlushContext, checkpoint: Checkpoint, ahead: Cut | None) -> None:
-        stored = checkpoint.shard_state
-        self.state = ShardState() if stored is None else ShardState.restore(stored)
+    `ahead` is a cut on disk that the checkpoint does not know: it is adopted, and rows up to it are counted instead of
+    written. `report` is told the number of the cut in the making and how many bytes wait for it, `on_cut` of each cut whose
+    checkpoint is durable.
+    """
+
+    def __init__(
+        self,
+        context: FlushContext,
+        cuts: CutLog,
+        checkpoint: Checkpoint,
+        ahead: Cut | None,
+        *,
+        report: Callable[[int, int], None],
+        on_cut: Callable[[Checkpoint], None],
+    ) -> None:
+        self.state = checkpoint.state()
         self._context = context
+        self._cuts = cuts
+        self._report = report
         self._checkpoint = checkpoint
         self._ahead = ahead
-        self._limiter = CapacityLimiter(context.options.threads)
-        self._hurry = anyio.Event()
-        self.open_cut = self._new_cut(checkpoint.cut_number + 1)
+        self._on_cut = on_cut
+        self._start_file = partial(
+            FileInProgress,
+            context.directory,
+            node_id=context.store.node_id,
+            row_group_bytes=context.options.row_group_bytes,
+            limiter=CapacityLimiter(context.options.threads),
+        )
+        self._awaited = anyio.Event()
+        self.open_cut = OpenCut(checkpoint.cut_number + 1, self.state.catalog, self._start_file)
 
     async def follow(self, scanner: Scanner) -> None:
         """Work through the scanner's batches for ever.
@@ -223,64 +245,55 @@ class FlushRun:
                         if len(batch.messages) > MESSAGES_PER_STEP:
                             await anyio.lowlevel.checkpoint()
                     if 0 < len(batch.messages) < MESSAGES_PER_STEP:
-                        await self._gather()
+                        # More messages may come before the next look: appends that come one by one share the event loop.
+                        with anyio.move_on_after(self._context.options.gather_s):
+                            await self._awaited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await self._discard([*self.open_cut.segments.values(), *self.open_cut.deletes.values()])
+                await self._discard(self.open_cut.files.values())
 
-    def hurry(self) -> None:
-        """Stop gathering until the next cut: somebody waits for it."""
-        self._hurry.set()
+    def stop_gathering(self) -> None:
+        """Take messages as they come until the next cut: somebody waits for it."""
+        self._awaited.set()
 
     async def _take_in(self, message: AnyMessage, writers: TaskGroup) -> None:
         self.state.observe(message)
-        if isinstance(message, TransactionMessage):
-            for body in message.bodies:
-                await self._take_in_one(body, writers)
-        else:
-            await self._take_in_one(message, writers)
+        for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
+            await self._take_in_one(body, writers)
 
     async def _take_in_one(self, message: Message, writers: TaskGroup) -> None:
         match message.header:
+            case InsertHeader(rows=0) | DeleteHeader(rows=0):
+                pass  # no file is made for nothing
             case InsertHeader() as header:
                 self.open_cut.insert(message, header)
             case DeleteHeader() as header:
                 self.open_cut.delete(message, header)
             case FlushHeader(segment_id=segment_id):
-                self._seal(segment_id, writers)
+                file = self.open_cut.files.get(segment_id)
+                if file is not None and self._ahead is None and not file.at_work:
+                    self._start(file, file.finish, writers)
             case DropCollectionHeader(collection_id=collection_id):
-                await self._discard(self.open_cut.drop_collection(collection_id))
+                await self._discard(self.open_cut.drop(collection_id))
             case DropPartitionHeader(collection_id=collection_id, partition_id=partition_id):
-                await self._discard(self.open_cut.drop_partition(collection_id, partition_id))
+                await self._discard(self.open_cut.drop(collection_id, partition_id))
             case CutHeader() as header:
                 await self._cut(message, header)
             case _:
                 pass  # what only changes the shard state
 
-    # --- memory -----------------------------------------------------------------------------------------------------------
-
     async def _make_room(self, writers: TaskGroup) -> None:
         cut, options = self.open_cut, self._context.options
         failpoint("flush.rows_taken")
-        self._context.on_progress(cut.number, cut.taken_bytes)
+        self._report(cut.number, cut.taken_bytes)
         if self._ahead is not None:
-            for file in cut.files():
-                file.buffer.take()  # counted, and already on disk
-        for file in cut.files():
-            if file.buffer.pending_bytes >= options.row_group_bytes and file.at_work < STEPS_OF_A_FILE:
+            for file in cut.files.values():
+                file.take()  # counted, and already on disk
+        for file in cut.files.values():
+            if file.pending_bytes >= options.row_group_bytes and file.at_work < STEPS_OF_A_FILE:
                 self._start(file, file.spill, writers)
         while cut.held_bytes > options.buffered_bytes_max:
-            await max(cut.files(), key=lambda file: file.held_bytes).spill()
-
-    async def _gather(self) -> None:
-        """Let more messages come before the next look: appends that come one by one share the event loop with this."""
-        with anyio.move_on_after(self._context.options.gather_s):
-            await self._hurry.wait()
-
-    def _seal(self, segment_id: int, writers: TaskGroup) -> None:
-        file = self.open_cut.segments.get(segment_id)
-        if file is not None and file.buffer.rows and self._ahead is None and not file.at_work:
-            self._start(file, file.finish, writers)
+            await max(cut.files.values(), key=lambda file: file.held_bytes).spill()
 
     def _start(self, file: FileInProgress, work: Callable[[], Awaitable[object]], writers: TaskGroup) -> None:
         async def run() -> None:
@@ -292,50 +305,42 @@ class FlushRun:
         file.at_work += 1
         writers.start_soon(run)
 
-    async def _discard(self, files: list[FileInProgress]) -> None:
+    async def _discard(self, files: Iterable[FileInProgress]) -> None:
         for file in files:
             await file.discard()
 
-    # --- cuts -------------------------------------------------------------------------------------------------------------
-
     async def _cut(self, message: Message, header: CutHeader) -> None:
-        cut = self.open_cut
+        cut, tick = self.open_cut, message.time_tick
         failpoint("flush.cut_met")
         if header.number != cut.number:
             raise Corrupt(f"the log has cut {header.number} where {cut.number} must follow")
-        point = CutPoint(
-            number=cut.number,
-            tick=message.time_tick,
-            previous_tick=self._checkpoint.tick,
-            previous_crc32c=self._checkpoint.manifest_crc32c,
-        )
         if self._ahead is None:
-            published = await self._write(point)
+            published = await self._write(tick)
         else:
             published, self._ahead = self._ahead, None
-            check_same_cut(published.manifest, point, {file.path: file.buffer.rows for file in cut.files()})
+            rows = {file.place["path"]: file.rows for file in cut.files.values()}
+            check_same_cut(published.manifest, self._checkpoint, tick, rows)
             failpoint("recovery.cut_adopted")
         failpoint("flush.cut_published")
         await self._advance(message, published)
 
-    async def _write(self, point: CutPoint) -> Cut:
-        context, files = self._context, list(self.open_cut.files())
+    async def _write(self, tick: int) -> Cut:
+        context, files = self._context, list(self.open_cut.files.values())
         async with anyio.create_task_group() as finishing:
             for file in files:
                 finishing.start_soon(file.finish)
         manifest = build_manifest(
-            point,
+            self._checkpoint,
+            tick,
             [file.described for file in files if file.described is not None],
             self.state,
             node_id=context.store.node_id,
             created_ms=context.now_ms(),
         )
-        renames = [(file.temporary_path, file.path) for file in files]
-        return await to_thread.run_sync(publish_cut, context.cuts.directory, manifest, renames)
+        return await to_thread.run_sync(publish_cut, context.directory, manifest)
 
     async def _advance(self, message: Message, published: Cut) -> None:
         context, manifest = self._context, published.manifest
-        self.state.forget_below(context.kept_tick())
         step = CutPosition(manifest.tick, message.last_confirmed_position, manifest.created_ms)
         checkpoint = Checkpoint(
             cut_number=manifest.number,
@@ -351,23 +356,10 @@ class FlushRun:
             shard_state=self.state.snapshot(),
             producers=await context.save_producers(manifest.tick),
         )
-        await context.store.put_meta({checkpoint_key(context.pchannel): encode_checkpoint(checkpoint)})
+        await context.store.put_meta({checkpoint_key(context.log.name): encode_checkpoint(checkpoint)})
         failpoint("flush.checkpoint_saved")
-        context.cuts.append(published)
+        self._cuts.append(published)
         self._checkpoint = checkpoint
-        self.open_cut = self._new_cut(manifest.number + 1)
-        self._hurry = anyio.Event()
-        context.on_cut(checkpoint, cut_result(published))
-
-    def _new_cut(self, number: int) -> OpenCut:
-        return OpenCut(number, self.state.catalog, self._start_file)
-
-    def _start_file(self, buffer: RowBuffer) -> FileInProgress:
-        context = self._context
-        return FileInProgress(
-            buffer,
-            context.cuts.directory,
-            node_id=context.store.node_id,
-            row_group_bytes=context.options.row_group_bytes,
-            limiter=self._limiter,
-        )
+        self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)
+        self._awaited = anyio.Event()
+        self._on_cut(checkpoint)

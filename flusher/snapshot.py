@@ -1,13 +1,11 @@
 """The current state of one collection as an Arrow table, without Spark. Blocks, so it runs in a worker thread.
 
 In: what the collection's table has taken (the base), the cuts after that up to one number, and the messages after it (the
-tail) as a scanner delivers them. Out: the rows whose key was not deleted later: a delete removes rows of its key with a
-smaller offset, and a key always lies on one vchannel, so this is one look-up per row, done on whole columns. Every file is
-checked against its manifest before a row of it is believed. Who takes out of a damaged node what can be read is told of each
-loss, and gets the rest.
+tail) as a scanner delivers them. Out: the rows whose key was not deleted later. Every file is checked against its manifest
+before a row of it is believed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -57,42 +55,37 @@ class SnapshotSource:
     on_loss: OnLoss | None = None
 
 
-def read_snapshot(source: SnapshotSource, *, system_columns: bool = False) -> pa.Table:
-    """Return the rows that live at tick `as_of`: the base's, then in cut order; on demand with the system's columns.
+def read_snapshot(source: SnapshotSource) -> pa.Table:
+    """Return the rows that live at tick `as_of`: the base's, then in cut order.
 
     Raises `Truncated` when rows of the collection are in cuts that were given up (every table has taken them), or a
     partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when a file is not what its manifest says.
     """
-    while True:
-        earliest = min(cut_numbers(source.cuts.directory), default=0)
-        try:
-            return _rows(source, _manifests(source, earliest), system_columns=system_columns)
-        except (Corrupt, Truncated):
-            if min(cut_numbers(source.cuts.directory), default=0) == earliest:
-                raise  # else retention took cuts and their files while they were read
-
-
-def _rows(source: SnapshotSource, manifests: Sequence[CutManifest], *, system_columns: bool) -> pa.Table:
+    info = source.collection
+    manifests = _manifests(source)
     drops, names = _partitions(source, manifests)
     # Some may have gone since `collection` was looked up.
-    live = frozenset(each.id for each in source.collection.partitions if each.id not in drops)
-    schema = stored_schema(arrow_schema(source.collection))
-    tables = [_base_rows(source.base, drops, names).select(schema.names) if source.base else schema.empty_table()]
-    deleted: list[pa.Table] = []
-    for manifest in manifests:
-        tables += _read(
-            source, [file for file in manifest.segments if _wanted(source, file) and file.partition_id in live]
-        )
-        deleted += _read(source, [file for file in manifest.deletes if _wanted(source, file)])
-    tables += _tail_rows(source, live, schema)
-    deleted += _tail_deletes(source)
-    rows = _up_to(pa.concat_tables(tables), source.as_of)
-    rows = apply_deletes(rows, [_up_to(table, source.as_of) for table in deleted], key=source.collection.primary_key)
-    return rows if system_columns else rows.select(arrow_schema(source.collection).names)
+    live = frozenset(each.id for each in info.partitions if each.id not in drops)
+    schema = stored_schema(arrow_schema(info))
+    rows, deletes = _tail(source, live)
+    segments = [
+        file
+        for manifest in manifests
+        for file in manifest.segments
+        if _wanted(source, file) and file.partition_id in live
+    ]
+    delete_files = [file for manifest in manifests for file in manifest.deletes if _wanted(source, file)]
+    base = _base_rows(source.base, drops, names).select(schema.names) if source.base else schema.empty_table()
+    table = _up_to(pa.concat_tables([base, *_read(source, segments), *rows]), source.as_of)
+    deletes = [_up_to(each, source.as_of) for each in (*_read(source, delete_files), *deletes)]
+    return apply_deletes(table, deletes, key=info.primary_key).select(arrow_schema(info).names)
 
 
 def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
-    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
+    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash.
+
+    A key always lies on one vchannel, so this is one look-up per row, done on whole columns.
+    """
     if not sum(table.num_rows for table in deletes):
         return rows
     deletes_ = pa.concat_tables([table.select([key, OFFSET]) for table in deletes]).combine_chunks()
@@ -104,8 +97,9 @@ def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> p
     return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))
 
 
-def _manifests(source: SnapshotSource, earliest: int) -> list[CutManifest]:
+def _manifests(source: SnapshotSource) -> list[CutManifest]:
     """Return the cuts that may have something of the collection, oldest first. Raises `Truncated` when some are gone."""
+    earliest = min(cut_numbers(source.cuts.directory), default=0)
     first = 1 if source.base is None else source.base.cut + 1
     manifests: list[CutManifest] = []
     after: CutManifest | None = None
@@ -222,38 +216,26 @@ def _up_to(table: pa.Table, tick: int) -> pa.Table:
     return table if tick >= TICK_MAX else table.filter(pc.less_equal(table.column(TICK), pa.scalar(tick, pa.int64())))
 
 
-def _tail_rows(source: SnapshotSource, live: frozenset[int], schema: pa.Schema) -> Iterator[pa.Table]:
-    rows: dict[str, list[Rows]] = {}
-    for message in _bodies(source.tail):
-        header = message.header
-        if (
-            isinstance(header, InsertHeader)
-            and header.collection_id == source.collection.id
-            and header.partition_id in live
-        ):
-            found = Rows(message.payload, header.rows, message.time_tick, header.first_offset)
-            rows.setdefault(message.vchannel, []).append(found)
-    for vchannel, found_rows in sorted(rows.items()):
-        decoded = decode_rows(found_rows, arrow_schema(source.collection), vchannel=vchannel, rule=OffsetRule.FIRST)
-        yield decoded.cast(schema)
-
-
-def _tail_deletes(source: SnapshotSource) -> Iterator[pa.Table]:
+def _tail(source: SnapshotSource, live: frozenset[int]) -> tuple[list[pa.Table], list[pa.Table]]:
+    """Return the rows and the deletes that are in the log only, a table for each vchannel."""
     info = source.collection
-    schema = pa.schema([arrow_schema(info).field(info.primary_key)])
     rows: dict[str, list[Rows]] = {}
-    for message in _bodies(source.tail):
-        header = message.header
-        if isinstance(header, DeleteHeader) and header.collection_id == info.id:
-            found = Rows(message.payload, header.rows, message.time_tick, header.next_offset)
-            rows.setdefault(message.vchannel, []).append(found)
-    for vchannel, found_rows in sorted(rows.items()):
-        yield decode_rows(found_rows, schema, vchannel=vchannel, rule=OffsetRule.ALL)
-
-
-def _bodies(messages: Iterable[AnyMessage]) -> Iterator[Message]:
-    for message in messages:
-        if isinstance(message, TransactionMessage):
-            yield from message.bodies
-        else:
-            yield message
+    deletes: dict[str, list[Rows]] = {}
+    for message in source.tail:
+        for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
+            header = body.header
+            if isinstance(header, InsertHeader) and header.collection_id == info.id and header.partition_id in live:
+                found = Rows(body.payload, header.rows, body.time_tick, header.first_offset)
+                rows.setdefault(body.vchannel, []).append(found)
+            elif isinstance(header, DeleteHeader) and header.collection_id == info.id:
+                found = Rows(body.payload, header.rows, body.time_tick, header.next_offset)
+                deletes.setdefault(body.vchannel, []).append(found)
+    schema = arrow_schema(info)
+    keys = pa.schema([schema.field(info.primary_key)])
+    return (
+        [
+            decode_rows(rows[name], schema, vchannel=name, rule=OffsetRule.FIRST).cast(stored_schema(schema))
+            for name in sorted(rows)
+        ],
+        [decode_rows(deletes[name], keys, vchannel=name, rule=OffsetRule.ALL) for name in sorted(deletes)],
+    )

@@ -7,7 +7,7 @@ and rollback of a streamed one move its session. Nothing here suspends before th
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import anyio
@@ -304,7 +304,7 @@ class TxnInterceptor(BaseInterceptor):
     def __init__(self, manager: TxnManager) -> None:
         self._sessions = manager
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+    def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
         """Stamp the transaction id and keep the session's books.
 
         Raises `InvalidArgument` for a group that is no transaction's shape, `TransactionExpired`,
@@ -313,31 +313,34 @@ class TxnInterceptor(BaseInterceptor):
         messages = group.messages
         head = messages[0]
         if head.type in _CONTROL:
-            return await self._control(group, append)
+            return self._control(group, append)
         if head.txn_id:
-            return await self._bodies(group, append)
+            return self._bodies(group, append)
         if len(messages) > 1 and any(message.txn_id or message.type in _CONTROL for message in messages):
             raise InvalidArgument("a group is either a transaction's or no transaction's — append them apart")
         if head.type not in EXCLUSIVE:
-            return await append(group)
-        failpoint("txn.fencing")
-        result = await append(group)
-        failpoint("txn.fenced")
-        return result
+            return append(group)  # rows that are a whole by themselves: nothing to do afterwards
+        return self._exclusive(group, append)
 
-    async def _control(self, group: AppendGroup, append: Append) -> AppendResult:
+    def _control(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
         head = group.messages[0]
         if head.type is MessageType.BEGIN_TXN and not isinstance(head.header, BeginTxnHeader):
             raise InvalidArgument("a begin carries another header — give it that of a begin")
         if head.type is MessageType.BEGIN_TXN and len(group.messages) > 1:
-            return await self._buffered(group, append)
+            return self._buffered(group, append)
         if len(group.messages) > 1 or head.vchannel != ALL_VCHANNELS:
             raise InvalidArgument(f"{head.type.name} comes alone and names no vchannel — append it by itself")
         if head.type is MessageType.BEGIN_TXN:
-            return await self._begin(group, append)
+            return self._begin(group, append)
         if head.type is MessageType.COMMIT_TXN:
-            return await self._commit(group, append)
-        return await self._rollback(group, append)
+            return self._commit(group, append)
+        return self._rollback(group, append)
+
+    async def _exclusive(self, group: AppendGroup, append: Append) -> AppendResult:
+        failpoint("txn.fencing")
+        result = await append(group)
+        failpoint("txn.fenced")
+        return result
 
     async def _buffered(self, group: AppendGroup, append: Append) -> AppendResult:
         _, *bodies, last = group.messages

@@ -1,10 +1,9 @@
-"""What a run of cuts changes in one collection, and which files of its table that touches. Pure: no Spark, no disk.
+"""What a run of cuts changes in one collection, which files of its table that touches, and whether they are whole.
 
-Rules kept here: a row goes when a delete of its key has a larger offset; everything of a partition dropped at or before the
-cut goes, also when a partition of the same name was created again; files that no delete can reach stay as they are.
-Names of partitions are unique among the living at any tick, so a drop in these cuts ends all the table holds under the name.
-Rows that came since the cut before and were dropped with their partition or collection are in no file, so states between
-that cut and the drop are in none either.
+A row goes when a delete of its key has a larger offset; everything of a partition dropped at or before the cut goes, also
+when one of the same name was created again: names are unique among the living at any tick, so a drop ends all the table
+holds under the name. Rows that came since the cut before and were dropped with their partition or collection are in no file,
+so states between that cut and the drop are in none either.
 """
 
 import os
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flusher.cut_log import Cut, CutLog, living
+from flusher.cut_log import Cut, CutLog, file_paths, living
 from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
 from wal.codec import crc32c
 from wal.errors import Corrupt, Truncated
@@ -23,10 +22,16 @@ from wal.files import open_binary, place_beneath
 if TYPE_CHECKING:
     from spark_sink.table import TableFile  # an executor that imports this has no need of deltalake
 
+CHUNK_BYTES = 1 << 20
+"""Read at a time by each thread that checks files; large enough to cost nothing per call, small enough to forget."""
+
+THREADS_MAX = 16
+"""Each has a file open, and a machine may have more processors than a process may open files beside its others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the cuts `first` to `last` change in a collection."""
+    """What some cuts change in a collection."""
 
     entry: CollectionEntry
     cuts: tuple[Cut, ...]
@@ -41,11 +46,6 @@ class Changes:
     def last(self) -> Cut:
         """The cut the table is at afterwards."""
         return self.cuts[-1]
-
-    @property
-    def files(self) -> tuple[DataFile, ...]:
-        """Every file of the node that has to be read."""
-        return (*self.segments, *self.deletes)
 
     def of_partition(self, segments: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
         """Return segments by partition name. Raises `Corrupt` for one of a partition no manifest names."""
@@ -68,22 +68,14 @@ def changes_of(
     until = cuts[-1].tick if until_tick is None else until_tick
     collection_id = entry.collection_id
     _check_state_kept(entry, cuts[-1], until)
-    entries = [found for cut in cuts for found in cut.manifest.collections if found.collection_id == collection_id]
+    entries = [found for cut in cuts for found in _entries(collection_id, cut)]
     partitions = {partition.partition_id: partition for found in (entry, *entries) for partition in found.partitions}
-    dropped = {
-        partition.partition_id: partition.name
-        for partition in partitions.values()
-        if after_tick < partition.dropped_tick <= until
-    }
+    dropped = {number: each.name for number, each in partitions.items() if after_tick < each.dropped_tick <= until}
+    segments = [file for cut in cuts for file in cut.manifest.segments if file.collection_id == collection_id]
     return Changes(
         entry=entries[-1] if entries else entry,
         cuts=tuple(cuts),
-        segments=tuple(
-            file
-            for cut in cuts
-            for file in cut.manifest.segments
-            if file.collection_id == collection_id and file.partition_id not in dropped
-        ),
+        segments=tuple(file for file in segments if file.partition_id not in dropped),
         deletes=tuple(file for cut in cuts for file in cut.manifest.deletes if file.collection_id == collection_id),
         partition_names={number: partition.name for number, partition in partitions.items()},
         dropped_names=frozenset(dropped.values()),
@@ -114,16 +106,11 @@ def reachable(files: "Iterable[TableFile]", deletes: Sequence[DeleteFile]) -> "l
 
 
 def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> list[list[Cut]]:
-    """Split cuts into runs for one commit each: in order, at least one cut, then at most `bytes_max` of files.
-
-    With `every_cut` each cut is a run of its own.
-    """
-    if every_cut:
-        return [[cut] for cut in cuts]
+    """Split cuts into runs for one commit each: in order, one cut, and more with `bytes_max` of files unless `every_cut`."""
     runs: list[list[Cut]] = []
     size = 0
     for cut in cuts:
-        if not runs or size + cut.data_bytes > bytes_max:
+        if every_cut or not runs or size + cut.data_bytes > bytes_max:
             runs.append([])
             size = 0
         runs[-1].append(cut)
@@ -131,21 +118,23 @@ def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> 
     return runs
 
 
+def _entries(collection_id: int, cut: Cut) -> list[CollectionEntry]:
+    """Return what a cut says about a collection: one entry, or none."""
+    return [each for each in cut.manifest.collections if each.collection_id == collection_id]
+
+
 def _check_state_kept(entry: CollectionEntry, last: Cut, until: int) -> None:
     before = last.manifest.previous_tick
     drops = [tick for tick in _drops(entry.collection_id, last) if tick > until]
     if until > before and drops:
-        step = f"ask for {before}" + (f", or for {max(drops)} or later" if not _is_dropped(entry, last) else "")
+        ended = any(each.dropped_tick for each in _entries(entry.collection_id, last))
+        step = f"ask for {before}" + ("" if ended else f", or for {max(drops)} or later")
         raise Truncated(f"the state of {entry.name!r} at {until}, before rows of it were dropped,", max(drops), step)
-
-
-def _is_dropped(entry: CollectionEntry, cut: Cut) -> bool:
-    return any(each.dropped_tick for each in cut.manifest.collections if each.collection_id == entry.collection_id)
 
 
 def _drops(collection_id: int, cut: Cut) -> list[int]:
     """Return the ticks since the cut before at which the collection or a partition of it was dropped."""
-    entries = [each for each in cut.manifest.collections if each.collection_id == collection_id]
+    entries = _entries(collection_id, cut)
     ticks = [each.dropped_tick for each in entries]
     ticks += [partition.dropped_tick for each in entries for partition in each.partitions]
     return [tick for tick in ticks if tick > cut.manifest.previous_tick]
@@ -176,35 +165,17 @@ def _key_range(file: DataFile) -> tuple[int | str, int | str] | None:
 
 
 def _ranges_meet(one: tuple[int | str, int | str] | None, other: tuple[int | str, int | str] | None) -> bool:
-    """Whether two inclusive ranges can share a key; an unknown range can. Numbers and text never share one."""
-    if one is None or other is None:
+    """Whether two inclusive ranges can share a key: one that is unknown, or of another type, can."""
+    if one is None or other is None or len({type(end) for end in (*one, *other)}) > 1:
         return True
-    match one, other:
-        case (int() as low, int() as high), (int() as other_low, int() as other_high):
-            return low <= other_high and other_low <= high
-        case (str() as low, str() as high), (str() as other_low, str() as other_high):
-            return low <= other_high and other_low <= high
-        case _:
-            return True
+    return one[0] <= other[1] and other[0] <= one[1]  # type: ignore[operator]  # all numbers, or all text
 
 
-# --- integrity ---
-#
-# Are the node's files what its manifests say? Length and CRC32C of each, in bounded memory, before a row is read.
-#
-# Runs in threads of the driver: the checksum releases the interpreter lock, and one pass at disk speed leaves the file in
-# the page cache for the executors that read it next.
-
-
-CHUNK_BYTES = 1 << 20
-"""Read at a time by each thread; large enough to cost nothing per call, small enough to forget."""
-
-THREADS_MAX = 16
-"""Each has a file open, and a machine may have more processors than a process may open files beside its others."""
+# --- whether the node's files are what its manifests say ---
 
 
 def verify_files(node: Path, files: Sequence[DataFile]) -> None:
-    """Return when every file is whole.
+    """Return when every file is whole, by length and CRC32C; reading it leaves it in the page cache for the executors.
 
     Raises `Corrupt` naming the first one that is not, or that is missing though a cut names it; `Truncated` naming one that
     retention took with its cut.
@@ -216,13 +187,16 @@ def verify_files(node: Path, files: Sequence[DataFile]) -> None:
 
 def verify_file(node: Path, file: DataFile) -> None:
     """Return when one file is whole. Raises as `verify_files`."""
-    path = place_beneath(node, file.path)
+    path, checksum = place_beneath(node, file.path), 0
     try:
-        length, checksum = _measure(path, file.bytes)
+        with open_binary(path) as stream:
+            size_bytes = os.fstat(stream.fileno()).st_size
+            if size_bytes != file.bytes:  # nothing is read of it: it may be a terabyte of holes
+                raise Corrupt(f"{path} has {size_bytes} bytes, its cut says {file.bytes} — restore it from a backup")
+            while chunk := stream.read(CHUNK_BYTES):
+                checksum = crc32c(chunk, checksum)
     except FileNotFoundError:
         raise _gone(node, file) from None
-    if length != file.bytes:
-        raise Corrupt(f"{path} has {length} bytes, its cut says {file.bytes} — restore it from a backup")
     if checksum != file.crc32c:
         raise Corrupt(f"{path} fails its checksum — restore it from a backup")
 
@@ -238,22 +212,8 @@ def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:
             f"file {file.path}, of a collection that was dropped,", f"cut {cuts.newest}", "its rows are gone"
         )
     for number in cuts.numbers:
-        manifest = cuts.read(number).manifest
-        if any(file.path == each.path for each in (*manifest.segments, *manifest.deletes)):
+        if file.path in file_paths(cuts.read(number).manifest):
             return Corrupt(
                 f"{node / file.path} is missing, and cut {number} names it — restore it from a backup that has it"
             )
     return Truncated(f"file {file.path}", f"cut {cuts.first}", "read again: every table has taken it meanwhile")
-
-
-def _measure(path: Path, expected_bytes: int) -> tuple[int, int]:
-    """Return length and CRC32C of a file; nothing is read of one with another length, which may be a terabyte of holes."""
-    length = checksum = 0
-    with open_binary(path) as stream:
-        size_bytes = os.fstat(stream.fileno()).st_size
-        if size_bytes != expected_bytes:
-            return size_bytes, 0
-        while chunk := stream.read(CHUNK_BYTES):
-            length += len(chunk)
-            checksum = crc32c(chunk, checksum)
-    return length, checksum

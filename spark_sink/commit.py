@@ -1,17 +1,27 @@
-"""The data files of one commit: rows that cuts add to a table, and what deletes leave of the files they touch.
+"""What an ingest puts on disk around a table's commit: an attempt with its files, and the lease on the node.
 
-In: a loaded table and the changes to make. Out: files on disk that nothing refers to yet, inside an attempt of their own;
-the commit is `ingest_job`'s. Rows are read, joined and written by Spark alone.
+An attempt writes into a directory of its own inside the table, so that two jobs never share one and no file is ever moved.
+Its intent, an empty file of the same name in `_attempts`, is on disk before the directory and goes after the commit. Delta's
+own vacuum never sees `_attempts`, because it starts with an underscore.
+
+| killed | left behind | the next ingest |
+|---|---|---|
+| before the intent | nothing | takes the cuts |
+| between the two | the intent, maybe files nobody reads | takes the cuts; removes both once old |
+| after the commit | the intent of a committed attempt | finds the cuts taken; removes the intent |
+
+An intent counts as abandoned only when it is old and its attempt is not in the table's log: a job on another machine may
+still be writing.
 """
 
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import Enum
 from math import ceil
 from pathlib import Path
 from urllib.parse import unquote
@@ -24,33 +34,20 @@ from pyspark.sql import DataFrame, SparkSession
 from flusher.manifest import SegmentFile
 from spark_sink.changes import Changes, reachable, split_by_delete, verify_files
 from spark_sink.columns import PARTITION, stats_json
-from spark_sink.frames import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
 from spark_sink.table import NewFile, OpenTable, TableFile
+from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 from wal.files import make_directory, make_parents, sync_directory, sync_file, write_durably
 
-# --- attempt ---
-#
-# One attempt to bring cuts into a table: a directory of new files, an intent beside it, and what a crash leaves of both.
-#
-# An attempt writes into a directory of its own inside the table, so that two jobs never share one and no file is ever
-# moved. Its intent, an empty file of the same name in `_attempts`, is on disk before the directory and goes after the
-# commit.
-#
-# | killed | left behind | the next ingest |
-# |-------------------------|--------------------------------------|----------------------------------------------| | before
-# the intent | nothing | takes the cuts | | between the two | the intent, maybe files nobody reads | takes the cuts; removes
-# both once old | | after the commit | the intent of a committed attempt | finds the cuts taken; removes the intent |
-#
-# An intent counts as abandoned only when it is old and its attempt is not in the table's log: a job on another machine may
-# still be writing. Delta's own vacuum never sees `_attempts`, because it starts with an underscore.
-
-
 INTENTS = "_attempts"
+LEASES = "leases"
 
 ABANDONED_AGE_S = 3_600.0
 """An attempt this old without a commit is taken for dead; one cut of a laptop takes seconds, of a cluster minutes."""
+
+FILE_BYTES_TARGET = 64 << 20
+"""Size of a written file that readers split well and the log lists cheaply."""
 
 FILE_THREADS = 4
 """Threads that read footers and sync files; more wait on the same disk."""
@@ -110,32 +107,14 @@ class Attempt:
         return NewFile(relative, path.stat().st_size, footer.num_rows, partition, stats_json(footer))
 
 
-def sync_log(table: Path) -> None:
-    """Return when the newest commit of a table is on disk: the Delta writer renames, but does not sync.
-
-    Every commit is synced before the next one is made, whoever made it: a log with a hole cannot be read.
-    """
-    failpoint("ingest.log_syncing")
-    log = table / "_delta_log"
-    newest = [
-        max(log.glob(pattern), default=None) for pattern in ("*.json", "*.checkpoint*.parquet", "_last_checkpoint")
-    ]
-    for path in filter(None, newest):
-        sync_file(path)
-    sync_directory(log)
-
-
-def clean_up(table: OpenTable, now_s: Callable[[], float], *, abandoned_age_s: float = ABANDONED_AGE_S) -> int:
-    """Remove what earlier attempts left, as the table above says, and return how many attempts' files were removed."""
-    removed = 0
+def clean_up(table: OpenTable) -> None:
+    """Remove what earlier attempts left, as the table above says."""
     for intent in sorted((table.path / INTENTS).glob("cut-*")):
         attempt = Attempt(table.path, intent.name)
         if table.has_attempt(intent.name):  # and its commit on disk: the table's log was synced when it was opened
             attempt.finish()
-        elif now_s() - intent.stat().st_mtime >= abandoned_age_s:
+        elif time.time() - intent.stat().st_mtime >= ABANDONED_AGE_S:
             attempt.discard()
-            removed += 1
-    return removed
 
 
 def holds_only_attempts(directory: Path) -> bool:
@@ -143,40 +122,20 @@ def holds_only_attempts(directory: Path) -> bool:
     return all(entry.name in {INTENTS, "_delta_log"} or _NAME.fullmatch(entry.name) for entry in directory.iterdir())
 
 
-# --- step ---
-#
-# The named points of an ingest between two effects on disk, so that a test can kill it at each.
+def sync_log(table: Path) -> None:
+    """Return when the newest commit of a table is on disk: the Delta writer renames, but does not sync.
+
+    Every commit is synced before the next one is made, whoever made it: a log with a hole cannot be read.
+    """
+    failpoint("ingest.log_syncing")
+    log = table / "_delta_log"
+    for pattern in ("*.json", "*.checkpoint*.parquet", "_last_checkpoint"):
+        if (newest := max(log.glob(pattern), default=None)) is not None:
+            sync_file(newest)
+    sync_directory(log)
 
 
-class Step(Enum):
-    """The points at which a killed job leaves a different disk behind."""
-
-    CREATED = "created"
-    """The empty table is in place."""
-    INTENDED = "intended"
-    """The intent is on disk, no data file yet."""
-    WRITTEN = "written"
-    """Spark has written the files; they may not be on disk."""
-    SEALED = "sealed"
-    """The files are on disk, nobody refers to them."""
-    COMMITTED = "committed"
-    """The commit is in the log."""
-    FINISHED = "finished"
-    """The commit is on disk and the intent is gone, the lease lags."""
-    LEASED = "leased"
-    """The lease is written."""
-    RELEASED = "released"
-    """A dropped collection's table has no lease any more."""
-    RETIRED = "retired"
-    """A dropped collection's table is renamed."""
-
-
-OnStep = Callable[[Step], None]
-"""Called at each step as it is reached; does nothing outside tests."""
-
-
-FILE_BYTES_TARGET = 64 << 20
-"""Size of a written file that readers split well and the log lists cheaply."""
+# --- the files of one commit ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,88 +154,57 @@ class Written:
         return before - sum(file.rows for file in self.adds)
 
 
-class CommitWriter:
-    """Writes the files of one commit after another, for the tables of one node."""
+def write_files(spark: SparkSession, node: Path, table: OpenTable, changes: Changes) -> Written:
+    """Write the files that bring a table to the last cut of `changes`; nothing refers to them before the commit.
 
-    def __init__(self, spark: SparkSession, node: Path, on_step: OnStep) -> None:
-        self._spark = spark
-        self._node = node
-        self._step = on_step
+    Rows are read, joined and written by Spark alone. Raises `Corrupt` or `Truncated` naming a file of the node that is not
+    what its cut says, or not there; nothing is written then.
+    """
+    root, key, schema = node.resolve(), changes.entry.primary_key, table.spark_schema
+    files = table.files(key=key)
+    dropped = [file for file in files if file.partition in changes.dropped_names]
+    kept = [file for file in files if file.partition not in changes.dropped_names]
+    rows_in = sum(segment.rows for segment in changes.segments)
+    verify_files(node, (*changes.segments, *changes.deletes))
 
-    def write(self, table: OpenTable, changes: Changes) -> Written:
-        """Write the files that bring a table to the last cut of `changes`.
+    def deletes() -> DataFrame:
+        paths = [str(root / file.path) for file in changes.deletes]
+        return read_deletes(spark, schema, key, paths, rows=sum(file.rows for file in changes.deletes))
 
-        Raises `Corrupt` or `Truncated` naming a file of the node that is not what its cut says, or not there; nothing is
-        written then.
-        """
-        files = table.files(key=changes.entry.primary_key)
-        dropped = [file for file in files if file.partition in changes.dropped_names]
-        kept = [file for file in files if file.partition not in changes.dropped_names]
-        rows_in = sum(segment.rows for segment in changes.segments)
-        verify_files(self._node, changes.files)
-        touched = self._touched(table, changes, reachable(kept, changes.deletes))
-        if not changes.segments and not touched:
-            return Written((), dropped, rows_in, None)
-        attempt = Attempt.begin(table.path, changes.last.number)
-        self._step(Step.INTENDED)
-        size = sum(file.bytes for file in changes.segments) + sum(file.bytes for file in touched)
-        write_rows(
-            self._rows(table, changes, touched), attempt.directory, files_max=max(1, ceil(size / FILE_BYTES_TARGET))
-        )
-        self._step(Step.WRITTEN)
-        adds = attempt.seal()
-        self._step(Step.SEALED)
-        return Written(adds, [*dropped, *touched], rows_in, attempt)
-
-    def _touched(self, table: OpenTable, changes: Changes, candidates: Sequence[TableFile]) -> list[TableFile]:
-        """Return the files of the table that hold a row to remove."""
-        if not candidates:
-            return []
-        paths = {str(table.path.resolve() / file.path): file for file in candidates}
-        schema, key = table.spark_schema, changes.entry.primary_key
-        hit = paths_with_deleted(self._spark, schema, key, list(paths), self._deletes(table, changes))
-        return [file for path, file in paths.items() if path in hit]
-
-    def _rows(self, table: OpenTable, changes: Changes, touched: Sequence[TableFile]) -> DataFrame:
-        schema = table.spark_schema
-        reached, others = split_by_delete(changes.segments, changes.deletes)
-        untouched_rows = read_rows(self._spark, schema, self._segment_paths(changes, others))
-        if not reached and not touched:
-            return untouched_rows
-        paths = self._segment_paths(changes, reached)
-        for file in touched:
-            paths.setdefault(file.partition, []).append(str(table.path.resolve() / file.path))
-        left = without_deleted(
-            read_rows(self._spark, schema, paths), self._deletes(table, changes), changes.entry.primary_key
-        )
-        return left.unionAll(untouched_rows) if others else left
-
-    def _deletes(self, table: OpenTable, changes: Changes) -> DataFrame:
-        paths = [str(self._node.resolve() / file.path) for file in changes.deletes]
-        rows = sum(file.rows for file in changes.deletes)
-        return read_deletes(self._spark, table.spark_schema, changes.entry.primary_key, paths, rows=rows)
-
-    def _segment_paths(self, changes: Changes, segments: Sequence[SegmentFile]) -> dict[str, list[str]]:
-        root = self._node.resolve()
+    def segment_paths(segments: Sequence[SegmentFile]) -> dict[str, list[str]]:
         return {
-            name: [str(root / segment.path) for segment in found]
-            for name, found in changes.of_partition(segments).items()
+            name: [str(root / each.path) for each in found] for name, found in changes.of_partition(segments).items()
         }
 
+    touched: list[TableFile] = []
+    if candidates := {str(table.path.resolve() / each.path): each for each in reachable(kept, changes.deletes)}:
+        hit = paths_with_deleted(spark, schema, key, list(candidates), deletes())
+        touched = [file for path, file in candidates.items() if path in hit]
+    if not changes.segments and not touched:
+        return Written((), dropped, rows_in, None)
+    attempt = Attempt.begin(table.path, changes.last.number)
+    failpoint("ingest.intended")
+    reached, others = split_by_delete(changes.segments, changes.deletes)
+    rows = read_rows(spark, schema, segment_paths(others))
+    if reached or touched:
+        paths = segment_paths(reached)
+        for file in touched:
+            paths.setdefault(file.partition, []).append(str(table.path.resolve() / file.path))
+        left = without_deleted(read_rows(spark, schema, paths), deletes(), key)
+        rows = left.unionAll(rows) if others else left
+    size_bytes = sum(file.bytes for file in changes.segments) + sum(file.bytes for file in touched)
+    write_rows(rows, attempt.directory, files_max=max(1, ceil(size_bytes / FILE_BYTES_TARGET)))
+    failpoint("ingest.written")
+    adds = attempt.seal()
+    failpoint("ingest.sealed")
+    return Written(adds, [*dropped, *touched], rows_in, attempt)
 
-# --- lease ---
-#
-# The lease of a table on its node: which cut it has taken, so that the node may delete what lies before.
-#
-# One file per table in `<node>/leases`, written only after the commit it speaks of is on disk, replaced whole. A lease may
-# lag behind its table, which only keeps files longer; it never runs ahead.
 
-
-LEASES = "leases"
+# --- the lease: which cut of its node a table has taken, so that the node may delete what lies before ---
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What one table has taken of one node."""
+    """What one table has taken of one node; it may lag behind the table, which keeps files longer, and is never ahead."""
 
     table: str
     node_id: str

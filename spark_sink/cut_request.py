@@ -7,7 +7,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -35,32 +35,6 @@ class Answer(NamedTuple):
     running: bool
 
 
-class _Refusal(msgspec.Struct, frozen=True):
-    """What the error says of a process that has the node open."""
-
-    newest_cut: AnsweredCut | None = None
-
-
-class _Refused(msgspec.Struct, frozen=True):
-    error: _Refusal
-
-
-class NewestCut(Protocol):
-    """What a node answers when it made a cut."""
-
-    @property
-    def number(self) -> int:
-        """The cut's number, 0 when there is none."""
-
-    @property
-    def tick(self) -> int:
-        """The tick it fences."""
-
-    @property
-    def crc32c(self) -> int:
-        """The checksum of its manifest."""
-
-
 class CuttingNode(Protocol):
     """A node that is open in this process: `streamingnode.sync` makes those that this thread may call."""
 
@@ -68,7 +42,7 @@ class CuttingNode(Protocol):
     def path(self) -> str | None:
         """The node's directory, None for a node in memory."""
 
-    def flush(self) -> object:
+    def flush(self) -> Any:
         """Make a cut of everything acknowledged so far, and return it; a node on an event loop gives a coroutine."""
 
 
@@ -99,23 +73,20 @@ def request_cut(node: str | Path | CuttingNode) -> Answer:
     does.
     """
     if not isinstance(node, str | Path):
-        made = cast("NewestCut", node.flush())
-        return Answer(AnsweredCut(made.number, made.tick, made.crc32c), running=False)
+        return Answer(msgspec.convert(node.flush(), AnsweredCut, from_attributes=True), running=False)
     command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
+    next_step = f"run: streamingnode flush {node}"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CUT_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise Overloaded(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — run: streamingnode flush {node}") from None
-    if done.returncode not in {0, AlreadyOwned.exit_code}:
+        raise Overloaded(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — {next_step}") from None
+    running = done.returncode == AlreadyOwned.exit_code
+    if done.returncode and not running:
         said = (done.stderr or done.stdout).strip() or "nothing"
-        raise StorageFailed(
-            f"cutting {node} ended with {done.returncode} and said: {said} — run: streamingnode flush {node}"
-        )
+        raise StorageFailed(f"cutting {node} ended with {done.returncode} and said: {said} — {next_step}")
     try:
-        if done.returncode == AlreadyOwned.exit_code:
-            return Answer(msgspec.json.decode(done.stdout, type=_Refused).error.newest_cut, running=True)
-        return Answer(msgspec.json.decode(done.stdout, type=AnsweredCut), running=False)
-    except msgspec.DecodeError as error:
-        raise StorageFailed(
-            f"cutting {node} answered what is no cut: {error} — run: streamingnode flush {node}"
-        ) from error
+        answer = msgspec.json.decode(done.stdout)
+        cut = answer["error"].get("newest_cut") if running else answer
+        return Answer(msgspec.convert(cut, AnsweredCut | None), running)
+    except (msgspec.MsgspecError, TypeError, KeyError, AttributeError) as error:
+        raise StorageFailed(f"cutting {node} answered what is no cut: {error} — {next_step}") from error

@@ -7,10 +7,8 @@ at cuts. For each table and run, under the table's lock:
 
 Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the version the watermark was
 read from. Whoever loses that race loads the table again and finds its cuts taken. What each crash point leaves is in
-`attempt`; after a commit without a lease the lease lags, which only keeps files longer; a dropped collection's table not yet
+`commit`; after a commit without a lease the lease lags, which only keeps files longer; a dropped collection's table not yet
 renamed is renamed by the next ingest, because its collection is not among the living of the newest cut.
-
-`step.Step` names the points between these effects; `IngestJob` calls `on_step` at each, which is how tests kill it there.
 """
 
 import fcntl
@@ -28,16 +26,13 @@ from interceptors.errors import AlreadyExists
 from spark_sink.changes import Changes, batches, changes_of
 from spark_sink.columns import decode_schema
 from spark_sink.commit import (
-    CommitWriter,
     Lease,
-    OnStep,
-    Step,
-    Written,
     check_writable,
     clean_up,
     holds_only_attempts,
     release,
     sync_log,
+    write_files,
     write_lease,
 )
 from spark_sink.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
@@ -49,42 +44,27 @@ from wal.errors import InvalidArgument, Overloaded, Truncated
 from wal.failpoint import failpoint
 from wal.files import make_parents, sync_directory
 
-# --- place ---
-#
-# Where tables may be: anywhere but inside their node, which takes what it does not know for a stranger's.
+COMMIT_BYTES_MAX = 1 << 30
+"""Files of the node in one commit: what a killed job does again, and how often progress is seen."""
 
-
-def check_place(node: Path, tables: Path) -> None:
-    """Raise `InvalidArgument` for tables in the node's own directory."""
-    if tables.resolve().is_relative_to(node.resolve()):
-        raise InvalidArgument(f"{tables} is inside the node {node} — name a directory of their own for the tables")
-
-
-# --- table lock ---
-#
-# One ingest at a time for each table name in a directory, on one machine; waits, and ends with its process.
-#
-# Correctness does not rest on it: the commit is conditional. It saves the work a losing job would throw away, and it keeps
-# a job from committing into a directory that another is renaming.
-
+CONFLICTS_MAX = 16
+"""Commits lost in a row before giving up; each loss means that somebody else made progress."""
 
 LOCKS = ".locks"
 
-
-@contextmanager
-def table_lock(tables: Path, name: str) -> Iterator[None]:
-    """Hold the lock of a table name; blocks until it is free."""
-    folder = tables / LOCKS
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-# --- report ---
-#
-# What an ingest tells its caller: per table and in all, nothing that was not counted.
-
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    # INT96, Spark's default, has no statistics and other readers have dropped it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # One file open for each partition instead of sorting all rows by partition.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+"""Set in a session of the job's own, so that what the caller set in theirs neither changes nor matters."""
 
 Progress = Callable[[str, int, int], None]
 """Receives (stage, done, total) as an ingest goes on; called from the thread that called `ingest`."""
@@ -132,27 +112,6 @@ class IngestReport:
         return sum(table.rows_deleted for table in self.tables)
 
 
-COMMIT_BYTES_MAX = 1 << 30
-"""Files of the node in one commit: what a killed job does again, and how often progress is seen."""
-
-CONFLICTS_MAX = 16
-"""Commits lost in a row before giving up; each loss means that somebody else made progress."""
-
-SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.caseSensitive": "true",
-    # INT96, Spark's default, has no statistics and other readers have dropped it.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    # One file open for each partition instead of sorting all rows by partition.
-    "spark.sql.maxConcurrentOutputFileWriters": "64",
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
-}
-"""Set in a session of the job's own, so that what the caller set in theirs neither changes nor matters."""
-
-
 def ingest(
     spark: SparkSession,
     node: str | Path | CuttingNode = "data",
@@ -181,9 +140,28 @@ def ingest(
     progress("cut", 0, 1)
     answer = ask_for_cut(node) if request_cut else Answer(None, running=False)
     progress("cut", 1, 1)
-    job = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut)
-    report = job.run(answer.cut)
+    report = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut).run(answer.cut)
     return replace(report, node_was_running=answer.running, seconds=time.monotonic() - started)
+
+
+def check_place(node: Path, tables: Path) -> None:
+    """Raise `InvalidArgument` for tables in the node's own directory, which takes what it does not know for a stranger's."""
+    if tables.resolve().is_relative_to(node.resolve()):
+        raise InvalidArgument(f"{tables} is inside the node {node} — name a directory of their own for the tables")
+
+
+@contextmanager
+def table_lock(tables: Path, name: str) -> Iterator[None]:
+    """Hold the lock of a table name among the ingests of one machine; blocks until it is free, and ends with the process.
+
+    Correctness does not rest on it: the commit is conditional. It saves the work a losing job would throw away, and it keeps
+    a job from committing into a directory that another is renaming.
+    """
+    folder = tables / LOCKS
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class IngestJob:
@@ -196,23 +174,17 @@ class IngestJob:
         tables: Path,
         *,
         progress: Progress,
-        on_step: OnStep | None = None,
         commit_bytes_max: int = COMMIT_BYTES_MAX,
         every_cut: bool = False,
-        now_s: Callable[[], float] = time.time,
     ) -> None:
-        session = spark.newSession()
+        self._spark = spark.newSession()
         for name, value in SETTINGS.items():
-            session.conf.set(name, value)
+            self._spark.conf.set(name, value)
         self._node = node
         self._tables = tables
         self._progress = progress
-        self._spark = spark
-        self._step = _through_failpoints(on_step)
-        self._writer = CommitWriter(session, node, self._step)
         self._commit_bytes_max = commit_bytes_max
         self._every_cut = every_cut
-        self._now_s = now_s
         self._cuts = CutLog(node)
         self._reports: dict[int, TableReport] = {}
 
@@ -230,17 +202,16 @@ class IngestJob:
         check_writable(self._node)
         newest = self._cuts.read(self._cuts.newest)
         held = self._held_tables(newest.manifest.node_id)
-        first = self._first_needed(newest, held)
-        cuts = self._cuts.span(first, newest.number)
-        total = len(cuts)
-        done = 0
+        cuts = self._cuts.span(self._first_needed(newest, held), newest.number)
+        total, done = len(cuts), 0
         # A table may have to be retired although no cut is left to take.
-        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut)
-        for run in runs or [[newest]]:
+        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut) or [[newest]]
+        for run in runs:
             for entry in self._collections(run, held):
                 self._progress(entry.name, done, total)
                 self._bring(entry, run)
-                if self._is_retired(entry):
+                report = self._reports.get(entry.collection_id)
+                if report is not None and report.dropped:
                     held.pop(entry.collection_id, None)  # its files have another place now
             done += len(run)
         self._progress("done", total, total)
@@ -297,8 +268,18 @@ class IngestJob:
         """Return the collections to bring to the end of a run, in order of creation: a name's older bearer goes first."""
         entries = {entry.collection_id: entry for cut in run for entry in cut.manifest.collections}
         for collection_id, table in held.items():
-            if collection_id not in entries:  # dropped in a cut that its table has taken
-                entries[collection_id] = _last_words(table)
+            if collection_id not in entries:  # dropped in a cut that its table has taken: only to be retired
+                entries[collection_id] = CollectionEntry(
+                    collection_id=collection_id,
+                    name=table.owner().collection,
+                    schema="",
+                    schema_version=0,
+                    primary_key="",
+                    partitions=(),
+                    vchannels=(),
+                    created_tick=0,
+                    dropped_tick=table.watermark.tick,
+                )
         return sorted(entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id))
 
     # --- one table
@@ -311,9 +292,8 @@ class IngestJob:
             for _ in range(CONFLICTS_MAX):
                 try:
                     table = self._open(path, entry, run)
-                    if table is None:
-                        return
-                    self._advance(table, entry, run)
+                    if table is not None:
+                        self._advance(table, entry, run)
                 except CommitConflict:
                     continue
                 return
@@ -322,8 +302,7 @@ class IngestJob:
     def _open(self, path: Path, entry: CollectionEntry, run: Sequence[Cut]) -> OpenTable | None:
         """Return the collection's table, created when missing; None when the collection is over and left no table."""
         table = OpenTable.load(path)
-        node_id = run[0].manifest.node_id
-        wanted = TableIdentity(node_id, entry.collection_id, entry.name)
+        wanted = TableIdentity(run[0].manifest.node_id, entry.collection_id, entry.name)
         if table is not None and table.owner() == wanted:
             self._check_descent(table)
             sync_log(path)  # of a job that was killed after its commit, or runs on another machine
@@ -333,9 +312,6 @@ class IngestJob:
             return None
         if table is not None:
             raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
-        return self._create(path, wanted, entry)
-
-    def _create(self, path: Path, wanted: TableIdentity, entry: CollectionEntry) -> OpenTable:
         if path.exists() and not (path.is_dir() and holds_only_attempts(path)):
             raise AlreadyExists(f"{path} is there and is no table — move it, or ingest into another directory")
         first = self._cuts.read(self._cuts.first_with(entry.created_tick)).manifest
@@ -344,34 +320,31 @@ class IngestJob:
         sync_log(path)
         sync_directory(path)
         sync_directory(path.parent)
-        self._step(Step.CREATED)
+        failpoint("ingest.created")
         return table
 
     def _advance(self, table: OpenTable, entry: CollectionEntry, run: Sequence[Cut]) -> None:
-        clean_up(table, self._now_s)
+        clean_up(table)
         mark = table.watermark
-        cuts = [cut for cut in run if cut.number > mark.cut]
-        if any(_names(cut, entry) for cut in cuts):
-            cuts = self._cuts.span(mark.cut + 1, cuts[-1].number)
-            changes = changes_of(entry, cuts, after_tick=mark.tick)
-            wider = table.adopt_columns(decode_schema(changes.entry.schema))
-            if wider is not table:
-                sync_log(table.path)
+        if any(_says(cut, entry) for cut in run if cut.number > mark.cut):
+            cuts = self._cuts.span(mark.cut + 1, run[-1].number)
             try:
-                self._commit(wider, changes)
+                self._commit(table, changes_of(entry, cuts, after_tick=mark.tick))
             except Truncated:
                 if self._is_living(entry):
                     raise  # else it was dropped before the table's first lease: the table ends with what it has
-        self._report_unless_changed(table.path, table.owner())
-        if any(lives(found, run[-1].tick) for found in _names(run[-1], entry)):
-            self._lease(table.path)
+        # Read back from the table: a commit may have been another job's.
+        table = table.at_version()
+        self._reports.setdefault(entry.collection_id, _untouched(table))
+        if any(lives(found, run[-1].tick) for found in _says(run[-1], entry)):
+            self._lease(table)
         else:
             self._retire(table.path, entry)
 
     def _commit(self, table: OpenTable, changes: Changes) -> None:
-        at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
-        written = self._writer.write(table, changes)
+        written = write_files(self._spark, self._node, table, changes)
         name = written.attempt.name if written.attempt else ""
+        at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
         try:
             version = table.commit(
                 at, changed=changes.changed, adds=written.adds, removes=written.removes, attempt=name
@@ -380,31 +353,36 @@ class IngestJob:
             if written.attempt is not None:
                 written.attempt.discard()
             raise
-        self._step(Step.COMMITTED)
+        failpoint("ingest.committed")
         sync_log(table.path)
         if written.attempt is not None:
             written.attempt.finish()
-        self._step(Step.FINISHED)
-        self._report(table, changes, written, version)
+        failpoint("ingest.finished")
+        before = self._reports.get(changes.entry.collection_id) or _untouched(table)
+        self._reports[changes.entry.collection_id] = replace(
+            before,
+            first_cut=before.first_cut or changes.cuts[0].number,
+            last_cut=at.cut,
+            tick=at.tick,
+            version=version,
+            rows_added=before.rows_added + written.rows_in,
+            rows_deleted=before.rows_deleted + written.rows_deleted,
+            files_added=before.files_added + len(written.adds),
+            files_removed=before.files_removed + len(written.removes),
+        )
 
     # --- after the commit
 
-    def _lease(self, path: Path) -> None:
-        """Tell the node what is on disk, read back from the table: the commit may have been another job's."""
-        table = _loaded(path)
+    def _lease(self, table: OpenTable) -> None:
+        """Tell the node what the table has taken, which has to be on disk."""
         mark, identity = table.watermark, table.owner()
-        sync_log(path)
-        write_lease(
-            self._node,
-            Lease(
-                table=str(path.resolve()),
-                node_id=identity.node_id,
-                collection_id=identity.collection_id,
-                cut=mark.cut,
-                tick=mark.tick,
-            ),
+        sync_log(table.path)
+        place = str(table.path.resolve())
+        lease = Lease(
+            table=place, node_id=identity.node_id, collection_id=identity.collection_id, cut=mark.cut, tick=mark.tick
         )
-        self._step(Step.LEASED)
+        write_lease(self._node, lease)
+        failpoint("ingest.leased")
 
     def _retire(self, path: Path, entry: CollectionEntry) -> None:
         """Move a dropped collection's table out of the way of one that takes its name.
@@ -412,57 +390,19 @@ class IngestJob:
         The lease goes first: once renamed, no ingest looks for it.
         """
         release(self._node, path)
-        self._step(Step.RELEASED)
+        failpoint("ingest.released")
         retired = _retired(path, entry)
         path.rename(retired)
         sync_directory(path.parent)
-        self._step(Step.RETIRED)
+        failpoint("ingest.retired")
         report = self._reports[entry.collection_id]
         self._reports[entry.collection_id] = replace(report, path=str(retired), dropped=True)
 
     def _is_living(self, entry: CollectionEntry) -> bool:
         return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)
 
-    def _is_retired(self, entry: CollectionEntry) -> bool:
-        report = self._reports.get(entry.collection_id)
-        return report is not None and report.dropped
 
-    def _report_unless_changed(self, path: Path, identity: TableIdentity) -> None:
-        if identity.collection_id not in self._reports:
-            table = _loaded(path)
-            self._reports[identity.collection_id] = TableReport(
-                table=identity.collection,
-                path=str(path),
-                first_cut=0,
-                last_cut=table.watermark.cut,
-                tick=table.watermark.tick,
-                version=table.version,
-            )
-
-    def _report(self, table: OpenTable, changes: Changes, written: Written, version: int) -> None:
-        identity = table.owner()
-        before = self._reports.get(identity.collection_id)
-        self._reports[identity.collection_id] = TableReport(
-            table=identity.collection,
-            path=str(table.path),
-            first_cut=before.first_cut if before and before.first_cut else changes.cuts[0].number,
-            last_cut=changes.last.number,
-            tick=changes.last.tick,
-            version=version,
-            rows_added=(before.rows_added if before else 0) + written.rows_in,
-            rows_deleted=(before.rows_deleted if before else 0) + written.rows_deleted,
-            files_added=(before.files_added if before else 0) + len(written.adds),
-            files_removed=(before.files_removed if before else 0) + len(written.removes),
-        )
-
-
-def _loaded(path: Path) -> OpenTable:
-    table = OpenTable.load(path)
-    assert table is not None, "we hold its lock and have just committed to it"
-    return table
-
-
-def _names(cut: Cut, entry: CollectionEntry) -> list[CollectionEntry]:
+def _says(cut: Cut, entry: CollectionEntry) -> list[CollectionEntry]:
     """Return what a cut says about a collection: one entry, or none."""
     return [found for found in cut.manifest.collections if found.collection_id == entry.collection_id]
 
@@ -471,30 +411,17 @@ def _retired(path: Path, entry: CollectionEntry) -> Path:
     return path.with_name(f"{entry.name}@{entry.collection_id}")
 
 
-def _last_words(table: OpenTable) -> CollectionEntry:
-    """Return an entry for a collection that no later cut names: enough to find its table and retire it."""
-    identity = table.owner()
-    return CollectionEntry(
-        collection_id=identity.collection_id,
-        name=identity.collection,
-        schema="",
-        schema_version=0,
-        primary_key="",
-        partitions=(),
-        vchannels=(),
-        created_tick=0,
-        dropped_tick=table.watermark.tick,
+def _untouched(table: OpenTable) -> TableReport:
+    mark = table.watermark
+    return TableReport(
+        table=table.owner().collection,
+        path=str(table.path),
+        first_cut=0,
+        last_cut=mark.cut,
+        tick=mark.tick,
+        version=table.version,
     )
 
 
 def _silent(_stage: str, _done: int, _total: int) -> None:
     return None
-
-
-def _through_failpoints(on_step: OnStep | None) -> OnStep:
-    def reached(step: Step) -> None:
-        failpoint(f"ingest.{step.value}")
-        if on_step is not None:
-            on_step(step)
-
-    return reached

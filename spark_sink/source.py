@@ -17,8 +17,6 @@ Rows come as Arrow batches with `_tick`, `_offset`, `_vchannel` and `_partition`
 The source takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query of the same
 frame: after `frame.where("id = 30").count()`, `frame.count()` returned the rows of one segment out of two. Without
 pushing, Spark filters the rows we hand it, and is right.
-
-The executor's half is in `segment_rows`.
 """
 
 import difflib
@@ -27,7 +25,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,18 +36,9 @@ from pyspark.sql.types import StructType
 from flusher.cut_log import CutLog, cut_at, cut_covering, live_collection
 from flusher.manifest import DeleteFile, SegmentFile
 from spark_sink.changes import Changes, changes_of, split_by_delete, verify_file
-from spark_sink.columns import OFFSET, PARTITION, TICK, AnyArray, AnyField, decode_schema, table_schema
+from spark_sink.columns import OFFSET, PARTITION, TICK, AnyArray, decode_schema, shaped, table_schema
 from wal.errors import InvalidArgument
 from wal.timetick import tick_given
-
-# --- segment rows ---
-#
-# The rows of segments without those that deletes removed, as Arrow batches. Runs on an executor; no Spark in it.
-#
-# Vectorised over batches, in file order, in bounded memory: one batch, and the deletes that can reach these segments.
-
-
-AnyRows = TypeVar("AnyRows", pa.RecordBatch, pa.Table)
 
 BATCH_ROWS = 65_536
 """Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the speed."""
@@ -58,93 +46,8 @@ BATCH_ROWS = 65_536
 DELETE_SETS_KEPT = 8
 """Sets of deletes a worker process keeps between tasks; the tasks of one vchannel mostly share one."""
 
-
-@dataclass(frozen=True, slots=True)
-class SegmentGroup:
-    """Segments of one vchannel and one partition, and the deletes that can reach them."""
-
-    partition: str
-    key: str
-    segments: tuple[SegmentFile, ...]
-    deletes: tuple[DeleteFile, ...]
-    until_tick: int | None = None
-    """Rows and deletes after it are left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeletedKeys:
-    """Each deleted key and the offset below which its rows are gone."""
-
-    keys: AnyArray
-    below: AnyArray
-
-    def keep(self, keys: AnyArray, offsets: AnyArray) -> AnyArray:
-        """Return a mask of the rows that stay."""
-        at = pc.index_in(keys, value_set=self.keys)
-        mask: AnyArray = pc.or_kleene(pc.is_null(at), pc.greater_equal(offsets, self.below.take(at)))
-        return mask
-
-
-def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a group with exactly the columns and types of `target`.
-
-    Raises `Corrupt` naming a file that is not what its cut says, `Truncated` when one is gone.
-    """
-    deleted = _deleted_keys(node, group.key, group.deletes, group.until_tick) if group.deletes else None
-    read = [name for name in target.names if name != PARTITION]
-    for segment in group.segments:
-        verify_file(node, segment)
-        with pq.ParquetFile(node / segment.path) as file:
-            present = set(file.schema_arrow.names)
-            wanted = sorted(present.intersection([*read, OFFSET, TICK, *([group.key] if deleted else [])]))
-            for found in file.iter_batches(BATCH_ROWS, columns=wanted):
-                batch = _up_to(found, group.until_tick)
-                kept = batch if deleted is None else batch.filter(deleted.keep(_plain(batch[group.key]), batch[OFFSET]))
-                if kept.num_rows:
-                    yield _shaped(kept, target, group.partition)
-
-
-def _shaped(batch: pa.RecordBatch, target: pa.Schema, partition: str) -> pa.RecordBatch:
-    """Return the batch with the columns of `target`; one that the file is older than holds null."""
-    columns = [_column(batch, field, partition) for field in target]
-    return pa.RecordBatch.from_arrays(columns, schema=target)
-
-
-def _column(batch: pa.RecordBatch, field: AnyField, partition: str) -> AnyArray:
-    if field.name == PARTITION:
-        named: AnyArray = pa.repeat(pa.scalar(partition, pa.string()), batch.num_rows)
-        return named
-    if field.name not in batch.schema.names:
-        missing: AnyArray = pa.nulls(batch.num_rows, field.type)
-        return missing
-    found: AnyArray = batch[field.name]
-    if found.type != field.type:
-        found = found.cast(field.type)
-    return found
-
-
-@lru_cache(maxsize=DELETE_SETS_KEPT)
-def _deleted_keys(node: Path, key: str, files: Sequence[DeleteFile], until_tick: int | None) -> DeletedKeys:
-    for file in files:
-        verify_file(node, file)
-    tables = [_up_to(pq.read_table(node / file.path, columns=[key, OFFSET, TICK]), until_tick) for file in files]
-    largest = pa.concat_tables(tables).group_by(key).aggregate([(OFFSET, "max")]).combine_chunks()
-    keys = largest[key].combine_chunks()
-    return DeletedKeys(_plain(keys), largest[f"{OFFSET}_max"].combine_chunks())
-
-
-def _up_to(rows: AnyRows, until_tick: int | None) -> AnyRows:
-    return rows if until_tick is None else rows.filter(pc.less_equal(rows[TICK], pa.scalar(until_tick, pa.int64())))
-
-
-def _plain(keys: AnyArray) -> AnyArray:
-    """Return keys in the one type that both sides of a comparison have."""
-    return keys.dictionary_decode() if isinstance(keys, pa.DictionaryArray) else keys
-
-
 GROUP_BYTES_TARGET = 32 << 20
 """Segments read by one task: a task costs milliseconds, and a laptop's cuts make many small segments."""
-
 
 OPTIONS = ("node", "subscribe", "columns", "asOfCut", "asOfTick")
 
@@ -225,43 +128,6 @@ class StreamingNodeSource(DataSource):
             raise InvalidArgument(f"option asOfTick is {given!r} — give a tick or a time in ISO 8601") from None
 
 
-class SegmentPartition(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, group: SegmentGroup) -> None:
-        super().__init__(group)
-        self.group = group
-
-
-class CutReader(DataSourceReader):
-    """Reads every segment of the collection."""
-
-    def __init__(self, node: Path, changes: Changes, schema: StructType, until_tick: int | None) -> None:
-        self._node = node
-        self._until_tick = until_tick
-        self._changes = changes
-        self._schema = schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks: segments of one vchannel with the deletes that can reach them."""
-        groups: list[InputPartition] = []
-        for partition, segments in self._changes.of_partition(self._changes.segments).items():
-            for vchannel in sorted({segment.vchannel for segment in segments}):
-                wanted = [found for found in segments if found.vchannel == vchannel]
-                groups += [SegmentPartition(self._group(partition, part)) for part in _bundles(wanted)]
-        return groups
-
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task; nothing for the empty task that Spark makes up when there is none."""
-        if isinstance(partition, SegmentPartition):
-            target = to_arrow_schema(self._schema, timezone="UTC")
-            yield from rows_of(self._node, partition.group, target)
-
-    def _group(self, partition: str, segments: Sequence[SegmentFile]) -> SegmentGroup:
-        reaching = tuple(delete for delete in self._changes.deletes if _reaches_any(delete, segments))
-        return SegmentGroup(partition, self._changes.entry.primary_key, tuple(segments), reaching, self._until_tick)
-
-
 class NoStream(DataSourceStreamReader):
     """What a stream gets: cuts are read in batches. Raises `InvalidArgument` when the stream starts."""
 
@@ -276,6 +142,84 @@ class NoStream(DataSourceStreamReader):
         return iter(())
 
 
+# --- what one task reads, on an executor: whole columns, in file order, in bounded memory ---
+
+
+@dataclass(frozen=True)
+class SegmentGroup(InputPartition):
+    """Segments of one vchannel and one partition, and the deletes that can reach them."""
+
+    partition: str
+    key: str
+    segments: tuple[SegmentFile, ...]
+    deletes: tuple[DeleteFile, ...]
+    until_tick: int | None
+    """Rows and deletes after it are left out."""
+
+
+class CutReader(DataSourceReader):
+    """Reads every segment of the collection."""
+
+    def __init__(self, node: Path, changes: Changes, schema: StructType, until_tick: int | None) -> None:
+        self._node = node
+        self._changes = changes
+        self._schema = schema
+        self._until_tick = until_tick
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the tasks: segments of one vchannel with the deletes that can reach them."""
+        return [
+            self._group(partition, bundle)
+            for partition, segments in self._changes.of_partition(self._changes.segments).items()
+            for vchannel in sorted({segment.vchannel for segment in segments})
+            for bundle in _bundles([found for found in segments if found.vchannel == vchannel])
+        ]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task; nothing for the empty task that Spark makes up when there is none."""
+        if isinstance(partition, SegmentGroup):
+            yield from rows_of(self._node, partition, to_arrow_schema(self._schema, timezone="UTC"))
+
+    def _group(self, partition: str, segments: Sequence[SegmentFile]) -> SegmentGroup:
+        reaching = tuple(each for each in self._changes.deletes if split_by_delete(segments, [each])[0])
+        return SegmentGroup(partition, self._changes.entry.primary_key, tuple(segments), reaching, self._until_tick)
+
+
+def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a group with exactly the columns and types of `target`.
+
+    Raises `Corrupt` naming a file that is not what its cut says, `Truncated` when one is gone.
+    """
+    deleted, below = _deleted_keys(node, group.key, group.deletes, group.until_tick) if group.deletes else (None, None)
+    wanted = {*target.names, OFFSET, TICK} - {PARTITION} | ({group.key} if group.deletes else set())
+    for segment in group.segments:
+        verify_file(node, segment)
+        with pq.ParquetFile(node / segment.path) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=sorted(wanted)):
+                rows = _up_to(pa.Table.from_batches([batch]), group.until_tick)
+                if deleted is not None and below is not None:
+                    at = pc.index_in(rows[group.key], value_set=deleted)
+                    rows = rows.filter(pc.or_kleene(pc.is_null(at), pc.greater_equal(rows[OFFSET], below.take(at))))
+                if rows.num_rows:
+                    yield from shaped(rows, target, partition=group.partition).to_batches()
+
+
+@lru_cache(maxsize=DELETE_SETS_KEPT)
+def _deleted_keys(
+    node: Path, key: str, files: Sequence[DeleteFile], until_tick: int | None
+) -> tuple[AnyArray, AnyArray]:
+    """Return each deleted key, and beside it the offset below which its rows are gone."""
+    for file in files:
+        verify_file(node, file)
+    tables = [_up_to(pq.read_table(node / file.path, columns=[key, OFFSET, TICK]), until_tick) for file in files]
+    largest = pa.concat_tables(tables).group_by(key).aggregate([(OFFSET, "max")])
+    return largest[key].combine_chunks(), largest[f"{OFFSET}_max"].combine_chunks()
+
+
+def _up_to(rows: pa.Table, until_tick: int | None) -> pa.Table:
+    return rows if until_tick is None else rows.filter(pc.less_equal(rows[TICK], pa.scalar(until_tick, pa.int64())))
+
+
 def _bundles(segments: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
     bundle: list[SegmentFile] = []
     for segment in segments:
@@ -285,8 +229,3 @@ def _bundles(segments: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
         bundle.append(segment)
     if bundle:
         yield bundle
-
-
-def _reaches_any(delete: DeleteFile, segments: Sequence[SegmentFile]) -> bool:
-    reached, _ = split_by_delete(segments, [delete])
-    return bool(reached)

@@ -1,19 +1,16 @@
 """The open table: a Delta table that remembers which cuts of which node it has taken.
 
-One `OpenTable` is one loaded version. The watermark (cut, tick, manifest checksum) is read from that version and a commit
-is conditional on it: the Delta log holds the three as app transactions, so a second writer that started from the same
-version is refused by the log itself, whatever lock it did or did not hold. Delta alone would accept a repeated number from
-a fresh handle; therefore a watermark is only ever compared and committed on one handle. ADR 0002 says why Delta.
-
-Every version is the state at its cut. Its commit info carries `streamingnode`: node id, collection id, the ticks of its
-first and last change, cut, tick, manifest checksum and attempt.
+The watermark (cut, tick, manifest checksum) is read from one loaded version and a commit is conditional on it: the Delta log
+holds the three as app transactions, so a second writer that started from the same version is refused by the log itself,
+whatever lock it did or did not hold. Delta alone would accept a repeated number from a fresh handle; therefore a watermark
+is only ever compared and committed on one handle. Every version is the state at its cut. ADR 0002 says why Delta.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -22,16 +19,22 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from interceptors.errors import AlreadyExists, SchemaMismatch
-from spark_sink.columns import OFFSET, PARTITION, TICK, VCHANNEL, as_given, table_schema
+from flusher.rows import stored_schema
+from interceptors.errors import AlreadyExists
+from spark_sink.columns import OFFSET, PARTITION, TICK, VCHANNEL, shaped, table_schema
 from wal.errors import Corrupt, StorageFailed, UnsupportedFormat
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# --- table model ---
-#
-# What an open table is made of: whose it is, what it has taken, its files. No I/O; loads without the table's library.
+_PROPERTIES = ("streamingnode.node_id", "streamingnode.collection_id", "streamingnode.collection")
+_COMMIT_KEY = "streamingnode"
+
+HISTORY_STEP = 64
+"""Commits looked at before asking for more; reading one is one small file."""
+
+_UNREADABLE_FEATURES = frozenset({"deletionVectors", "columnMapping"})
+"""Delta features under which the active files alone are not the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +134,6 @@ def nearest_states(histories: Sequence[Sequence[TableVersion]], tick: int) -> tu
     return before, after
 
 
-_PROPERTY = "streamingnode."
-_COMMIT_KEY = "streamingnode"
-
-HISTORY_STEP = 64
-"""Commits looked at before asking for more; reading one is one small file."""
-
-_UNREADABLE_FEATURES = frozenset({"deletionVectors", "columnMapping"})
-"""Delta features under which the active files alone are not the rows."""
-
-
 class CommitConflict(Exception):
     """Another writer committed after this version was loaded; nothing of ours is in the table."""
 
@@ -173,8 +166,8 @@ class OpenTable:
 
         Raises `CommitConflict` when another writer created it first, `AlreadyExists` when the directory holds other things.
         """
-        note = _note(identity, changed=(before.tick, before.tick), at=before, attempt="")
         path.mkdir(parents=True, exist_ok=True)
+        properties = (identity.node_id, str(identity.collection_id), identity.collection)
         try:
             DeltaTable.create(
                 str(path),
@@ -182,8 +175,8 @@ class OpenTable:
                 mode="error",
                 partition_by=[PARTITION],
                 name=identity.collection,
-                configuration=_properties(identity),
-                commit_properties=_commit_properties(identity, before, note),
+                configuration=dict(zip(_PROPERTIES, properties, strict=True)),
+                commit_properties=_commit_properties(identity, before, changed=(before.tick, before.tick), attempt=""),
                 raise_if_key_not_exists=False,
             )
         except DeltaError as error:
@@ -193,6 +186,12 @@ class OpenTable:
         created = cls.load(path)
         assert created is not None
         return created
+
+    def at_version(self, version: int | None = None) -> "OpenTable":
+        """Return the table loaded again, at a version, or at the newest one for None."""
+        loaded = OpenTable.load(self.path, version=version)
+        assert loaded is not None, "tables are renamed only under their lock"
+        return loaded
 
     @property
     def version(self) -> int:
@@ -204,11 +203,8 @@ class OpenTable:
         """Whose table this is; None when it was not made by an ingest."""
         properties = self._delta.metadata().configuration
         try:
-            return TableIdentity(
-                node_id=properties[f"{_PROPERTY}node_id"],
-                collection_id=int(properties[f"{_PROPERTY}collection_id"]),
-                collection=properties[f"{_PROPERTY}collection"],
-            )
+            node_id, collection_id, collection = (properties[name] for name in _PROPERTIES)
+            return TableIdentity(node_id, int(collection_id), collection)
         except (KeyError, ValueError):
             return None
 
@@ -238,16 +234,9 @@ class OpenTable:
             )
         return identity
 
-    def files(self, *, key: str) -> list[TableFile]:
+    def files(self, *, key: str = OFFSET) -> list[TableFile]:
         """Return the active files; `key` is the column whose range they report."""
         return [_table_file(row, key) for row in pa.table(self._delta.get_add_actions(flatten=False)).to_pylist()]
-
-    def paths_by_partition(self) -> dict[str, list[str]]:
-        """Return the active files' paths, relative to the table, by partition name."""
-        paths: dict[str, list[str]] = {}
-        for row in pa.table(self._delta.get_add_actions(flatten=False)).select(["path", "partition"]).to_pylist():
-            paths.setdefault(row["partition"][PARTITION], []).append(row["path"])
-        return paths
 
     def rows(self, collection: pa.Schema) -> pa.Table:
         """Return all rows with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
@@ -255,41 +244,13 @@ class OpenTable:
         Each file's are in the order of their ticks, and the files in that of their first. Raises `StorageFailed` when a
         file that the log names is not there, `Corrupt` when it is not what the log says.
         """
-        root = self.path.resolve()
-        empty = as_given(pa.table({}), collection).append_column(PARTITION, pa.chunked_array([], pa.string()))
-        tables: list[pa.Table] = []
-        for file in self.files(key=OFFSET):
-            found = _read_file(root, file).sort_by(
-                [(TICK, "ascending"), (VCHANNEL, "ascending"), (OFFSET, "ascending")]
-            )
-            named = pa.repeat(pa.scalar(file.partition, pa.string()), found.num_rows)
-            tables.append(as_given(found, collection).append_column(PARTITION, named))
+        schema = stored_schema(collection).append(pa.field(PARTITION, pa.string()))
+        order: Any = [(column, "ascending") for column in (TICK, VCHANNEL, OFFSET)]
+        tables = [
+            shaped(self._read_file(file), schema, partition=file.partition).sort_by(order) for file in self.files()
+        ]
         tables.sort(key=lambda table: table[TICK][0].as_py() if table.num_rows else 0)
-        return pa.concat_tables([empty, *tables])
-
-    def adopt_columns(self, collection: pa.Schema) -> "OpenTable":
-        """Return the table with the collection's newer columns, this one when it has them; old rows hold null there.
-
-        Raises `SchemaMismatch` when a column the table has is gone or has another type.
-        """
-        wanted = Schema.from_arrow(table_schema(collection)).fields
-        have = {field.name: field for field in self._delta.schema().fields}
-        for field in wanted:
-            if field.name in have and have[field.name].type != field.type:
-                message = (
-                    f"column {field.name} of {self.path} is {have[field.name].type}, the collection's is {field.type}"
-                )
-                raise SchemaMismatch(f"{message} — drop the table and ingest again", column=field.name)
-        added = [field for field in wanted if field.name not in have]
-        if not added:
-            return self
-        try:
-            self._delta.alter.add_columns(added)
-        except CommitFailedError as error:
-            raise CommitConflict(str(error)) from error
-        changed = OpenTable.load(self.path)
-        assert changed is not None
-        return changed
+        return pa.concat_tables([schema.empty_table(), *tables])
 
     def commit(
         self,
@@ -306,23 +267,16 @@ class OpenTable:
         Raises `CommitConflict` when this is no longer the newest version that ingests see; the table is unchanged then.
         """
         assert at.cut > self.watermark.cut, "a cut is taken once"
-        identity = self.owner()
         now_ms = int(time.time() * 1000)
+        removed = [RemoveAction(f.path, True, now_ms, f.bytes, {PARTITION: f.partition}) for f in removes]
+        added = [AddAction(f.path, f.bytes, {PARTITION: f.partition}, now_ms, True, f.stats) for f in adds]
         try:
             self._delta.create_write_transaction(
-                [
-                    *(
-                        RemoveAction(file.path, True, now_ms, file.bytes, {PARTITION: file.partition})
-                        for file in removes
-                    ),
-                    *(AddAction(f.path, f.bytes, {PARTITION: f.partition}, now_ms, True, f.stats) for f in adds),
-                ],
+                [*removed, *added],
                 "append",
                 self._delta.schema(),
                 [PARTITION],
-                commit_properties=_commit_properties(
-                    identity, at, _note(identity, changed=changed, at=at, attempt=attempt)
-                ),
+                commit_properties=_commit_properties(self.owner(), at, changed=changed, attempt=attempt),
             )
         except CommitFailedError as error:
             raise CommitConflict(str(error)) from error
@@ -347,23 +301,25 @@ class OpenTable:
                 f"table {self.path} uses {', '.join(sorted(features))}, turned on by another tool — read it with that tool"
             )
 
-
-def _read_file(root: Path, file: TableFile) -> pa.Table:
-    path = root / file.path
-    if not path.resolve().is_relative_to(root):
-        raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
-    try:
-        if path.stat().st_size != file.bytes:
-            raise Corrupt(f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table")
-        with pq.ParquetFile(path, page_checksum_verification=True) as content:
-            rows = content.read()
-    except FileNotFoundError:
-        raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
-    except (pa.ArrowException, OSError) as error:
-        raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
-    if file.rows is not None and rows.num_rows != file.rows:
-        raise Corrupt(f"{path} has {rows.num_rows} rows, its table says {file.rows} — restore the table")
-    return rows
+    def _read_file(self, file: TableFile) -> pa.Table:
+        root = self.path.resolve()
+        path = root / file.path
+        if not path.resolve().is_relative_to(root):
+            raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
+        try:
+            if path.stat().st_size != file.bytes:
+                raise Corrupt(
+                    f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table"
+                )
+            with pq.ParquetFile(path, page_checksum_verification=True) as content:
+                rows = content.read()
+        except FileNotFoundError:
+            raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
+        except (pa.ArrowException, OSError) as error:
+            raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
+        if file.rows is not None and rows.num_rows != file.rows:
+            raise Corrupt(f"{path} has {rows.num_rows} rows, its table says {file.rows} — restore the table")
+        return rows
 
 
 def _apps(identity: TableIdentity) -> tuple[str, str, str]:
@@ -371,16 +327,10 @@ def _apps(identity: TableIdentity) -> tuple[str, str, str]:
     return f"{prefix}/cut", f"{prefix}/tick", f"{prefix}/crc32c"
 
 
-def _properties(identity: TableIdentity) -> dict[str, str | None]:
-    return {
-        f"{_PROPERTY}node_id": identity.node_id,
-        f"{_PROPERTY}collection_id": str(identity.collection_id),
-        f"{_PROPERTY}collection": identity.collection,
-    }
-
-
-def _note(identity: TableIdentity, *, changed: tuple[int, int], at: Watermark, attempt: str) -> CommitNote:
-    return CommitNote(
+def _commit_properties(
+    identity: TableIdentity, at: Watermark, *, changed: tuple[int, int], attempt: str
+) -> CommitProperties:
+    note = CommitNote(
         node_id=identity.node_id,
         collection_id=identity.collection_id,
         first_tick=changed[0],
@@ -390,9 +340,6 @@ def _note(identity: TableIdentity, *, changed: tuple[int, int], at: Watermark, a
         crc32c=at.crc32c,
         attempt=attempt,
     )
-
-
-def _commit_properties(identity: TableIdentity, at: Watermark, note: CommitNote) -> CommitProperties:
     values = (at.cut, at.tick, at.crc32c)
     return CommitProperties(
         custom_metadata={_COMMIT_KEY: msgspec.to_builtins(note)},
@@ -401,27 +348,12 @@ def _commit_properties(identity: TableIdentity, at: Watermark, note: CommitNote)
 
 
 def _table_version(entry: dict[str, object]) -> TableVersion | None:
-    if _COMMIT_KEY not in entry:
-        return None
+    """Return what an entry of the log says; None for a commit that no ingest made."""
     try:
-        return TableVersion(
-            msgspec.convert(entry["version"], int), msgspec.convert(entry[_COMMIT_KEY], CommitNote, strict=False)
-        )
+        note = msgspec.convert(entry.get(_COMMIT_KEY), CommitNote, strict=False)
+        return TableVersion(msgspec.convert(entry["version"], int), note)
     except msgspec.ValidationError:
         return None
-
-
-def _table_file(row: dict[str, object], key: str) -> TableFile:
-    action = msgspec.convert(row, _AddRow)
-    return TableFile(
-        path=action.path,
-        bytes=action.size_bytes,
-        rows=action.num_records,
-        partition=action.partition[PARTITION] or "",
-        key_range=_int_or_text_range(action, key),
-        offset_min=_whole(action.min, OFFSET),
-        vchannel_range=_text_range(action, VCHANNEL),
-    )
 
 
 class _AddRow(msgspec.Struct):
@@ -433,18 +365,21 @@ class _AddRow(msgspec.Struct):
     max: dict[str, object] | None = None
 
 
-def _whole(values: dict[str, object] | None, column: str) -> int | None:
-    value = (values or {}).get(column)
-    return value if isinstance(value, int) else None
+def _table_file(row: dict[str, object], key: str) -> TableFile:
+    action = msgspec.convert(row, _AddRow)
+    low, high = action.min or {}, action.max or {}
+    keys, offset, vchannels = (low.get(key), high.get(key)), low.get(OFFSET), (low.get(VCHANNEL), high.get(VCHANNEL))
+    return TableFile(
+        path=action.path,
+        bytes=action.size_bytes,
+        rows=action.num_records,
+        partition=action.partition[PARTITION] or "",
+        key_range=_range(keys, int | str),
+        offset_min=offset if isinstance(offset, int) else None,
+        vchannel_range=_range(vchannels, str),
+    )
 
 
-def _int_or_text_range(action: _AddRow, column: str) -> tuple[int | str, int | str] | None:
-    low, high = (action.min or {}).get(column), (action.max or {}).get(column)
-    if isinstance(low, int | str) and isinstance(high, int | str):
-        return low, high
-    return None
-
-
-def _text_range(action: _AddRow, column: str) -> tuple[str, str] | None:
-    low, high = (action.min or {}).get(column), (action.max or {}).get(column)
-    return (low, high) if isinstance(low, str) and isinstance(high, str) else None
+def _range(ends: tuple[object, object], kind: Any) -> Any:
+    """Return a column's smallest and largest value; None where one is not known, or of another kind (a time, a decimal)."""
+    return ends if all(isinstance(end, kind) for end in ends) else None

@@ -1,21 +1,30 @@
-"""Reading tables in Spark: the active files of one version, natively; several tables at one cut.
+"""Tables and the node's files as Spark frames, read natively: one table, several at one cut, and rows that deletes leave.
 
 Any Delta reader sees the same rows; Spark without Delta's jar gets the files by name from the table's log. A version is the
 collection's state from the last change in it to the first change of the next: that is what makes several tables meet, and
-a tick between the first and the last change of one commit has no version.
+a tick between the first and the last change of one commit has no version. Schemas are given, never guessed from a file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.types import LongType, StructField, StructType
 
-from spark_sink.frames import read_rows
+from spark_sink.columns import OFFSET, PARTITION
 from spark_sink.table import OpenTable, TableVersion, nearest_states, state_at
 from wal.errors import InvalidArgument, Truncated
 from wal.timetick import tick_given, tick_to_time
+
+DELETED_BELOW = "_deleted_below"
+
+BROADCAST_ROWS_MAX = 1_000_000
+"""Deletes up to this many are sent to every task (about 100 bytes each in the JVM); beyond, Spark sorts and merges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime
             history.append(found)
             if found.note.last_tick <= tick:
                 break
-        table = _at_version(table, _states_at({str(table.path): history}, tick)[str(table.path)])
+        table = table.at_version(_states_at({str(table.path): history}, tick)[str(table.path)])
     return _frame(spark, table)
 
 
@@ -68,12 +77,12 @@ def read_tables(
     if tick is None:
         raise InvalidArgument(f"no cut is in all of {', '.join(loaded)} — ingest again, with every_cut=True")
     versions = _states_at(histories, tick)
-    frames = {name: _frame(spark, _at_version(table, versions[name])) for name, table in loaded.items()}
+    frames = {name: _frame(spark, table.at_version(versions[name])) for name, table in loaded.items()}
     return TablesAt(max(cut for at, cut in marks.items() if at <= tick), tick, frames)
 
 
 def newest_common(histories: Mapping[str, Sequence[TableVersion]]) -> int | None:
-    """Return the tick of the newest cut at which every table has its state; None when there is none. Pure."""
+    """Return the tick of the newest cut at which every table has its state; None when there is none."""
     ticks = sorted({found.note.tick for history in histories.values() for found in history}, reverse=True)
     return next((tick for tick in ticks if all(state_at(history, tick) for history in histories.values())), None)
 
@@ -112,13 +121,70 @@ def _load(path: Path) -> OpenTable:
     return table
 
 
-def _at_version(table: OpenTable, version: int) -> OpenTable:
-    loaded = OpenTable.load(table.path, version=version)
-    assert loaded is not None
-    return loaded
-
-
 def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
     root = table.path.resolve()
-    paths = {partition: [str(root / path) for path in files] for partition, files in table.paths_by_partition().items()}
+    paths: dict[str, list[str]] = {}
+    for file in table.files():
+        paths.setdefault(file.partition, []).append(str(root / file.path))
     return read_rows(spark, table.spark_schema, paths)
+
+
+# --- rows of files, and the deletes that reach them ---
+
+
+def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[str]]) -> DataFrame:
+    """Return the rows of Parquet files given by partition name, with the columns of `schema` (the table's)."""
+    in_file = StructType([field for field in schema.fields if field.name != PARTITION])
+    frames = [
+        spark.read.schema(in_file)
+        .option("recursiveFileLookup", "true")
+        .parquet(*files)
+        .withColumn(PARTITION, F.lit(name))
+        for name, files in paths.items()
+        if files
+    ]
+    if not frames:
+        return spark.createDataFrame([], schema)
+    return reduce(DataFrame.unionAll, frames).select([F.col(_quoted(field.name)) for field in schema.fields])
+
+
+def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Iterable[str], *, rows: int) -> DataFrame:
+    """Return each deleted key with the largest offset of its deletes, which alone matters; the files hold `rows` rows.
+
+    Few of them are gathered in one task, without a shuffle, and marked to be sent to every task that joins them.
+    """
+    in_file = StructType([schema[key], StructField(OFFSET, LongType())])
+    few = rows <= BROADCAST_ROWS_MAX
+    deletes = spark.read.schema(in_file).parquet(*paths)
+    largest = (deletes.coalesce(1) if few else deletes).groupBy(_quoted(key)).agg(F.max(OFFSET).alias(DELETED_BELOW))
+    return F.broadcast(largest) if few else largest
+
+
+def without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
+    """Return the rows that no delete removes: it removes those of its key with a smaller offset."""
+    return rows.join(deletes, _removed(rows, deletes, key), "left_anti")
+
+
+def paths_with_deleted(
+    spark: SparkSession, schema: StructType, key: str, paths: Sequence[str], deletes: DataFrame
+) -> set[str]:
+    """Return those of `paths` that hold at least one row some delete removes; reads two columns."""
+    in_file = StructType([schema[key], StructField(OFFSET, LongType())])
+    rows = spark.read.schema(in_file).parquet(*paths).withColumn("_path", F.col("_metadata.file_path"))
+    hit = rows.join(deletes, _removed(rows, deletes, key), "left_semi").select("_path").distinct()
+    return {unquote(urlsplit(row["_path"]).path) for row in hit.collect()}
+
+
+def write_rows(rows: DataFrame, directory: Path, *, files_max: int) -> None:
+    """Write rows as Parquet, one folder for each partition and at most `files_max` files in each; natively, in parallel."""
+    writer = rows.coalesce(files_max).write.partitionBy(PARTITION).option("compression", "zstd")
+    writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(str(directory), mode="error")
+
+
+def _removed(rows: DataFrame, deletes: DataFrame, key: str) -> Column:
+    return (rows[_quoted(key)] == deletes[_quoted(key)]) & (rows[OFFSET] < deletes[DELETED_BELOW])
+
+
+def _quoted(name: str) -> str:
+    """Return the column of exactly this name, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"

@@ -17,9 +17,9 @@ import anyio
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
 from flusher.cut_log import CUTS
 from flusher.directory import NodeDirectory
-from flusher.flusher import Flusher, FlushHooks
+from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS
-from flusher.triggers import CutSchedule, SpaceRelief
+from flusher.run import FlushContext
 from interceptors.window import encode_window
 from scanner.named_reader import NamedReaders
 from streamingnode.care.files import refuse_mixed
@@ -189,35 +189,25 @@ def _start_flusher(
     ticks: TickAllocator,
     elapsed_ms: Callable[[], int],
 ) -> Flusher:
-    schedule = CutSchedule(config.flush.schedule, now_ms=ticks.now_ms)
-    flusher = Flusher(
-        directory,
-        store,
-        channel.log,
-        channel.tail,
+    context = FlushContext(
+        directory=directory,
+        store=store,
+        log=channel.log,
+        tail=channel.tail,
         options=config.flush,
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
-        hooks=FlushHooks(
-            reader_floor=partial(_reader_floor, channel, readers),
-            on_progress=schedule.report,
-            on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
-            save_producers=partial(_save_producers, channel),
-            log_is_back=channel.wal.wait_back,
-            next_id=lambda: channel.shards.next_id,
-            elapsed_ms=elapsed_ms,
-        ),
-        checkpoint=channel.term.checkpoint,
+        elapsed_ms=elapsed_ms,
+        reader_floor=partial(_reader_floor, channel, readers),
+        on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
+        save_producers=partial(_save_producers, channel),
+        log_is_back=channel.wal.wait_back,
+        next_id=lambda: channel.shards.next_id,
     )
+    flusher = Flusher(context, checkpoint=channel.term.checkpoint)
     supervisor.spawn(flusher.run())
-    supervisor.spawn(schedule.run(channel.request_cut))
+    supervisor.spawn(flusher.schedule.run(channel.request_cut))
 
-    async def cut() -> None:
-        await flusher.wait_for_cut(await channel.request_cut())
-
-    relief = SpaceRelief(
-        lambda: store.short_of_space, give_up_log=partial(flusher.enforce_retention, short_of_space=True), cut=cut
-    )
-    supervisor.spawn(relief.run())
+    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
     return flusher
 
 

@@ -1,16 +1,15 @@
 """The settings of a node: one frozen object, put together from the parts' own limits and checked once.
 
-In: defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of `open_node` or command-line flags. Out: a
-`NodeConfig`; `origins()` says where each value came from. A setting is named by its dotted path, as in
-`flush.schedule.interval_s`, by the last part of it where only one setting ends so, or by an alias. An unknown name is an
-error with a suggestion.
+Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of `open_node`. A setting is named by its dotted
+path, as in `flush.schedule.interval_s`, by the last part of it where only one setting ends so, or by an alias.
 """
 
 import difflib
 import tomllib
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import NoneType
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -36,10 +35,7 @@ CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
 """Names the TOML file when no argument does."""
 
 _NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
-"""Variables with our prefix that mean something else."""
-
 _KINDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-"""What a setting takes, in words."""
 
 DEFAULT_ORIGIN = "default"
 
@@ -90,8 +86,8 @@ SECONDS_MAX = 100 * 365 * 86_400
 WHOLE_MAX = 1 << 50
 """Largest count or size, a pebibyte: RocksDB and the log's headers keep a few times it in 64 bits."""
 
-SMALLER_MAX: Mapping[str, int] = {"wal.group_bytes_max": 1 << 30}
-"""Settings whose largest value is less: a group is one entry of the log, whose lengths have 32 bits."""
+GROUP_BYTES_MAX = 1 << 30
+"""Largest append group: it is one entry of the log, whose lengths have 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +146,8 @@ class NodeConfig:
     def origins(self) -> "tuple[Setting, ...]":
         """Return every setting with its value and where that comes from, by name."""
         return tuple(
-            Setting(key, value, self.set_by.get(key, DEFAULT_ORIGIN))
-            for key, value in sorted(_flatten_options(self))
-            if key not in FIXED
+            Setting(key, attrgetter(key)(self), self.set_by.get(key, DEFAULT_ORIGIN))
+            for key in sorted(_known_settings())
         )
 
 
@@ -180,44 +175,40 @@ def load_config(
     environment = environment or {}
     if file is None and environment.get(CONFIG_FILE_VARIABLE):
         file = Path(environment[CONFIG_FILE_VARIABLE])
-    found: dict[str, _Given] = {}
+    found: list[Setting] = []
     if file is not None:
-        found.update(_from_tables(_read_toml(file), f"file {file}"))
-    found.update(_from_environment(environment))
+        found += _from_tables(_read_toml(file), f"file {file}")
+    found += _from_environment(environment)
     for name, value in (arguments or {}).items():
-        found.update(_from_tables({name: value}, f"argument {name}"))
-    config = _build(NodeConfig, {key: given.value for key, given in found.items()})
+        found += _from_tables({name: value}, f"argument {name}")
+    values: dict[str, object] = {setting.key: setting.value for setting in found}
+    config = _build(NodeConfig, {**values, "set_by": {setting.key: setting.origin for setting in found}})
     assert isinstance(config, NodeConfig)
-    return _with_origins(config, {key: given.origin for key, given in found.items()})
+    return config
 
 
-class _Given(NamedTuple):
-    value: object
-    origin: str
-
-
-def _known_settings() -> dict[str, object]:
+@cache
+def _known_settings() -> Mapping[str, object]:
     """Return the type of every setting by dotted path."""
     return {key: kind for key, kind in _flatten_types(NodeConfig) if key not in FIXED}
 
 
 def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, object]]:
-    hints = get_type_hints(options)
-    for each in fields(options):
-        kind = hints[each.name]
-        if is_dataclass(kind) and isinstance(kind, type):
-            yield from _flatten_types(kind, f"{prefix}{each.name}.")
-        elif each.name != "set_by":
-            yield f"{prefix}{each.name}", kind
+    for name, kind in get_type_hints(options).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from _flatten_types(kind, f"{prefix}{name}.")
+        elif name != "set_by":
+            yield f"{prefix}{name}", kind
 
 
-def _flatten_options(options: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for each in fields(options):  # type: ignore[arg-type]  # only called on dataclasses
-        value = getattr(options, each.name)
-        if is_dataclass(value):
-            yield from _flatten_options(value, f"{prefix}{each.name}.")
-        elif each.name != "set_by":
-            yield f"{prefix}{each.name}", value
+def _build(options: type, values: Mapping[str, object], prefix: str = "") -> object:
+    arguments = {}
+    for name, kind in get_type_hints(options).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            arguments[name] = _build(kind, values, f"{prefix}{name}.")
+        elif f"{prefix}{name}" in values:
+            arguments[name] = values[f"{prefix}{name}"]
+    return options(**arguments)
 
 
 def _read_toml(file: Path) -> Mapping[str, object]:
@@ -231,88 +222,87 @@ def _read_toml(file: Path) -> Mapping[str, object]:
         raise InvalidArgument(f"config file {file} is not TOML: {error} — correct it") from error
 
 
-def _from_tables(tables: Mapping[str, object], origin: str) -> Iterator[tuple[str, _Given]]:
+def _from_tables(tables: Mapping[str, object], origin: str) -> Iterator[Setting]:
     """Yield settings from nested tables, or from whole sections given as options objects."""
-    known = _known_settings()
     for name, value, is_option in _flatten_tables(tables):
         if is_option and name in FIXED:
-            yield name, _Given(value, origin)
-            continue
-        key = _resolve(name, known, origin)
-        yield key, _Given(_convert(key, value, known[key], origin, is_text=isinstance(value, str)), origin)
+            yield Setting(name, value, origin)
+        else:
+            yield _setting(_resolve(name, origin), value, origin)
 
 
-def _flatten_tables(tables: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object, bool]]:
+def _flatten_tables(
+    tables: Mapping[str, object], prefix: str = "", *, is_option: bool = False
+) -> Iterator[tuple[str, object, bool]]:
     """Yield names and values, and whether each is from an options object."""
     for name, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _flatten_tables(value, f"{prefix}{name}.")
-        elif is_dataclass(value) and not isinstance(value, type):
-            yield from ((key, each, True) for key, each in _flatten_options(value, f"{prefix}{name}."))
+        if is_dataclass(value) and not isinstance(value, type):
+            yield from _flatten_tables(asdict(value), f"{prefix}{name}.", is_option=True)
+        elif isinstance(value, Mapping):
+            yield from _flatten_tables(value, f"{prefix}{name}.", is_option=is_option)
         else:
-            yield f"{prefix}{name}", value, False
+            yield f"{prefix}{name}", value, is_option
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, _Given]]:
-    known = _known_settings()
-    variables = {_variable(name): key for name, key in [*((key, key) for key in known), *ALIASES.items()]}
+def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
+    names = ALIASES | {key: key for key in _known_settings()}
+    keys = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in names.items()}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NO_SETTINGS:
             continue
-        if variable not in variables:
-            raise _unknown(variable, variables, "environment")
-        key, origin = variables[variable], f"environment {variable}"
-        yield key, _Given(_convert(key, text, known[key], origin, is_text=True), origin)
+        if variable not in keys:
+            raise _unknown(variable, keys, "environment")
+        yield _setting(keys[variable], text, f"environment {variable}")
 
 
-def _variable(key: str) -> str:
-    return ENVIRONMENT_PREFIX + key.upper().replace(".", "_")
+@cache
+def _spellings() -> Mapping[str, Sequence[str]]:
+    """Return the settings that each name may mean: aliases, last parts, and dotted paths, which mean one."""
+    endings: dict[str, list[str]] = {}
+    for key in _known_settings():
+        endings.setdefault(key.rpartition(".")[2], []).append(key)
+    return {**endings, **{alias: [key] for alias, key in ALIASES.items()}, **{key: [key] for key in _known_settings()}}
 
 
-def _resolve(name: str, known: Mapping[str, object], origin: str) -> str:
-    if name in known:
-        return name
-    if name in ALIASES:
-        return ALIASES[name]
-    endings = [key for key in known if key.rpartition(".")[2] == name]
-    if len(endings) == 1:
-        return endings[0]
-    if endings:
-        raise InvalidArgument(f"{origin}: {name!r} could be {' or '.join(endings)} — write it out")
-    raise _unknown(name, known, origin)
+def _resolve(name: str, origin: str) -> str:
+    keys = _spellings().get(name, ())
+    if len(keys) > 1:
+        raise InvalidArgument(f"{origin}: {name!r} could be {' or '.join(keys)} — write it out")
+    if not keys:
+        raise _unknown(name, [each for each, keys in _spellings().items() if len(keys) == 1], origin)
+    return keys[0]
 
 
-def _unknown(name: str, known: Mapping[str, object], origin: str) -> InvalidArgument:
-    endings = Counter(key.rpartition(".")[2] for key in known)
-    candidates = [*known, *ALIASES, *(ending for ending, count in endings.items() if count == 1)]
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)
+def _unknown(name: str, known: Collection[str], origin: str) -> InvalidArgument:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
     return InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
 
 
-def _convert(key: str, value: object, kind: object, origin: str, *, is_text: bool) -> object:
+def _setting(key: str, value: object, origin: str) -> Setting:
+    """Return a setting with its value converted and checked. Raises `InvalidArgument`."""
+    kind = _known_settings()[key]
     try:
-        converted: object = msgspec.convert(value, kind, strict=not is_text)
+        converted: object = msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{origin}: {key} = {shown(value)} does not fit — give {_expected(kind)}") from error
     if isinstance(converted, (int, float)) and not isinstance(converted, bool):
         _check_range(key, converted, origin)
-    return converted
+    return Setting(key, converted, origin)
 
 
 def _check_range(key: str, number: float, origin: str) -> None:
-    is_zero_fine, most = key in ZERO_IS_A_VALUE, _most(key, number)
+    if key.endswith(("_ms", "_ms_default")):
+        most = SECONDS_MAX * 1000
+    elif isinstance(number, float):  # the numbers with a fraction are seconds
+        most = SECONDS_MAX
+    else:
+        most = GROUP_BYTES_MAX if key == "wal.group_bytes_max" else WHOLE_MAX
+    is_zero_fine = key in ZERO_IS_A_VALUE
     # Comparing, unlike `math.isfinite`, also takes whole numbers that no float holds.
     if not (0 < number <= most or (number == 0 and is_zero_fine)):
         least = "0 or more" if is_zero_fine else "more than 0"
         raise InvalidArgument(f"{origin}: {key} = {number!r} is out of range — give {least}, {most} at most")
-
-
-def _most(key: str, number: float) -> int:
-    """Return the largest value of a setting; the numbers with a fraction are seconds."""
-    if key.rpartition(".")[2].endswith(("_ms", "_ms_default")):
-        return SECONDS_MAX * 1000
-    return SECONDS_MAX if isinstance(number, float) else SMALLER_MAX.get(key, WHOLE_MAX)
 
 
 def _expected(kind: object) -> str:
@@ -320,19 +310,3 @@ def _expected(kind: object) -> str:
     kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
     named = " or ".join(map(repr, choices)) or " or ".join(_KINDS.get(each, str(each)) for each in kinds)
     return f"{named}, or null" if NoneType in get_args(kind) else named
-
-
-def _build(options: type, values: Mapping[str, object], prefix: str = "") -> object:
-    hints, arguments = get_type_hints(options), {}
-    for each in fields(options):
-        kind, key = hints[each.name], f"{prefix}{each.name}"
-        if is_dataclass(kind) and isinstance(kind, type):
-            arguments[each.name] = _build(kind, values, f"{key}.")
-        elif key in values:
-            arguments[each.name] = values[key]
-    return options(**arguments)
-
-
-def _with_origins(config: NodeConfig, set_by: Mapping[str, str]) -> NodeConfig:
-    sections = {each.name: getattr(config, each.name) for each in fields(config) if each.name != "set_by"}
-    return NodeConfig(**sections, set_by=dict(set_by))

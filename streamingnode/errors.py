@@ -1,4 +1,4 @@
-"""Every error a caller can meet, as `streamingnode.errors`: those of the node itself, and those of the packages below."""
+"""Every error a caller can meet: those of the node itself, and those of the packages below."""
 
 from interceptors.errors import (
     AlreadyExists,

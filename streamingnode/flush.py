@@ -46,6 +46,6 @@ async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
             bytes=segment.bytes,
             path=segment.path,
         )
-        for segment in cut.segments
+        for segment in cut.manifest.segments
     )
     return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=segments)

@@ -1,8 +1,4 @@
-"""Names of collections, partitions and named readers: one pattern, so that a name is safe in paths, URLs and tables.
-
-In: a name somebody typed. Out: the same name, or `InvalidArgument` with what to do. Inside a node ids become paths and names
-never do; the directory of a Spark table does carry the checked name. No I/O.
-"""
+"""Names and paths as somebody typed them, checked: safe in paths, URLs and tables."""
 
 import os
 import re
@@ -14,31 +10,24 @@ DEFAULT_PARTITION = "_default"
 """Every collection has it; rows go there when no partition is named."""
 
 NAME_CHARACTERS_MAX = 128
-_PATTERN = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+_NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # also with the one slash that a `Path` makes of two
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if a new thing of this `kind` ("collection", "partition", "reader") may carry it.
-
-    Raises:
-        InvalidArgument: it is outside `^[a-z0-9][a-z0-9._-]{0,127}$`, contains `..`, or is reserved (starts with `_`).
-    """
+    """Return `name` if a new "collection", "partition", "reader" or "producer" may carry it. Raises `InvalidArgument`."""
     if not isinstance(name, str):
         raise not_text(kind, name)
     if name.startswith("_"):
         raise InvalidArgument(
             f"{kind} name {name[:64]!r} is reserved: names that start with '_' are the node's — rename it"
         )
-    if not _PATTERN.fullmatch(name) or ".." in name:
+    if not _NAME.fullmatch(name) or ".." in name:
         raise InvalidArgument(
             f"{kind} name {name[:64]!r} is not allowed — use 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '.', '_' and '-', "
             "starting with a letter or digit, without '..'"
         )
     return name
-
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""Also with the one slash that a `Path` makes of two."""
 
 
 def check_path(what: str, path: str | os.PathLike[str]) -> Path:

@@ -3,8 +3,6 @@
 The table is found through its lease, the one path outside the node's directory that is followed, and believed when its
 commit names this node, this collection and this node's own cut. Where there is no table, or it cannot be used and the
 node's files still go back to the beginning, the files are all there is to read.
-
-Cuts go on being made, and given up, meanwhile: who is overtaken begins again from the newer checkpoint.
 """
 
 from dataclasses import replace
@@ -21,11 +19,11 @@ from flusher.flusher import Flusher
 from flusher.manifest import arrow_schema
 from flusher.retention import TableLease, read_leases
 from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
-from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
+from streamingnode.reading.reader import check_live
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
 from wal.files import disk_errors_typed
 from wal.message import AnyMessage
@@ -37,16 +35,15 @@ if TYPE_CHECKING:
 
 async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None) -> pa.Table:
     """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
-    while True:
-        checkpoint = flusher.checkpoint
-        try:
-            with disk_errors_typed(flusher.cuts.node):
+    with disk_errors_typed(flusher.cuts.node):
+        while True:
+            checkpoint = flusher.checkpoint
+            try:
                 return await _snapshot_after(checkpoint, channel, flusher.cuts, info, as_of)
-        except (Truncated, TableAhead):
-            if flusher.checkpoint is checkpoint:
-                with disk_errors_typed(flusher.cuts.node):
+            except (Truncated, TableAhead):
+                if flusher.checkpoint is checkpoint:
                     await flusher.check_cuts()
-                raise  # else a cut, and what a table took and was given up behind it, overtook this
+                    raise  # else a cut, and what a table took and was given up behind it, overtook this
 
 
 async def _snapshot_after(
@@ -58,15 +55,12 @@ async def _snapshot_after(
     tick = now if as_of is None else as_of
     tail = await _read_tail(channel, info, checkpoint, until=tick)
     source = SnapshotSource(cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
-    rows: pa.Table | StreamingNodeError
     try:
         rows = await anyio.to_thread.run_sync(read_rows, source, checkpoint)
-    except StreamingNodeError as error:
-        rows = error
-    if all(live.id != info.id for live in channel.shards.catalog.collections()):  # its files may have gone meanwhile
-        raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
-    if isinstance(rows, StreamingNodeError):
-        raise rows
+    except StreamingNodeError:
+        check_live(channel, info)  # its files may have gone meanwhile
+        raise
+    check_live(channel, info)
     return rows
 
 
@@ -100,17 +94,12 @@ def _read_once(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
 
     When these no longer go back to the beginning, what is wrong with the table is raised.
     """
-    leases: list[TableLease] = []
-    if source.last_cut:
-        node_id = source.cuts.node_id
-        leases = [
-            lease
-            for lease in read_leases(source.cuts.directory, node_id=node_id)
-            if lease.collection_id == source.collection.id
-        ]
-    problem: StreamingNodeError | None = None
+    found = read_leases(source.cuts.directory, node_id=source.cuts.node_id) if source.last_cut else []
+    leases = [lease for lease in found if lease.collection_id == source.collection.id]
     # Of two tables with the same cut the one that is there goes first: what is wrong with it is what its user can mend.
-    for lease in sorted(leases, key=lambda lease: (lease.cut, Path(lease.table).exists()), reverse=True):
+    leases.sort(key=lambda lease: (lease.cut, Path(lease.table).exists()), reverse=True)
+    problem: StreamingNodeError | None = None
+    for lease in leases:
         try:
             return _read_with_table(source, lease, checkpoint)
         except StreamingNodeError as error:
@@ -174,8 +163,6 @@ def _base(
     source: SnapshotSource, table: "OpenTable", lease: TableLease, state: "TableVersion", checkpoint: Checkpoint
 ) -> SnapshotBase:
     """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
-    from spark_sink.table import OpenTable
-
     note, cuts = state.note, source.cuts
     cuts.look()
     known = checkpoint.manifest_crc32c if note.cut == checkpoint.cut_number else cuts.crc32c_of(note.cut)
@@ -183,11 +170,8 @@ def _base(
         raise Corrupt(
             f"table {lease.table} is of another node, collection or history at cut {note.cut} — {_anew(lease)}"
         )
-    if table.version != state.version:
-        older = OpenTable.load(table.path, version=state.version)
-        assert older is not None, "its newest version was loaded just now"
-        table = older
-    return SnapshotBase(cut=note.cut, tick=note.tick, rows=table.rows(arrow_schema(source.collection)))
+    rows = table.at_version(state.version).rows(arrow_schema(source.collection))
+    return SnapshotBase(cut=note.cut, tick=note.tick, rows=rows)
 
 
 def _anew(lease: TableLease) -> str:

@@ -1,111 +1,271 @@
 """The node without `async`, for notebooks and scripts: the same names, the same arguments, calls that block.
 
-In: calls of any thread. Out: the same calls on an event loop in a thread of its own, which lives as long as the node is
-open. Iterating fetches messages many at a time, because each hop between threads costs 50 us.
-
     with sn.sync.open_node("data") as node:
         node.insert("orders", [{"id": 1, "item": "tea"}])
 
-In a notebook, `node = sn.sync.open_node("data")` in one cell and `node.close()` in another do the same. What is not written
-here is as in the asynchronous class; `sync.pyi` spells all of it out for type checkers and editors.
+In a notebook, `node = sn.sync.open_node("data")` in one cell and `node.close()` in another do the same. What a method does
+is said in the asynchronous class. All of it runs on an event loop in a thread of its own, as long as the node is open.
 """
 
-from functools import partial
+import atexit
+import ctypes
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+
+from anyio.from_thread import start_blocking_portal
 
 from streamingnode import opening as asynchronous
-from streamingnode.blocking import Blocking, BlockingLoop
+from streamingnode.config import NodeConfig
 from streamingnode.node import Node
-from streamingnode.reading.reader import CollectionReader
+from streamingnode.reading.read_message import ReadMessage
 from streamingnode.writing.producer import Producer
+from streamingnode.writing.result import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, OnShutdown, StorageFailed
+from wal.log import AppendObserver
+
+P = ParamSpec("P")
+T = TypeVar("T")
+SideT = TypeVar("SideT", bound="Blocking")
 
 
-def open_node(path, *, config=None, config_file=None, observer=None, **settings):
-    """Open a node, for a `with` block or until `close`; see `streamingnode.open_node`.
+class BlockingLoop:
+    """An event loop in a daemon thread; `close` ends it, at exit at the latest, and then every call raises `OnShutdown`.
 
-    An `observer` is called in the thread of the node's event loop.
+    The thread is not there in a forked child, where a call would wait for it for ever: calls are refused there.
     """
-    opening = asynchronous.open_node(path, config=config, config_file=config_file, observer=observer, **settings)
-    return open_blocking(opening)
 
+    def __init__(self) -> None:
+        self._entered = ExitStack()
+        self._portal = self._entered.enter_context(start_blocking_portal("asyncio"))
+        self._thread = self._portal.call(threading.get_ident)
+        self._process = os.getpid()
+        self._closed = False
+        atexit.register(self.close)
 
-def open_blocking(opening):
-    """Open an asynchronous node on an event loop in another thread."""
-    loop = BlockingLoop()
-    return SyncNode(loop.enter(opening), loop)
+    def call(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Run a function or coroutine function on the loop and return its result; errors come out as they are."""
+        self.check_open()
+        return self._portal.call(function, *arguments)
 
+    def enter(self, context: AbstractAsyncContextManager[T, bool | None]) -> T:
+        """Enter what lasts as long as the loop, and is left when that is closed; a failure closes the loop."""
+        try:
+            return self._entered.enter_context(self._portal.wrap_async_context_manager(context))
+        except BaseException:
+            self.close()
+            raise
 
-class SyncNode(Blocking, of=Node, without=("aclose", "begin_closing")):
-    """An open node; see `streamingnode.node.Node`. Any thread may call it."""
+    def close(self) -> None:
+        """Leave what was entered and end the loop; idempotent."""
+        self.exit(None, None, None)
 
-    def __repr__(self):
-        return repr(self._original).replace("Node", "SyncNode", 1)
-
-    def close(self):
-        """Close the node, as the end of a `with` block does; idempotent. At the end of the program it happens by itself."""
-        self._loop.close()
-
-    def __enter__(self):
-        self._loop.check_open()
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        self._loop.exit(kind, error, traceback)
-
-
-class SyncTransaction(Blocking, of=Transaction, without=("state",)):
-    """A transaction for a `with` block; see `streamingnode.writing.transaction.Transaction`."""
-
-    def __enter__(self):
-        self._call("__aenter__")
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        self._call("__aexit__", kind, error, traceback)
-
-
-class SyncProducer(Blocking, of=Producer):
-    """A named producer; see `Producer`. Any thread may call it."""
+    def exit(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Do what `close` does, and say why."""
+        if os.getpid() != self._process:
+            # Whoever collects what was entered would leave it, and wait for the thread.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._entered))
+        elif not self._closed:
+            self._closed = True
+            atexit.unregister(self.close)
+            self._entered.__exit__(kind, error, traceback)
 
     @property
-    def last_sequence(self):
+    def is_closed(self) -> bool:
+        """Whether `close` was called, or could not be: this process is a fork of the one with the loop."""
+        return self._closed or os.getpid() != self._process
+
+    def check_open(self) -> None:
+        """Raise `OnShutdown` when the loop is closed, and what else keeps a call from being made here."""
+        if self._closed:
+            raise OnShutdown("the node is closed — open it again")
+        if os.getpid() != self._process:
+            raise StorageFailed(
+                "the node was opened before this process was forked — open it in one process only, "
+                "and start others with the spawn method"
+            )
+        if threading.get_ident() == self._thread:
+            raise InvalidArgument("a blocking call on the node's own event loop never ends — call it in another thread")
+
+
+class Blocking:
+    """The blocking side of an asynchronous object on a loop."""
+
+    def __init__(self, original: Any, loop: BlockingLoop) -> None:
+        self._original = original
+        self._loop = loop
+
+
+@overload
+def blocking(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]: ...
+@overload
+def blocking(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]: ...
+@overload
+def blocking(
+    method: Callable[Concatenate[Any, P], object], side: type[SideT]
+) -> Callable[Concatenate[Any, P], SideT]: ...
+def blocking(method: Callable[..., Any], side: type[Blocking] | None = None) -> Callable[..., Any]:
+    """Return a method that runs the original's on the loop, asynchronous or not: an object belongs to its loop.
+
+    With `side`, the blocking side of what that returns.
+    """
+
+    @wraps(method)
+    def call(self: Blocking, /, *arguments: object, **options: object) -> Any:
+        result = self._loop.call(partial(getattr(self._original, method.__name__), *arguments, **options))
+        return result if side is None else side(result, self._loop)
+
+    return call
+
+
+def told(original: Any) -> Any:
+    """Return a property that is the original's, read as it is, so that it answers after the end as well."""
+    return property(lambda side: original.fget(side._original), doc=original.__doc__)  # noqa: SLF001
+
+
+class SyncTransaction(Blocking):
+    """A transaction for a `with` block; see `streamingnode.writing.transaction.Transaction`."""
+
+    result: WriteResult | None = told(Transaction.result)
+    insert = blocking(Transaction.insert)
+    upsert = blocking(Transaction.upsert)
+    delete = blocking(Transaction.delete)
+    commit = blocking(Transaction.commit)
+    rollback = blocking(Transaction.rollback)
+    __exit__ = blocking(Transaction.__aexit__)
+
+    def __enter__(self) -> Self:
+        self._loop.call(self._original.__aenter__)
+        return self
+
+
+class SyncProducer(Blocking):
+    """A named producer; see `streamingnode.writing.producer.Producer`. Any thread may call it."""
+
+    name: str = told(Producer.name)
+    epoch: int = told(Producer.epoch)
+    note: bytes = told(Producer.note)
+    put_note = blocking(Producer.put_note)
+    insert = blocking(Producer.insert)
+    upsert = blocking(Producer.upsert)
+    delete = blocking(Producer.delete)
+    transaction = blocking(Producer.transaction, SyncTransaction)
+
+    @property
+    def last_sequence(self) -> int:
         """See `Producer.last_sequence`."""
-        return self._loop.call(getattr, self._original, "last_sequence")  # which looks at what appends change
+        found: int = self._loop.call(getattr, self._original, "last_sequence")  # looks at what appends change
+        return found
 
 
-class SyncReader(Blocking, of=CollectionReader, without=("close", "next_messages")):
-    """A reader for a `with` block; see `CollectionReader`. One thread iterates at a time."""
+class SyncReader(Blocking):
+    """A reader for a `with` block; see `streamingnode.reading.reader.CollectionReader`. One thread iterates at a time."""
 
     _entered = False
 
-    def __enter__(self):
-        self._call("__aenter__")
+    def __enter__(self) -> Self:
+        self._loop.call(self._original.__aenter__)
         self._entered = True
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if not self._loop.is_closed:  # a closed node has ended its readers
-            self._call("__aexit__", kind, error, traceback)
+            self._loop.call(self._original.__aexit__, kind, error, traceback)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[ReadMessage]:
         self._check_entered()
-        while messages := self._call("next_messages"):
+        while messages := self._loop.call(
+            self._original.next_messages
+        ):  # many at a time: a hop between threads costs 50 us
             yield from messages
 
-    def batches(self, *, max_rows=10_000, max_wait_s=0.1):
+    def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:
         """See `CollectionReader.batches`."""
         self._check_entered()
         batches = self._original.batches(max_rows=max_rows, max_wait_s=max_wait_s)
         while batch := self._loop.call(partial(anext, batches, [])):
             yield batch
 
-    def ack(self, message):
+    def ack(self, message: ReadMessage) -> None:
         """See `CollectionReader.ack`."""
         self._check_entered()
-        self._call("ack", message)
+        self._loop.call(self._original.ack, message)
 
-    def _check_entered(self):
+    def _check_entered(self) -> None:
         self._loop.check_open()
         if not self._entered:
             raise InvalidArgument("the reader is not open — use it inside `with node.read(...) as messages`")
+
+
+class SyncNode(Blocking):
+    """An open node; see `streamingnode.node.Node`. Any thread may call it."""
+
+    path: str | None = told(Node.path)
+    node_id: str = told(Node.node_id)
+    durability: Durability = told(Node.durability)
+    config: NodeConfig = told(Node.config)
+    statistics = blocking(Node.statistics)
+    insert = blocking(Node.insert)
+    upsert = blocking(Node.upsert)
+    delete = blocking(Node.delete)
+    transaction = blocking(Node.transaction, SyncTransaction)
+    begin_transaction = blocking(Node.begin_transaction)
+    commit_transaction = blocking(Node.commit_transaction)
+    rollback_transaction = blocking(Node.rollback_transaction)
+    producer = blocking(Node.producer, SyncProducer)
+    delete_producer = blocking(Node.delete_producer)
+    read = blocking(Node.read, SyncReader)
+    snapshot = blocking(Node.snapshot)
+    consistent_tick = blocking(Node.consistent_tick)
+    delete_reader = blocking(Node.delete_reader)
+    create_collection = blocking(Node.create_collection)
+    drop_collection = blocking(Node.drop_collection)
+    create_partition = blocking(Node.create_partition)
+    drop_partition = blocking(Node.drop_partition)
+    collections = blocking(Node.collections)
+    collection = blocking(Node.collection)
+    flush = blocking(Node.flush)
+    backup = blocking(Node.backup)
+    verify = blocking(Node.verify)
+
+    def __repr__(self) -> str:
+        return repr(self._original).replace("Node", "SyncNode", 1)
+
+    def close(self) -> None:
+        """Close the node, as the end of a `with` block does; idempotent. At the end of the program it happens by itself."""
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        self._loop.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.exit(kind, error, traceback)
+
+
+def open_node(
+    path: str | os.PathLike[str] | None,
+    *,
+    config: NodeConfig | None = None,
+    config_file: str | os.PathLike[str] | None = None,
+    observer: AppendObserver | None = None,
+    **settings: object,
+) -> SyncNode:
+    """Open a node, for a `with` block or until `close`; see `streamingnode.open_node`.
+
+    An `observer` is called in the thread of the node's event loop.
+    """
+    opening = asynchronous.open_node(path, config=config, config_file=config_file, observer=observer, **settings)
+    loop = BlockingLoop()
+    return SyncNode(loop.enter(opening), loop)

@@ -4,18 +4,25 @@ Who needs more room takes it from another row, or says in the commit why the pro
 """
 
 import ast
+import inspect
 import json
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 
 import streamingnode as sn
 from streamingnode.ownership import ROOT_PACKAGES
+from wal.log import AppendGroup, AppendTicket
+from wal.rocks.log import RocksLog
+
+pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES_MIN, LINES_MAX = 40, 500  # a file is a chapter
@@ -42,6 +49,8 @@ FILES = Budget(191, 130)
 SHORT_FILES = Budget(35, 0)
 SETTINGS = Budget(38, 38)
 ERROR_CLASSES = Budget(28, 28)
+
+COROUTINES_MAX = 10
 
 DOORS = {
     "insert": Budget(48, 32),
@@ -110,6 +119,27 @@ def test_no_more_files_are_short_than_the_budget_has() -> None:
 @pytest.mark.parametrize("operation", DOORS)
 def test_an_operation_passes_through_no_more_files_than_its_budget(operation: str, doors: dict[str, int]) -> None:
     assert doors[operation] <= DOORS[operation].bound, "python -m tests.doors --list names them"
+
+
+async def test_few_coroutines_are_nested_between_the_caller_of_an_insert_and_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depths: list[int] = []
+    append = RocksLog.append
+
+    def counted(log: RocksLog, group: AppendGroup) -> AppendTicket:
+        stack = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+        own = [code for code in stack if any(code.co_filename.startswith(f"{ROOT / name}/") for name in ROOT_PACKAGES)]
+        depths.append(sum(bool(code.co_flags & inspect.CO_COROUTINE) for code in own))
+        return append(log, group)
+
+    async with sn.open_node(tmp_path / "node") as node:
+        await node.create_collection("orders", pa.schema([pa.field("id", pa.int64())]), primary_key="id")
+        for number in range(3):  # the first of a collection goes by another task, where others may join it
+            await node.insert("orders", [{"id": number}])
+        monkeypatch.setattr(RocksLog, "append", counted)
+        await node.insert("orders", [{"id": 9}])
+    assert depths[0] <= COROUTINES_MAX
 
 
 def test_every_operation_that_is_walked_has_a_budget(doors: dict[str, int]) -> None:

@@ -114,6 +114,7 @@ class Wal:
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
         self._in_flight: set[AppendGroup] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
         self._back: asyncio.Future[None] | None = None
         """What everybody waits for while the log is lost; it fails when the log will not come back."""
@@ -252,6 +253,8 @@ class Wal:
                 self._ended(group)
 
         task = loop.create_task(run())
+        self._tasks.add(task)  # the event loop alone would let it be collected once its caller is gone
+        task.add_done_callback(self._tasks.discard)
         try:
             return await outcome
         except asyncio.CancelledError:

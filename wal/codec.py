@@ -1,18 +1,18 @@
 """Bytes of a log entry: `docs/format.md`, section "Log entry", has the picture and a worked example. No I/O.
 
-Everything is little endian. The checksum covers the whole entry after itself, its positions and the previous entry's
-checksum included, so an entry that is moved, repeated or left out is found as surely as one with a flipped bit.
+The checksum covers the whole entry after itself, its positions and the previous entry's checksum included, so an entry that
+is moved, repeated or left out is found as surely as one with a flipped bit.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from google_crc32c import extend
 
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.headers import HEADERS, Header, MessageType
+from wal.headers import HEADERS, MessageType
 from wal.message import NO_PROPERTIES, LogEntry, Message, MutableMessage
 from wal.position import ProducerStamp
 
@@ -100,27 +100,8 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
     count, first_position, time_tick, last_confirmed, term, producer = _check_entry(data, previous_crc32c)
-    view = memoryview(data)
     try:
-        messages = tuple(
-            Message(
-                type=kind,
-                version=version,
-                header=header,
-                vchannel=vchannel,
-                payload=payload,
-                txn_id=txn_id,
-                properties=properties,
-                wal_name=wal_name,
-                position=position,
-                last_confirmed_position=last_confirmed,
-                time_tick=time_tick,
-                wal_term=term,
-            )
-            for position, (kind, version, vchannel, properties, header, payload, txn_id) in enumerate(
-                _decode_messages(view, count), first_position
-            )
-        )
+        messages = _decode_messages(memoryview(data), count, wal_name, first_position, time_tick, last_confirmed, term)
     except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError) as error:
         raise Corrupt(f"entry at position {first_position} passes its checksum but does not decode: {error}") from error
     return LogEntry(
@@ -130,7 +111,7 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
         wal_term=term,
         crc32c=entry_crc32c(data),
         size_bytes=len(data),
-        messages=messages,
+        messages=tuple(messages),
         producer=producer,
     )
 
@@ -172,25 +153,37 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
     return count, position, tick, last_confirmed, term, ProducerStamp(producer_id, epoch, sequence)
 
 
-_Parts = tuple[MessageType, int, str, Mapping[str, str], Header, memoryview, int]
-
-
-def _decode_messages(view: memoryview, count: int) -> Iterator[_Parts]:
+def _decode_messages(
+    view: memoryview, count: int, wal_name: str, first_position: int, time_tick: int, last_confirmed: int, term: int
+) -> list[Message]:
+    messages: list[Message] = []
     at = ENTRY_HEADER_BYTES
-    for _ in range(count):
+    for position in range(first_position, first_position + count):
         number, version, vchannel_len, properties_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
-        ends = at + MESSAGE_HEADER_BYTES + vchannel_len + properties_len + header_len + payload_len
-        if ends > len(view):
+        vchannel_at = at + MESSAGE_HEADER_BYTES
+        properties_at = vchannel_at + vchannel_len
+        header_at = properties_at + properties_len
+        payload_at = header_at + header_len
+        at = payload_at + payload_len
+        if at > len(view):
             raise Corrupt("a message ends after its entry")
-        at += MESSAGE_HEADER_BYTES
-        vchannel = str(view[at : at + vchannel_len], "utf-8")
-        at += vchannel_len
-        properties = _decode_properties(view[at : at + properties_len]) if properties_len else NO_PROPERTIES
-        at += properties_len
         kind = _types[number]
-        header = _header_decoders[kind, version](view[at : at + header_len])
-        at += header_len
-        yield kind, version, vchannel, properties, header, view[at:ends], txn_id
-        at = ends
+        messages.append(
+            Message(
+                type=kind,
+                version=version,
+                header=_header_decoders[kind, version](view[header_at:payload_at]),
+                vchannel=str(view[vchannel_at:properties_at], "utf-8"),
+                payload=view[payload_at:at],
+                txn_id=txn_id,
+                properties=_decode_properties(view[properties_at:header_at]) if properties_len else NO_PROPERTIES,
+                wal_name=wal_name,
+                position=position,
+                last_confirmed_position=last_confirmed,
+                time_tick=time_tick,
+                wal_term=term,
+            )
+        )
     if at != len(view):
         raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")
+    return messages

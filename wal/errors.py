@@ -1,10 +1,8 @@
 """The root of all errors, and what the log itself raises; each package above has an `errors` of its own.
 
-Each class is named by what happened to the caller's resource, has a stable `code` for machines, says whether the same call
-may be tried again (`retryable`), and carries typed fields rather than facts buried in its text. The text says what happened
-and, after a dash, what to do next: the same words for a program and on the command line. It is one line without control
-characters, whatever names and paths are in it; of a value, `shown` lets in the first characters only.
-Contract violations inside the system are `AssertionError`s and are never caught.
+A class is named by what happened to the caller's resource, has a stable `code` for machines, says whether the same call may
+be tried again, and carries typed fields. Its text says what happened and, after a dash, what to do next: one line, the same
+for a program and on the command line. Violated contracts inside the system are `AssertionError`s and are never caught.
 """
 
 from typing import ClassVar, Literal

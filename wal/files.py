@@ -249,7 +249,8 @@ class DirectoryLock:
             raise StorageFailed(
                 f"cannot open {error.filename}: {error.strerror} — make it writable for this user"
             ) from error
-        identity = identity_of(os.fstat(lock))
+        status = os.fstat(lock)
+        identity = status.st_dev, status.st_ino
         # The lock file has the pid, where others can read it. The directory itself is locked, too: it cannot be unlinked and
         # made anew behind the owner's back, which would let two writers both acknowledge.
         for descriptor in self._descriptors:
@@ -269,8 +270,3 @@ def _read_pid(descriptor: int) -> int | None:
     with contextlib.suppress(ValueError):
         return int(os.pread(descriptor, _PID_BYTES_MAX, 0))
     return None
-
-
-def identity_of(status: os.stat_result) -> tuple[int, int]:
-    """Return what tells one file from another that takes its name."""
-    return status.st_dev, status.st_ino

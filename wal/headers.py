@@ -7,16 +7,10 @@ from enum import IntEnum, unique
 
 import msgspec
 
-# --- message type ---
-#
-# Kinds of message, and the classes that decide how the chain and the readers treat them.
-#
-# Numbers are on disk and on the wire; they follow Milvus, except `CUT`, which has no counterpart there.
-
 
 @unique
 class MessageType(IntEnum):
-    """What a message is; the number is stored."""
+    """What a message is. The number is stored; it follows Milvus, except `CUT`, which has no counterpart there."""
 
     TIME_TICK = 1
     INSERT = 2

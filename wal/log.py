@@ -180,7 +180,7 @@ class Interceptor(Protocol):
     def name(self) -> str:
         """The name measurements and log lines use."""
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+    def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
         """Do this concern's part before and after `append`."""
 
     async def ready(self) -> None:

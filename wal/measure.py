@@ -1,8 +1,4 @@
-"""Many measurements as a few numbers: how many, how much in all, and what most of them stay below. Pure.
-
-Values are counted in buckets an eighth of an octave wide, so a percentile is at most 13 % above the true one, whatever the
-unit and however many there are; the largest value is exact.
-"""
+"""Many measurements as a few numbers: how many, how much, what most stay below, how fast lately. Pure."""
 
 from collections.abc import Callable
 from math import frexp
@@ -10,6 +6,11 @@ from math import frexp
 import msgspec
 
 BUCKETS_PER_OCTAVE = 8
+"""So a percentile is at most 13 % above the true one, whatever the unit and however many there are."""
+WINDOW_S = 10
+"""Long enough to be steady between two cuts, short enough to show what goes on now."""
+_NOTHING = -(1 << 20)
+"""The bucket of 0, below that of the least float."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,24 +62,11 @@ class Histogram:
         return found or [0.0] * len(ranks)
 
 
-_NOTHING = -(1 << 20)
-"""The bucket of 0, below that of the least float."""
-
-
 def _upper_end(bucket: int) -> float:
     if bucket == _NOTHING:
         return 0.0
     octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
     return float((0.5 + (part + 1) / (2 * BUCKETS_PER_OCTAVE)) * 2.0**octave)
-
-
-# --- rate ---
-#
-# How fast something goes lately: a count for each of the last seconds. Pure; the clock is the caller's.
-
-
-WINDOW_S = 10
-"""Long enough to be steady between two cuts, short enough to show what goes on now."""
 
 
 class Rate:

@@ -1,7 +1,6 @@
 """The in-memory log store: the contract of `wal/log.py` without a disk, for throw-away nodes and tests.
 
-Entries are kept as the bytes a disk would keep, so that what comes back has been through the codec and shares nothing
-with the appender. "Synced" here means "appended": closing forgets everything.
+"Synced" here means "appended": closing forgets everything.
 """
 
 import asyncio
@@ -31,10 +30,6 @@ class MemoryOptions:
     bytes_max: int = 1 << 30
 
 
-def _new_node_id() -> str:
-    return uuid.uuid4().hex
-
-
 class MemoryLog:
     """One log in memory; see `wal.log.Log` for the contract."""
 
@@ -47,14 +42,10 @@ class MemoryLog:
         self._store = store
         self._last_positions: list[int] = []
         self._entries: list[bytes] = []
-        self._first_position = FIRST_POSITION
+        """As a disk would keep them: what comes back has been through the codec and shares nothing with the appender."""
+        self.first_position = FIRST_POSITION
         self._crc32c = 0
         self._synced = SyncedPosition(0)
-
-    @property
-    def first_position(self) -> int:
-        """Position of the earliest message still kept."""
-        return self._first_position
 
     @property
     def durable_position(self) -> int:
@@ -86,8 +77,8 @@ class MemoryLog:
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Return consecutive entries from the one that holds `position`; as `wal.log.Log.read`."""
         self._store.check_open()
-        if position < self._first_position:
-            raise Truncated(MemoryMessageId(position), MemoryMessageId(self._first_position))
+        if position < self.first_position:
+            raise Truncated(MemoryMessageId(position), MemoryMessageId(self.first_position))
         entries: list[LogEntry] = []
         size, previous = 0, None
         at = bisect_left(self._last_positions, position)
@@ -111,7 +102,7 @@ class MemoryLog:
         if count <= 0:
             return
         self._store.used_bytes -= sum(map(len, self._entries[:count]))
-        self._first_position = self._last_positions[count - 1] + 1
+        self.first_position = self._last_positions[count - 1] + 1
         del self._entries[:count], self._last_positions[:count]
 
     def end(self, error: Exception) -> None:
@@ -127,7 +118,9 @@ class MemoryLogStore:
     term = 1
     promised_tick = 0
 
-    def __init__(self, options: MemoryOptions | None = None, *, make_node_id: Callable[[], str] = _new_node_id) -> None:
+    def __init__(
+        self, options: MemoryOptions | None = None, *, make_node_id: Callable[[], str] = lambda: uuid.uuid4().hex
+    ) -> None:
         self.node_id = make_node_id()
         self.used_bytes = 0
         self.done = asyncio.get_running_loop().create_future()

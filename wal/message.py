@@ -7,7 +7,7 @@ collection: a reader holds tens of thousands at a time.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
@@ -65,7 +65,27 @@ class MutableMessage:
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class _Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What has its place in a log; readers resume at `last_confirmed` and miss nothing at or above its tick."""
+
+    wal_name: str
+    position: int
+    last_confirmed_position: int
+    time_tick: int
+    txn_id: int
+
+    @property
+    def message_id(self) -> MessageId:
+        """The position in the log."""
+        return message_id_kind(self.wal_name)(self.position)
+
+    @property
+    def last_confirmed(self) -> MessageId:
+        """Where a reader must resume."""
+        return message_id_kind(self.wal_name)(self.last_confirmed_position)
+
+
+class Message(_Placed, frozen=True, kw_only=True, gc=False):
     """A message as the log keeps it; many readers share one object."""
 
     type: MessageType
@@ -73,23 +93,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     header: Header
     vchannel: str
     payload: bytes | memoryview
-    txn_id: int
     properties: Mapping[str, str]
-    wal_name: str
-    position: int
-    last_confirmed_position: int
-    time_tick: int
     wal_term: int
-
-    @property
-    def message_id(self) -> MessageId:
-        """The message's position in its log."""
-        return message_id_kind(self.wal_name)(self.position)
-
-    @property
-    def last_confirmed(self) -> MessageId:
-        """Where a reader must resume so that it misses nothing at or above this message's tick."""
-        return message_id_kind(self.wal_name)(self.last_confirmed_position)
 
     @property
     def size_bytes(self) -> int:
@@ -97,55 +102,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
 
-class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class TransactionMessage(_Placed, frozen=True, kw_only=True, gc=False):
     """A transaction as readers see it: its bodies in order, at the tick and position of its commit.
 
     Bodies keep their own positions but carry the commit's tick, segments and offsets.
     """
 
+    type: ClassVar[MessageType] = MessageType.TXN
+
     begin: Message
     bodies: tuple[Message, ...]
     commit: Message
-
-    @property
-    def type(self) -> MessageType:
-        """Always `TXN`."""
-        return MessageType.TXN
-
-    @property
-    def time_tick(self) -> int:
-        """The commit's tick."""
-        return self.commit.time_tick
-
-    @property
-    def position(self) -> int:
-        """The commit's position."""
-        return self.commit.position
-
-    @property
-    def last_confirmed_position(self) -> int:
-        """The commit's last-confirmed position."""
-        return self.commit.last_confirmed_position
-
-    @property
-    def message_id(self) -> MessageId:
-        """The commit's position in its log."""
-        return self.commit.message_id
-
-    @property
-    def last_confirmed(self) -> MessageId:
-        """Where a reader must resume so that it misses nothing at or above the commit's tick."""
-        return self.commit.last_confirmed
-
-    @property
-    def txn_id(self) -> int:
-        """The transaction's id."""
-        return self.commit.txn_id
-
-    @property
-    def vchannels(self) -> frozenset[str]:
-        """The vchannels the transaction has bodies on."""
-        return frozenset(body.vchannel for body in self.bodies)
 
     @property
     def size_bytes(self) -> int:
@@ -330,7 +297,16 @@ def assemble_transaction(begin: Message, bodies: Sequence[Message], commit: Mess
     stamped = tuple(
         _stamp_body(body, assignment, commit) for body, assignment in zip(bodies, header.assignments, strict=True)
     )
-    return TransactionMessage(begin=begin, bodies=stamped, commit=commit)
+    return TransactionMessage(
+        wal_name=commit.wal_name,
+        position=commit.position,
+        last_confirmed_position=commit.last_confirmed_position,
+        time_tick=commit.time_tick,
+        txn_id=commit.txn_id,
+        begin=begin,
+        bodies=stamped,
+        commit=commit,
+    )
 
 
 def _stamp_body(body: Message, assignment: BodyAssignment, commit: Message) -> Message:

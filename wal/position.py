@@ -1,7 +1,7 @@
-"""Positions in a log that compare only with positions of the same kind of log."""
+"""Where a message is in its log, and which write of which producer it is. No I/O."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import msgspec
 
@@ -13,44 +13,18 @@ FIRST_POSITION = 1
 POSITION_MAX = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True, order=False)
+@dataclass(frozen=True, slots=True, order=True)
 class MessageId:
     """Position of one message in its log: dense and ascending in one pchannel.
 
-    Comparing ids of two kinds of log is a `TypeError`, never an answer: their numbers mean different things.
+    Ordering ids of two kinds of log is a `TypeError`, never an answer: their numbers mean different things.
     """
 
     position: int
     wal_name: ClassVar[str] = ""
 
-    def marshal(self) -> str:
-        """Return the id as base-36 text, as `unmarshal` reads it."""
-        return to_base36(self.position)
-
-    @classmethod
-    def unmarshal(cls, text: str) -> Self:
-        """Return the id that `marshal` wrote. Raises `InvalidArgument` for anything else."""
-        return cls(from_base36(text))
-
-    def __lt__(self, other: object) -> bool:
-        return self.position < self._own(other).position
-
-    def __le__(self, other: object) -> bool:
-        return self.position <= self._own(other).position
-
-    def __gt__(self, other: object) -> bool:
-        return self.position > self._own(other).position
-
-    def __ge__(self, other: object) -> bool:
-        return self.position >= self._own(other).position
-
     def __str__(self) -> str:
-        return f"{self.wal_name}/{self.marshal()}"
-
-    def _own(self, other: object) -> "MessageId":
-        if type(other) is not type(self):
-            raise TypeError(f"{self} compares with ids of its own log only, not with {other!r}")
-        return other
+        return f"{self.wal_name}/{to_base36(self.position)}"
 
 
 class RocksMessageId(MessageId):
@@ -81,7 +55,7 @@ def message_id_kind(wal_name: str) -> type[MessageId]:
 def parse_message_id(text: str) -> MessageId:
     """Return the id that `str(message_id)` wrote, for example `rocksmq/1a`."""
     wal_name, _, position = text.partition("/")
-    return message_id_kind(wal_name).unmarshal(position)
+    return message_id_kind(wal_name)(from_base36(position))
 
 
 def to_base36(number: int) -> str:
@@ -103,27 +77,18 @@ def from_base36(text: str) -> int:
     return int(text, 36)
 
 
-# --- producer stamp ---
-#
-# Who wrote an append group, and which of its writes it is: what makes a retry recognisable. No I/O.
-#
-# A stamp names one write of one producer on one log, for ever: whoever sends the same stamp again means the same write, and
-# gets its result instead of a second one. Sequences go on over restarts; the epoch says which life of the producer speaks,
-# and an older life is refused once a newer one has spoken. What is remembered, and how long: ADR 0009.
-
-
 NODE_PRODUCER_ID = 1
 """The node's own writes. 0 is no producer; ids of named producers are drawn from above."""
 
-PRODUCER_ID_MAX = (1 << 63) - 1
-EPOCH_MAX = (1 << 31) - 1
 SEQUENCE_MAX = (1 << 63) - 1
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
-    """One write of one producer; sequences count from 1, may have gaps and may come out of order.
+    """One write of one producer on one log, for ever: whoever sends it again means the same write (ADR 0009).
 
-    On the way to the log 0 stands for the next one, which is drawn in the step that gives the group its place there.
+    Sequences count from 1, go on over restarts, may have gaps and may come out of order; the epoch says which life of the
+    producer speaks, and an older one is refused once a newer one has spoken. On the way to the log sequence 0 stands for the
+    next one, which is drawn in the step that gives the group its place there.
     """
 
     producer_id: int
@@ -132,12 +97,9 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
 
 
 class Place:
-    """Keeps the place of one write while somebody refers to it: whoever may still send the write, and its group.
+    """Keeps the place of one write while somebody refers to it: whoever may still send the write, and its group."""
 
-    Not the stamp itself, because entries that readers keep in memory carry that, too.
-    """
-
-    __slots__ = ("__weakref__", "stamp")
+    __slots__ = ("__weakref__", "stamp")  # not the stamp itself, which entries in the memory of readers carry, too
 
     def __init__(self, stamp: ProducerStamp) -> None:
         self.stamp = stamp

@@ -1,8 +1,6 @@
 """Room for writes: in a log's queue, when they come faster than the disk takes them, and in the node's memory.
 
-In: sizes before an append, what is queued, what has been written. Out: a wait, first come first served. A store asks it
-in `admit`, and tells it of each append and each completed write. The bound is soft by what is admitted but not yet
-appended: admission reserves nothing, so an append that is given up owes nothing.
+And who waits for what is synced. All of it lives on the event loop, wakes by futures, and never polls.
 """
 
 import asyncio
@@ -12,8 +10,8 @@ from typing import NamedTuple
 from wal.errors import TooLarge
 
 
-class _Place(NamedTuple):
-    """A place in the queue: what waits, and whether it makes room on the disk, so that a full one does not end its wait."""
+class _Waiter(NamedTuple):
+    """What waits, and whether it makes room on the disk, so that a full one does not end its wait."""
 
     size_bytes: int
     makes_room: bool
@@ -21,33 +19,30 @@ class _Place(NamedTuple):
 
 
 class Admission:
-    """A gate that holds appends back while `queued_bytes` and the next size exceed `bytes_max`.
+    """Holds appends back, first come first served, while `queued_bytes` and the next size exceed `bytes_max`.
 
-    A size over the bound passes alone. Lives on the event loop; no polling.
+    A size over the bound passes alone. The bound is soft by what is admitted but not yet appended: admission reserves
+    nothing, so an append that is given up owes nothing.
     """
-
-    __slots__ = ("_bytes_max", "_waiters", "queued_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._waiters: deque[_Place] = deque()
+        self._waiters: deque[_Waiter] = deque()
         self.queued_bytes = 0
-
-    @property
-    def waiting(self) -> int:
-        """How many appends wait for room."""
-        return len(self._waiters)
 
     async def wait(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Return once there is room; cancelling gives the place in the queue back."""
         if not self._waiters and self._fits(self.queued_bytes, size_bytes):
             return
-        place = _Place(size_bytes, makes_room, asyncio.get_running_loop().create_future())
-        self._waiters.append(place)
+        waiter = _Waiter(size_bytes, makes_room, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
         try:
-            await place.turn
+            await waiter.turn
         except asyncio.CancelledError:
-            self._leave(place)
+            # A turn may have been given and cancelled in the same step of the loop: the next one gets it.
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            self._let_in()
             raise
 
     def take(self, size_bytes: int) -> None:
@@ -63,38 +58,30 @@ class Admission:
     def refuse(self, error: Exception, *, but_what_makes_room: bool = False) -> None:
         """End every wait with `error`; with `but_what_makes_room` those stay that make room, in their order."""
         waiters, self._waiters = self._waiters, deque()
-        for place in waiters:
-            if but_what_makes_room and place.makes_room:
-                self._waiters.append(place)
-            elif not place.turn.done():
-                place.turn.set_exception(error)
+        for waiter in waiters:
+            if but_what_makes_room and waiter.makes_room:
+                self._waiters.append(waiter)
+            elif not waiter.turn.done():
+                waiter.turn.set_exception(error)
         self._let_in()  # who stays may fit, now that larger ones before it are gone
 
     def _let_in(self) -> None:
         promised = self.queued_bytes
         while self._waiters and (self._waiters[0].turn.done() or self._fits(promised, self._waiters[0].size_bytes)):
-            place = self._waiters.popleft()
-            if not place.turn.done():
-                place.turn.set_result(None)
-                promised += place.size_bytes
+            waiter = self._waiters.popleft()
+            if not waiter.turn.done():
+                waiter.turn.set_result(None)
+                promised += waiter.size_bytes
         if self._waiters and not self.queued_bytes:
             # Nothing is queued whose completion would call again, and who was let in may never append.
             asyncio.get_running_loop().call_soon(self._let_in)
-
-    def _leave(self, place: _Place) -> None:
-        # A turn may have been given and cancelled in the same step of the loop: the next one gets it.
-        if place in self._waiters:
-            self._waiters.remove(place)
-        self._let_in()
 
     def _fits(self, queued_bytes: int, size_bytes: int) -> bool:
         return not queued_bytes or queued_bytes + size_bytes <= self._bytes_max
 
 
 class Budget:
-    """At most `bytes_max` bytes held at a time, given out first come, first served. Lives on the event loop."""
-
-    __slots__ = ("_returned", "_waiters", "bytes_max", "held_bytes")
+    """At most `bytes_max` bytes held at a time, given out first come, first served."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -167,25 +154,14 @@ class PendingBytes:
     So rows and appends wait for room, and a transaction that finds none is refused.
     """
 
-    __slots__ = ("appends", "bytes_max", "rows", "transactions")
-
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.rows, self.appends = Budget(bytes_max // 4), Budget(bytes_max // 4)
         self.transactions = Budget(bytes_max // 2)
 
 
-# --- synced position ---
-#
-# The last synced position of a log, and those who wait for it to move on.
-#
-# In: the store's completed writes. Out: wake-ups of readers, by futures and without polling.
-
-
 class SyncedPosition:
-    """A position that only ascends; lives on the event loop."""
-
-    __slots__ = ("_error", "_waiters", "value")
+    """The last synced position of a log, which only ascends, and those who wait for it to move on."""
 
     def __init__(self, value: int) -> None:
         self.value = value

@@ -1,8 +1,4 @@
-"""Time ticks: uint64 hybrid timestamps, Unix milliseconds above an 18-bit logical counter. No clock of its own.
-
-One allocator serves a whole node, so that ticks order all of its logs. The clock is injected; a clock that stands still,
-runs backwards or leaps ahead changes how ticks look, never their order.
-"""
+"""Time ticks: uint64 hybrid timestamps, Unix milliseconds above an 18-bit logical counter. No clock of its own."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -10,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from wal.errors import InvalidArgument
 
 LOGICAL_BITS = 18
-LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
 TICK_MAX = (1 << 63) - 1
 """Ticks stay below 2^63 so that they fit the signed 64-bit columns of Parquet readers; that is the year 3084."""
 
@@ -29,11 +24,6 @@ def compose_tick(physical_ms: int, logical: int = 0) -> int:
 def physical_ms(tick: int) -> int:
     """Return the Unix time in milliseconds a tick carries."""
     return tick >> LOGICAL_BITS
-
-
-def logical(tick: int) -> int:
-    """Return the logical counter a tick carries."""
-    return tick & LOGICAL_MASK
 
 
 def add_ms(tick: int, duration_ms: int) -> int:
@@ -89,7 +79,7 @@ def tick_given(what: str, given: object) -> int:
 
 
 class TickAllocator:
-    """Hands out strictly ascending ticks, each above every tick it has seen.
+    """Hands out strictly ascending ticks of a node, each above every tick it has seen, whatever the clock does.
 
     `now_ms` returns Unix milliseconds, `elapsed_ms` milliseconds from an arbitrary start, by a clock that nobody sets.
     A clock that is over `CLOCK_LEAP_MS_MAX` ahead of where the time that passed puts it is not followed: ticks go on
@@ -97,8 +87,6 @@ class TickAllocator:
     comes back. Without `elapsed_ms` no leap is told from time that passed. `above` is the highest tick ever promised by
     an earlier term. Not safe across threads: it lives on the event loop.
     """
-
-    __slots__ = ("_elapsed_ms", "_last", "_leaping", "_now_ms", "_on_leap", "_origin_ms")
 
     def __init__(
         self,
@@ -108,40 +96,23 @@ class TickAllocator:
         elapsed_ms: Callable[[], int] | None = None,
         on_leap: Callable[[int], None] = lambda _ahead_ms: None,
     ) -> None:
-        self._now_ms = now_ms
-        self._elapsed_ms = elapsed_ms
-        self._on_leap = on_leap
-        self._last = above
+        self._now_ms, self._elapsed_ms, self._on_leap = now_ms, elapsed_ms, on_leap
+        self.last = above
+        """The highest tick handed out or observed."""
         self._origin_ms = 0 if elapsed_ms is None else now_ms() - elapsed_ms()
         self._leaping = False
 
-    @property
-    def last(self) -> int:
-        """The highest tick handed out or observed."""
-        return self._last
-
     def allocate(self) -> int:
         """Return a tick above all earlier ones."""
-        self._last = max(self._last + 1, compose_tick(self.now_ms()))
-        return self._last
+        self.last = max(self.last + 1, compose_tick(self.now_ms()))
+        return self.last
 
     def now_ms(self) -> int:
         """Return the clock that ticks follow, in Unix ms: a leap that they do not follow is not in it."""
-        return self._now_ms() if self._elapsed_ms is None else self._believed_ms(self._elapsed_ms())
-
-    @property
-    def ahead_ms(self) -> int:
-        """How far the highest tick is ahead of the clock; 0 for most, who never had a clock that was."""
-        return max(0, physical_ms(self._last) - self.now_ms())
-
-    def observe(self, tick: int) -> None:
-        """Never hand out `tick` or anything below it: how cause stays before effect across nodes."""
-        self._last = max(self._last, tick)
-
-    def _believed_ms(self, elapsed_ms: int) -> int:
-        """Return what the clock says, or what it would say had it not leapt."""
         now = self._now_ms()
-        expected = self._origin_ms + elapsed_ms
+        if self._elapsed_ms is None:
+            return now
+        expected = self._origin_ms + self._elapsed_ms()
         ahead = now - expected
         if ahead <= CLOCK_LEAP_MS_MAX:
             self._leaping = False
@@ -151,3 +122,12 @@ class TickAllocator:
             self._leaping = True
             self._on_leap(ahead)
         return expected
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the highest tick is ahead of the clock; 0 for most, who never had a clock that was."""
+        return max(0, physical_ms(self.last) - self.now_ms())
+
+    def observe(self, tick: int) -> None:
+        """Never hand out `tick` or anything below it: how cause stays before effect across nodes."""
+        self.last = max(self.last, tick)

@@ -166,8 +166,8 @@ class ShardInterceptor(BaseInterceptor):
         self._allocator = allocator
         self._sealer = sealer
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Check and stamp the group.
+    def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
+        """Check and stamp the group; there is nothing to do afterwards, so the caller awaits the append itself.
 
         Raises `CollectionNotFound`, `PartitionNotFound`, `AlreadyExists`, `SchemaMismatch` or `InvalidArgument` for what
         does not fit, `Redo` while a segment is being made; nothing is changed then.
@@ -177,10 +177,7 @@ class ShardInterceptor(BaseInterceptor):
             self._sealer.wake()  # rows without a segment are often rows behind a full one
             until = self._allocator.request(missing)
             raise Redo(until, waiting_for=f"a segment of collection {missing[-1].collection_id}")
-        try:
-            return await append(group)
-        finally:
-            self._manager.ended(group)
+        return append(group)
 
     async def close(self) -> None:
         """End the waits for segments: nothing is appended any more."""

@@ -293,14 +293,8 @@ class ShardManager:
             self._pending = (group, changes)
         return ()
 
-    def ended(self, group: AppendGroup) -> None:
-        """Apply a group if the log has it, forget it if the log refused it."""
-        self.settle()
-        if self._pending is not None and self._pending[0] is group:
-            self._pending = None
-
     def settle(self) -> None:
-        """Apply the last admitted group once the log has it."""
+        """Apply the last admitted group once the log has it; one that the log refused is replaced by the next."""
         if self._pending is None or (ticket := self._pending[0].ticket) is None:
             return
         (group, changes), self._pending = self._pending, None

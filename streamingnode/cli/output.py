@@ -1,8 +1,4 @@
-"""What a command prints: text for people, JSON for machines, errors and progress on stderr.
-
-In: tables, lines, documents. Out: stdout and stderr, and an exit code for each way to end. A reader that goes away
-(`| head`) ends the command quietly; that is `hang_up`.
-"""
+"""What a command prints: text for people, JSON for machines, errors and progress on stderr."""
 
 import json
 import os
@@ -20,12 +16,9 @@ from wal.timetick import physical_ms
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
-EXIT_BROKEN_PIPE = 141
-"""128 + SIGPIPE, as shells report it for `cat`."""
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it for `cat`
 
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")
 """What JSON lets through and a terminal, or whoever splits lines, may take for a command."""
 _NUMERIC = frozenset("0123456789., BKMGT")
@@ -72,7 +65,9 @@ class Output:
             for each in "".join(traceback.format_exception(error)).splitlines():
                 self.note(each)
         self.note(f"{error.code}: {error}")
-        self.document({"error": describe_error(error)})
+        # The typed fields never hide the other three.
+        told = {**error.fields(), "code": error.code, "message": str(error), "retryable": error.retryable}
+        self.document({"error": told})
         self.flush()
 
     def flush(self) -> None:
@@ -101,19 +96,14 @@ def _typed() -> Iterator[None]:
         raise StorageFailed(f"the output cannot be written: {error.strerror} — print to somewhere else") from error
 
 
-def describe_error(error: StreamingNodeError) -> dict[str, object]:
-    """Return an error as machines read it; its typed fields come last and never hide the first three."""
-    return {**error.fields(), "code": error.code, "message": str(error), "retryable": error.retryable}
-
-
 def to_json(value: object) -> str:
     """Return one line of JSON; times in ISO 8601, bytes in base64, paths and other values as text."""
     import msgspec
 
     try:
         text = msgspec.json.encode(value, enc_hook=str).decode()
-    except msgspec.MsgspecError:
-        return json.dumps(value, default=str)
+    except UnicodeEncodeError:  # a path whose bytes are no text
+        return json.dumps(msgspec.to_builtins(value, enc_hook=str))
     return _TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -122,16 +112,26 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> li
     cells = [[escaped(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     right = [bool(cells) and all(_is_numeric(row[i]) for row in cells) for i in range(len(columns))]
-    return [_format_row(row, widths, right) for row in (columns, *cells)]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in (columns, *cells)
+    ]
+
+
+def _is_numeric(cell: str) -> bool:
+    return cell in {"", "-"} or (cell[0].isdigit() and _NUMERIC.issuperset(cell.removesuffix("iB")))
 
 
 def format_bytes(count: float) -> str:
     """Return a size such as `12.3 MiB`."""
-    for unit in _BYTE_UNITS[:-1]:
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
-    return f"{count:.1f} {_BYTE_UNITS[-1]}"
+    return f"{count:.1f} TiB"
 
 
 def format_tick(tick: int) -> str:
@@ -151,15 +151,3 @@ def format_fields(fields: Mapping[str, object]) -> list[str]:
     """Return one line for each field, values aligned."""
     width = max(map(len, fields), default=0)
     return [f"{name.ljust(width)}  {value}" for name, value in fields.items()]
-
-
-def _is_numeric(cell: str) -> bool:
-    return cell in {"", "-"} or (cell[0].isdigit() and _NUMERIC.issuperset(cell.removesuffix("iB")))
-
-
-def _format_row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    aligned = (
-        cell.rjust(width) if to_right else cell.ljust(width)
-        for cell, width, to_right in zip(row, widths, right, strict=True)
-    )
-    return "  ".join(aligned).rstrip()

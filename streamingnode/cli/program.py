@@ -1,49 +1,44 @@
 """From a command line to an exit code: parse, run, and say how it ended."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from streamingnode.cli import (
-    bench,
-    care,
-    config,
-    demo,
-    flush,
-    ingest,
-    insert,
-    ls,
-    partitions,
-    tail,
-)
+from streamingnode.cli.care import backup, doctor, export, info, restore, verify
 from streamingnode.cli.command import Command
+from streamingnode.cli.data import flush, ls, partitions, tail
+from streamingnode.cli.insert import insert
+from streamingnode.cli.machine import bench, config
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
+from streamingnode.cli.spark import demo, ingest
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 COMMANDS: tuple[Command, ...] = (
-    demo.COMMAND,
-    ls.COMMAND,
-    care.INFO,
-    partitions.COMMAND,
-    insert.COMMAND,
-    tail.COMMAND,
-    flush.COMMAND,
-    ingest.COMMAND,
-    care.VERIFY,
-    care.BACKUP,
-    care.RESTORE,
-    care.EXPORT,
-    care.DOCTOR,
-    bench.COMMAND,
-    config.COMMAND,
+    demo,
+    ls,
+    info,
+    partitions,
+    insert,
+    tail,
+    flush,
+    ingest,
+    verify,
+    backup,
+    restore,
+    export,
+    doctor,
+    bench,
+    config,
 )
 
 DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
 
-EXIT_CODES = """\
+EPILOG = """\
 exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the data or the installation is not sound;
-4 another process has the node open; 130 interrupted. Errors go to stderr as `CODE: message — next step`."""
+4 another process has the node open; 130 interrupted. Errors go to stderr as `CODE: message — next step`.
+
+`streamingnode <command> --help` shows examples."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,30 +54,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+def _run(argv: Sequence[str] | None, output: Output) -> int:
+    try:
+        arguments = build_parser().parse_args(argv)
+    except SystemExit as ended:  # --help, --version, or wrong use, which argparse has explained
+        output.flush()
+        return ended.code if isinstance(ended.code, int) else 1
+    output.as_json = arguments.as_json
+    try:
+        code: int = arguments.command.run(arguments, output)
+        output.flush()
+    except StreamingNodeError as error:
+        try:
+            output.error(error, debug=arguments.debug)
+        except StorageFailed as unwritable:  # stdout takes nothing, so stderr has to do
+            output.note(f"{unwritable.code}: {unwritable}")
+            output.hang_up()
+        return error.exit_code
+    return code
+
+
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with an argument in one line, whatever is in it; parsers of commands are of this kind, too."""
+    """Says what is wrong with an argument in one line, whatever is in it."""
 
     def error(self, message: str) -> NoReturn:
         super().error(escaped(message))
 
 
-def build_parser(commands: Iterable[Command] = COMMANDS) -> argparse.ArgumentParser:
-    """Return the parser of the whole program."""
-    parser = _Parser(
-        prog="streamingnode",
-        description=DESCRIPTION,
-        epilog=f"{EXIT_CODES}\n\n`streamingnode <command> --help` shows examples.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
-    subparsers = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_MixedParser)
-    for command in commands:
-        _add_command(subparsers, command)
-    return parser
-
-
-class _MixedParser(_Parser):
-    """A command's parser: options may stand between its arguments, too."""
+class _CommandParser(_Parser):
+    """Takes options between the arguments, too."""
 
     _mixing = False
 
@@ -99,44 +99,26 @@ class _MixedParser(_Parser):
             self._mixing = False
 
 
-def _add_command(subparsers: "argparse._SubParsersAction[_MixedParser]", command: Command) -> None:
-    examples = "\n".join(f"  {example}" for example in command.examples)
-    parser = subparsers.add_parser(
-        command.name,
-        help=command.summary,
-        description=f"{command.summary[0].upper()}{command.summary[1:]}.\n\n{command.details}",
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(command=command)
-
-
-def _run(argv: Sequence[str] | None, output: Output) -> int:
-    try:
-        arguments = build_parser().parse_args(argv)
-    except SystemExit as ended:  # --help, --version, or wrong use, which argparse has explained
-        output.flush()
-        return ended.code if isinstance(ended.code, int) else 1
-    command: Command = arguments.command
-    output.as_json = arguments.as_json
-    try:
-        code = command.run(arguments, output)
-        output.flush()
-    except StreamingNodeError as error:
-        return _failed(error, arguments, output)
-    return code
-
-
-def _failed(error: StreamingNodeError, arguments: argparse.Namespace, output: Output) -> int:
-    try:
-        output.error(error, debug=arguments.debug)
-    except StorageFailed as unwritable:  # stdout takes nothing, so stderr has to do
-        output.note(f"{unwritable.code}: {unwritable}")
-        output.hang_up()
-    return error.exit_code
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole program."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
+    parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
+    for command in COMMANDS:
+        summary = command.summary
+        each = commands.add_parser(
+            command.name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.\n\n{command.details}",
+            epilog="\n  ".join(["examples:", *command.examples]),
+            formatter_class=raw,
+        )
+        command.add_arguments(each)
+        each.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
+        each.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        each.set_defaults(command=command)
+    return parser
 
 
 def _version() -> str:

@@ -1,10 +1,7 @@
-"""Messages as a reader of one collection sees them: all parts of one tick together, rows as Arrow.
+"""Messages as a reader of one collection sees them: all parts of one tick together, rows as Arrow. No I/O."""
 
-In: messages of one tick from a scanner. Out: one `ReadMessage`, or None when nothing of it is the reader's. No I/O.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -16,15 +13,11 @@ from wal.position import MessageId
 DELIVERED_TYPES = DML | DDL
 """What a reader gets unless it asks for certain types; the rest is the node's own bookkeeping."""
 
-SchemaOf = Callable[[int], pa.Schema]
-"""The schema of a schema version of the collection."""
 
-
-@dataclass(frozen=True, slots=True)
-class PayloadSchemas:
+class PayloadSchemas(NamedTuple):
     """How payloads of one collection decode."""
 
-    rows: SchemaOf
+    rows: pa.Schema
     keys: pa.Schema
 
 
@@ -73,8 +66,18 @@ def merge_tick(
     """Return the messages of one tick as one message, None if none of them is of the collection and of the types."""
     last = messages[-1]
     if isinstance(last, TransactionMessage):
-        bodies = _bodies(last.bodies, vchannels, types, schemas)
-        return _merged_transaction(last, bodies) if bodies else None
+        bodies = _bodies([body for body in last.bodies if body.vchannel in vchannels and body.type in types], schemas)
+        if not bodies:
+            return None
+        return ReadMessage(
+            type=MessageType.TXN,
+            message_id=last.message_id,
+            last_confirmed=last.last_confirmed,
+            time_tick=last.time_tick,
+            vchannels=tuple(sorted({vchannel for body in bodies for vchannel in body.vchannels})),
+            num_rows=sum(body.num_rows for body in bodies),
+            bodies=bodies,
+        )
     parts = [message for message in messages if isinstance(message, Message) and message.type in types]
     return _merged(parts, schemas) if parts else None
 
@@ -91,24 +94,16 @@ def tick_message(time_tick: int, resume_from: MessageId) -> ReadMessage:
     )
 
 
-def _bodies(
-    bodies: Iterable[Message], vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
-) -> tuple[ReadMessage, ...]:
+def _bodies(bodies: Sequence[Message], schemas: PayloadSchemas) -> tuple[ReadMessage, ...]:
     """Join the parts that one insert or delete left on several shards."""
     joined: list[list[Message]] = []
     for body in bodies:
-        if body.vchannel not in vchannels or body.type not in types:
-            continue
-        if joined and _continues(joined[-1][-1], body):
+        assert isinstance(body.header, (InsertHeader, DeleteHeader)), "only those are asked for"
+        if body.header.part > 0 and joined and joined[-1][-1].position + 1 == body.position:
             joined[-1].append(body)
         else:
             joined.append([body])
     return tuple(_merged(parts, schemas) for parts in joined)
-
-
-def _continues(before: Message, body: Message) -> bool:
-    assert isinstance(body.header, (InsertHeader, DeleteHeader)), "only those are asked for"
-    return body.header.part > 0 and before.position + 1 == body.position
 
 
 def _merged(parts: Sequence[Message], schemas: PayloadSchemas) -> ReadMessage:
@@ -125,23 +120,10 @@ def _merged(parts: Sequence[Message], schemas: PayloadSchemas) -> ReadMessage:
     )
 
 
-def _merged_transaction(transaction: TransactionMessage, bodies: tuple[ReadMessage, ...]) -> ReadMessage:
-    return ReadMessage(
-        type=MessageType.TXN,
-        message_id=transaction.message_id,
-        last_confirmed=transaction.last_confirmed,
-        time_tick=transaction.time_tick,
-        vchannels=tuple(sorted({vchannel for body in bodies for vchannel in body.vchannels})),
-        num_rows=sum(body.num_rows for body in bodies),
-        bodies=bodies,
-    )
-
-
 def _rows(part: Message) -> int:
     return part.header.rows if isinstance(part.header, (InsertHeader, DeleteHeader)) else 0
 
 
 def _decode(part: Message, schemas: PayloadSchemas) -> pa.RecordBatch:
-    header = part.header
-    schema = schemas.rows(header.schema_version) if isinstance(header, InsertHeader) else schemas.keys
+    schema = schemas.rows if isinstance(part.header, InsertHeader) else schemas.keys
     return pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema)

@@ -1,8 +1,5 @@
 """Reads one collection: `async with node.read("orders", policy) as messages`.
 
-In: batches of a scanner over the collection's pchannel. Out: one message for each tick, ticks strictly ascending, nothing
-missing and nothing twice. A transaction comes whole, with only this collection's bodies. Who is before: `scanner`.
-
 A named reader holds as little of the log as its acknowledgements allow. A reader of a quiet collection would otherwise hold
 everything that other collections write: so acknowledging the last message delivered acknowledges the quiet after it too,
 and a reader that has nothing to acknowledge moves on by itself from time to time.
@@ -10,12 +7,13 @@ and a reader that has nothing to acknowledge moves on by itself from time to tim
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from numbers import Real
+from operator import attrgetter
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -31,15 +29,16 @@ from streamingnode.channel import Channel
 from streamingnode.names import check_name
 from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
 from streamingnode.rows.schema import decode_schema
-from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, UnsupportedFormat, shown
+from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
 from wal.headers import SYSTEM, MessageType
-from wal.message import AnyMessage
 from wal.position import message_id_kind
 from wal.tasks import outlast
 from wal.timetick import tick_given
 
 T = TypeVar("T")
-Clock = Callable[[], float]
+
+LEASE_INTERVAL_S = 10.0
+"""How often an idle named reader's place follows the log; each time is one synced write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +53,6 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check_policy(self.policy)
-        check_tick("until", self.until)
-        check_types(self.types)
         if self.name is not None:
             check_name("reader", self.name)
 
@@ -76,7 +73,6 @@ class CollectionReader:
         options: ReadOptions,
         *,
         explain: Callable[[StreamingNodeError], None],
-        clock: Clock = time.monotonic,
     ) -> None:
         self._channel = channel
         self._readers = readers
@@ -84,16 +80,20 @@ class CollectionReader:
         self._options = options
         self._explain = explain
         """Raises what made the node fail, if that is why the reader is refused."""
-        self._clock = clock
         self._vchannels = frozenset(info.vchannels)
         self._types = options.types or DELIVERED_TYPES
         self._scanned_types = self._types | {MessageType.DROP_COLLECTION}
         """What ends the reader comes from the log even if it is not delivered."""
-        self._schemas = _payload_schemas(info)
+        schema = decode_schema(info.schema)
+        self._schemas = PayloadSchemas(schema, pa.schema([schema.field(info.primary_key)]))
         self._ready: deque[ReadMessage] = deque()
         self._entered, self._ended = False, False
         self._scanner: Scanner | None = None
-        self._lease: ReaderLease | None = None
+        self._named: NamedReader | None = None
+        self._last: ReadMessage | None = None
+        """The last message delivered; behind it there is nothing up to `_passed`."""
+        self._passed: ReadMessage | None = None
+        self._follow_at_s = 0.0
         self._message_id = message_id_kind(channel.log.wal_name)
 
     async def __aenter__(self) -> Self:
@@ -141,7 +141,7 @@ class CollectionReader:
             raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
         while first := await anext(self, None):
             batch, rows = [first], first.num_rows or 1
-            deadline = self._clock() + max_wait_s
+            deadline = time.monotonic() + max_wait_s
             while rows < max_rows and await self._has_next(deadline):
                 rows += self._ready[0].num_rows or 1
                 if rows > max_rows:
@@ -158,40 +158,30 @@ class CollectionReader:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
-        if self._lease is None:
+        if self._named is None:
             raise self._not_open()
-        await self._explained(self._lease.ack(message))
+        upto = self._passed if message is self._last and self._passed is not None else message
+        await self._explained(self._named.ack(upto.last_confirmed, upto.time_tick))
 
     async def close(self) -> None:
         """End the reader; idempotent."""
         scanner, self._scanner = self._scanner, None
-        lease, self._lease = self._lease, None
+        named, self._named = self._named, None
         self._ready.clear()
         if scanner is not None:
             await scanner.close()
-        if lease is not None:
-            await lease.close()
+        if named is not None:
+            await named.close()
 
     async def _open(self) -> None:
-        self._check_live()
-        if self._options.name is None:
-            await self._scan(self._options.policy)
-        else:
-            await self._open_named(self._options.name)
-
-    def _check_live(self) -> None:
-        """Refuse a collection that was dropped before the first look at the log: what would end the reader is past."""
-        if all(live.id != self._info.id for live in self._channel.catalog.collections()):
-            raise CollectionNotFound(
-                f"collection {self._info.name!r} was dropped meanwhile — create it again, or read another"
-            )
-
-    async def _open_named(self, name: str) -> None:
-        readers, policy = self._readers, self._options.policy
+        check_live(self._channel, self._info)  # what would end the reader may be past
+        readers, name, policy = self._readers, self._options.name, self._options.policy
+        if name is None:
+            await self._scan(policy)
+            return
         known = readers.list_readers(self._info.id).get(name)
         start = known or await self._find_position(policy)
-        named = await readers.open(self._info.id, name, start=start)
-        self._lease = ReaderLease(named, self._clock)
+        named = self._named = await readers.open(self._info.id, name, start=start)
         try:
             await self._scan(named.position.policy, after_tick=named.position.tick)
         except Truncated as gone:
@@ -203,8 +193,7 @@ class CollectionReader:
             await readers.delete_reader(self._info.id, name)
             if not isinstance(policy, DeliverAll):
                 raise
-            self._check_live()
-            await self._open_named(name)
+            await self._open()
 
     async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
         self._scanner = self._channel.scanners.open(
@@ -230,30 +219,42 @@ class CollectionReader:
         if self._scanner is None:
             raise self._not_open()
         batch = await self._explained(self._scanner.next_batch())
-        delivered = self._merge(batch)
+        delivered, until = self._merge(batch), self._options.until
         self._ready.extend(delivered)
-        until = self._options.until
-        self._ended = _has_drop(batch) or (until is not None and batch.confirmed_tick >= until)
-        if self._lease is not None:
-            self._lease.saw(delivered, self._passed(batch))
-            if not delivered:
-                await self._lease.follow()
+        dropped = any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
+        self._ended = dropped or (until is not None and batch.confirmed_tick >= until)
+        if self._named is not None:
+            self._passed = self._passed_by(batch)
+            if delivered:
+                self._last = delivered[-1]
+            else:
+                await self._follow(self._named, self._passed)
+
+    async def _follow(self, named: NamedReader, passed: ReadMessage) -> None:
+        """Move a named reader on if everything delivered is acknowledged, and the last time is a while ago."""
+        unacknowledged = self._last is not None and named.acknowledged_tick < self._last.time_tick
+        moved = passed.last_confirmed.position > named.position.position
+        if unacknowledged or not moved or time.monotonic() < self._follow_at_s:
+            return
+        self._follow_at_s = time.monotonic() + LEASE_INTERVAL_S
+        with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
+            await named.ack(passed.last_confirmed, passed.time_tick)
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
         until = self._options.until
         delivered = []
-        for tick, messages in groupby(batch.messages, _tick):
+        for tick, messages in groupby(batch.messages, attrgetter("time_tick")):
             if until is not None and tick > until:
                 break
             message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
             if message is not None:
                 delivered.append(message)
         if self._options.include_ticks:
-            passed = self._passed(batch)
+            passed = self._passed_by(batch)
             delivered += [] if delivered and delivered[-1].time_tick >= passed.time_tick else [passed]
         return delivered
 
-    def _passed(self, batch: ScanBatch) -> ReadMessage:
+    def _passed_by(self, batch: ScanBatch) -> ReadMessage:
         """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
         until = self._options.until
         if until is None or batch.confirmed_tick <= until:
@@ -268,70 +269,17 @@ class CollectionReader:
 
     async def _has_next(self, deadline: float) -> bool:
         while not self._ready and not self._ended:
-            with anyio.move_on_after(deadline - self._clock()) as scope:
+            with anyio.move_on_after(deadline - time.monotonic()) as scope:
                 await self._fill()
             if scope.cancelled_caught:
                 return False
         return bool(self._ready)
 
 
-def _has_drop(batch: ScanBatch) -> bool:
-    return any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
-
-
-def _tick(message: AnyMessage) -> int:
-    return message.time_tick
-
-
-def _payload_schemas(info: CollectionInfo) -> PayloadSchemas:
-    schema = decode_schema(info.schema)
-
-    def rows(version: int) -> pa.Schema:
-        if version != info.schema_version:
-            raise UnsupportedFormat(f"rows have schema version {version}, the collection {info.schema_version}")
-        return schema
-
-    return PayloadSchemas(rows, pa.schema([schema.field(info.primary_key)]))
-
-
-LEASE_INTERVAL_S = 10.0
-"""How often an idle reader's place follows the log; each time is one synced write."""
-
-
-class ReaderLease:
-    """The place of one open named reader; `clock` returns seconds. Lives on the event loop."""
-
-    def __init__(self, named: NamedReader, clock: Callable[[], float]) -> None:
-        self._named = named
-        self._clock = clock
-        self._due_s = 0.0
-        self._last: ReadMessage | None = None
-        self._passed: ReadMessage | None = None
-
-    def saw(self, delivered: Sequence[ReadMessage], passed: ReadMessage) -> None:
-        """Take note of messages on their way to the caller, and of a tick up to which there are no others."""
-        self._passed = passed
-        self._last = delivered[-1] if delivered else self._last
-
-    async def ack(self, message: ReadMessage) -> None:
-        """Acknowledge a message and everything before it; durable when this returns."""
-        upto = self._passed if message is self._last and self._passed is not None else message
-        await self._named.ack(upto.last_confirmed, upto.time_tick)
-
-    async def follow(self) -> None:
-        """Move on if everything delivered is acknowledged, and the last time is a while ago."""
-        passed, last, named = self._passed, self._last, self._named
-        if passed is None or passed.last_confirmed.position <= named.position.position:
-            return
-        if (last is not None and named.acknowledged_tick < last.time_tick) or self._clock() < self._due_s:
-            return
-        self._due_s = self._clock() + LEASE_INTERVAL_S
-        with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
-            await named.ack(passed.last_confirmed, passed.time_tick)
-
-    async def close(self) -> None:
-        """Let the name be opened again."""
-        await self._named.close()
+def check_live(channel: Channel, info: CollectionInfo) -> None:
+    """Raise `CollectionNotFound` for a collection that was dropped since it was looked up."""
+    if all(live.id != info.id for live in channel.catalog.collections()):
+        raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
 
 
 def check_tick(what: str, tick: int | datetime | None) -> int | None:

@@ -1,11 +1,11 @@
-"""Arrow data made to fit a schema: columns found by name, exact conversions applied, bad cells named.
+"""Arrow data made to fit a schema: columns found by name, exact conversions applied, bad cells named. No I/O.
 
-In: a `RecordBatch` from a caller, or what Arrow made of Python values. Out: exactly the collection's types, in sound
-buffers, or `SchemaMismatch`. A conversion keeps every value or fails; only floats may round to the nearest, and never to
-an infinity. So an integer goes into a float column only where every integer is a float. No I/O; everything is columnar.
+A conversion keeps every value or fails; only floats may round to the nearest, and never to an infinity. So an integer goes
+into a float column only where every integer is a float. Everything is columnar.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows.python_values import null_mismatch
 from streamingnode.rows.schema import (
     AnyArray,
     AnyField,
@@ -26,60 +25,31 @@ from streamingnode.rows.schema import (
 )
 from wal.errors import brief, shown
 
+NULL_REFUSED = "null where the primary key or a required column needs a value — give one"
+
+Cells = TypeVar("Cells", AnyArray, Sequence[object])
+
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:
-    """Return `batch` in exactly `schema`; `required` are the indexes of columns without nulls.
+    """Return `batch` in exactly `schema`, in sound buffers; `required` are the indexes of columns to look into for nulls.
 
     `first_row` is added to the rows that errors name. Costs no copy when the schema is already the same.
     """
     if batch.schema.equals(schema):
         _check_sound(batch)
     else:
-        batch = _rearrange(batch, schema, first_row)
+        check_column_names(batch.schema.names, schema)
+        for field in schema:
+            _check_type(batch.schema.field(field.name).type, field)
+        _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
+        columns = [_convert(batch.column(field.name), field, first_row) for field in schema]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for index in required:
         field, column = schema.field(index), batch.column(index)
-        check_nulls(column, field, first_row=first_row, required=True)
-        if _hides_null(column, field.type):
+        _check_nulls(column, field, first_row)
+        if _hides_null(column):
             batch = batch.set_column(index, field, _filled(column.take(pa.array(range(len(column)))), field))
     return batch
-
-
-def check_nulls(array: AnyArray, field: AnyField, *, first_row: int, required: bool) -> None:
-    """Raise `SchemaMismatch` for a null in a required column, or inside it where its type allows none."""
-    if required and array.null_count and not (field.nullable and has_required_inside(field.type)):
-        row = pc.index(array.is_null(), True).as_py()
-        raise null_mismatch(field.name, first_row + row)
-    if has_required_inside(field.type) and (inside := _null_inside(array, field, field.name)) is not None:
-        row = first_row + _first_row(array, lambda part: _null_inside(part, field, field.name) is not None)
-        raise SchemaMismatch(
-            f"column {field.name!r}, row {row}: null in {inside!r}, which takes none — give a value",
-            column=field.name,
-            row=row,
-        )
-
-
-def has_required_inside(kind: pa.DataType) -> bool:
-    """Whether some nested field of the type takes no nulls."""
-    return any(not child.nullable or has_required_inside(child.type) for child in child_fields(kind))
-
-
-def _check_sound(batch: pa.RecordBatch) -> None:
-    """Refuse buffers that lie about their lengths, and text that is not UTF-8, before anything reads them."""
-    try:
-        batch.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise SchemaMismatch(
-            f"the record batch is not valid Arrow data: {brief(str(error))} — build it again"
-        ) from None
-
-
-def _rearrange(batch: pa.RecordBatch, schema: pa.Schema, first_row: int) -> pa.RecordBatch:
-    check_column_names(batch.schema.names, schema)
-    for field in schema:
-        _check_type(batch.schema.field(field.name).type, field)
-    _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
-    columns = [_convert(batch.column(field.name), field, first_row) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | None = None) -> None:
@@ -101,6 +71,21 @@ def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | No
             )
 
 
+def first_row_that(fails: Callable[[Cells], bool], cells: Cells) -> int:
+    """Return the first row to blame, by halving: the left half is tried, and left out when it is not to blame."""
+    first = 0
+    while len(cells) > 1:
+        half = len(cells) // 2
+        if fails(cells[:half]):
+            cells = cells[:half]
+        else:
+            cells, first = cells[half:], first + half
+    return first
+
+
+# --- conversions --------------------------------------------------------------------------------------------------------
+
+
 def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
     """Return the array in another type, every value as it was, or a float next to it.
 
@@ -111,11 +96,10 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
     cast = array.cast(target)
     if has_leaf(target, pt.is_float32):
         for given, made in zip(_leaves(array), _leaves(cast), strict=True):
-            if (
-                pt.is_floating(given.type)
-                and (at := pc.index(pc.less(pc.is_inf(given), pc.is_inf(made)), True).as_py()) >= 0
-            ):
-                raise pa.ArrowInvalid(f"{given[at]} is out of range of a 32-bit float")
+            if pt.is_floating(given.type):
+                at = pc.index(pc.less(pc.is_inf(given), pc.is_inf(made)), True).as_py()
+                if at >= 0:
+                    raise pa.ArrowInvalid(f"{given[at]} is out of range of a 32-bit float")
     return cast
 
 
@@ -134,52 +118,56 @@ def _check_type(given: pa.DataType, field: AnyField) -> None:
         )
 
 
+def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether `exact_cast` from `source` to `target` keeps every value or fails."""
+    if isinstance(source, pa.DictionaryType):
+        return _converts_exactly(source.value_type, target)
+    if pt.is_null(source) or source == target:
+        return True
+    if is_list(target):
+        return is_list(source) and _converts_exactly(source.field(0).type, target.field(0).type)
+    if pt.is_struct(target):  # Arrow's cast finds fields by name; each has to be there once, in any order
+        given = {field.name: field.type for field in child_fields(source)} if pt.is_struct(source) else {}
+        wanted = {field.name: field.type for field in child_fields(target)}
+        same = given.keys() == wanted.keys() and source.num_fields == len(given)
+        return same and all(_converts_exactly(given[name], kind) for name, kind in wanted.items())
+    if pt.is_timestamp(source):
+        return pt.is_timestamp(target) and (source.tz is None) == (target.tz is None)
+    return any(given(source) and wanted(target) for given, wanted in _EXACT)
+
+
+_EXACT: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool]], ...] = (
+    (pt.is_integer, lambda kind: pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)),
+    (pt.is_floating, pt.is_floating),
+    (pt.is_decimal, pt.is_decimal),
+    (lambda kind: is_text(kind) or pt.is_string_view(kind), is_text),
+    (lambda kind: is_bytes(kind) or pt.is_binary_view(kind) or pt.is_fixed_size_binary(kind), is_bytes),
+    (pt.is_date64, pt.is_date32),
+)
+
+
+def _check_sound(batch: pa.RecordBatch) -> None:
+    """Refuse buffers that lie about their lengths, and text that is not UTF-8, before anything reads them."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch(
+            f"the record batch is not valid Arrow data: {brief(str(error))} — build it again"
+        ) from None
+
+
 def _convert(array: AnyArray, field: AnyField, first_row: int) -> AnyArray:
     if array.type == field.type:
         return array
     try:
         return exact_cast(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        row = first_row + _first_row(array, lambda part: not _casts(part, field.type))
+        row = first_row + first_row_that(lambda part: not _casts(part, field.type), array)
         raise SchemaMismatch(
             f"column {field.name!r}, row {row}: {brief(str(error))} — give a value that {field.type} holds",
             column=field.name,
             row=row,
         ) from None  # Arrow quotes the value, whole
-
-
-def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether `exact_cast` from `source` to `target` keeps every value or fails."""
-    if isinstance(source, pa.DictionaryType):
-        return _converts_exactly(source.value_type, target)
-    if is_list(target):
-        return pt.is_null(source) or (is_list(source) and _converts_exactly(source.field(0).type, target.field(0).type))
-    if pt.is_struct(target):
-        return pt.is_null(source) or (pt.is_struct(source) and _same_fields(source, target))
-    return source == target or pt.is_null(source) or _is_exact(source, target)
-
-
-def _is_exact(source: pa.DataType, target: pa.DataType) -> bool:
-    if pt.is_integer(source):
-        return pt.is_integer(target) or pt.is_floating(target) or pt.is_decimal(target)
-    if pt.is_timestamp(source):
-        return pt.is_timestamp(target) and (source.tz is None) == (target.tz is None)
-    return (
-        ((is_text(source) or pt.is_string_view(source)) and is_text(target))
-        or ((is_bytes(source) or pt.is_binary_view(source) or pt.is_fixed_size_binary(source)) and is_bytes(target))
-        or (pt.is_floating(source) and pt.is_floating(target))
-        or (pt.is_decimal(source) and pt.is_decimal(target))
-        or (pt.is_date64(source) and pt.is_date32(target))
-    )
-
-
-def _same_fields(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether a struct has the fields of another, each once, in any order; Arrow's cast finds them by name."""
-    given = {field.name: field.type for field in child_fields(source)}
-    wanted = {field.name: field.type for field in child_fields(target)}
-    if source.num_fields != len(given) or given.keys() != wanted.keys():
-        return False
-    return all(_converts_exactly(given[name], kind) for name, kind in wanted.items())
 
 
 def _casts(array: AnyArray, target: pa.DataType) -> bool:
@@ -190,54 +178,58 @@ def _casts(array: AnyArray, target: pa.DataType) -> bool:
     return True
 
 
-def _first_row(array: AnyArray, fails: Callable[[AnyArray], bool]) -> int:
-    """Return the first row to blame, by halving: the left half is tried, and left out when it is not to blame."""
-    first = 0
-    while len(array) > 1:
-        half = len(array) // 2
-        if fails(array[:half]):
-            array = array[:half]
-        else:
-            array, first = array[half:], first + half
-    return first
+def _widest_decimal(kind: pa.DataType) -> pa.DataType:
+    return pa.decimal256(76, kind.scale) if isinstance(kind, pa.Decimal128Type) else kind
+
+
+def _inside(array: AnyArray) -> list[AnyArray]:
+    """Return the arrays directly inside an array of lists or structs, without what is under a null."""
+    if is_list(array.type):
+        return [pc.list_flatten(array)]
+    if pt.is_struct(array.type):
+        present = array.filter(array.is_valid())
+        return [pc.struct_field(present, index) for index in range(array.type.num_fields)]
+    return []
 
 
 def _leaves(array: AnyArray) -> Iterator[AnyArray]:
     """Yield the arrays of values that hold no others, in the order of their names, without what is under a null."""
-    if is_list(array.type):
-        yield from _leaves(pc.list_flatten(array))
-    elif pt.is_struct(array.type):
-        present = array.filter(array.is_valid())
-        for name in sorted(field.name for field in child_fields(array.type)):
-            yield from _leaves(pc.struct_field(present, name))
-    elif isinstance(array, pa.DictionaryArray):
-        yield array.dictionary_decode()
+    fields = child_fields(array.type)
+    for _, part in sorted(zip([field.name for field in fields], _inside(array), strict=True), key=lambda pair: pair[0]):
+        yield from _leaves(part)
+    if not fields:
+        yield array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
+
+
+# --- nulls where none may be --------------------------------------------------------------------------------------------
+
+
+def has_required_inside(kind: pa.DataType) -> bool:
+    """Whether some nested field of the type takes no nulls."""
+    return any(not child.nullable or has_required_inside(child.type) for child in child_fields(kind))
+
+
+def _check_nulls(array: AnyArray, field: AnyField, first_row: int) -> None:
+    """Raise `SchemaMismatch` for a null in a required column, or inside it where its type allows none."""
+    if array.null_count and not (field.nullable and child_fields(field.type)):
+        row, reason = pc.index(array.is_null(), True).as_py(), NULL_REFUSED
+    elif (inside := _null_inside(array)) is not None:
+        row = first_row_that(lambda part: _null_inside(part) is not None, array)
+        reason = f"null in {field.name + inside!r}, which takes none — give a value"
     else:
-        yield array
+        return
+    row += first_row
+    raise SchemaMismatch(f"column {field.name!r}, row {row}: {reason}", column=field.name, row=row)
 
 
-def _hides_null(array: AnyArray, kind: pa.DataType) -> bool:
-    """Whether a field that takes no nulls has one, which lies under a null. Parquet cannot be written of that."""
-    return any(
-        (not child.nullable and part.null_count > 0) or _hides_null(part, child.type)
-        for part, child in zip(_parts(array), child_fields(kind), strict=True)
-    )
-
-
-def _filled(array: AnyArray, field: AnyField) -> AnyArray:
-    """Return an array that was not sliced with some value for each null that `_hides_null` finds."""
-    kind, nulls = field.type, array.is_null()
-    parts = [_filled(part, child) for part, child in zip(_parts(array), child_fields(kind), strict=True)]
-    filled: AnyArray = array
-    if isinstance(array, pa.StructArray):
-        filled = pa.StructArray.from_arrays(parts, fields=child_fields(kind), mask=nulls)
-    elif isinstance(array, pa.FixedSizeListArray):
-        filled = pa.FixedSizeListArray.from_arrays(parts[0], type=kind, mask=nulls)
-    elif isinstance(array, (pa.ListArray, pa.LargeListArray)):
-        filled = type(array).from_arrays(array.offsets, parts[0], type=kind, mask=nulls)  # type: ignore[arg-type]  # offsets of its kind
-    if field.nullable or not filled.null_count:
-        return filled
-    return pc.coalesce(filled, pa.array([_some(kind)], kind)[0])
+def _null_inside(array: AnyArray) -> str | None:
+    """Return the path of the first nested field that has a null and takes none."""
+    for values, child in zip(_inside(array), child_fields(array.type), strict=True):
+        if not child.nullable and values.null_count:
+            return f".{child.name}"
+        if (found := _null_inside(values)) is not None:
+            return f".{child.name}{found}"
+    return None
 
 
 def _parts(array: AnyArray) -> list[AnyArray]:
@@ -245,6 +237,29 @@ def _parts(array: AnyArray) -> list[AnyArray]:
     if isinstance(array, pa.StructArray):
         return [array.field(index) for index in range(array.type.num_fields)]
     return [array.values] if is_list(array.type) else []  # type: ignore[attr-defined]  # every list has them
+
+
+def _hides_null(array: AnyArray) -> bool:
+    """Whether a field that takes no nulls has one, which lies under a null. Parquet cannot be written of that."""
+    return any(
+        (not child.nullable and part.null_count > 0) or _hides_null(part)
+        for part, child in zip(_parts(array), child_fields(array.type), strict=True)
+    )
+
+
+def _filled(array: AnyArray, field: AnyField) -> AnyArray:
+    """Return an array that was not sliced with some value for each null that `_hides_null` finds."""
+    kind, nulls = field.type, array.is_null()
+    parts = [_filled(part, child) for part, child in zip(_parts(array), child_fields(kind), strict=True)]
+    if isinstance(array, pa.StructArray):
+        array = pa.StructArray.from_arrays(parts, fields=child_fields(kind), mask=nulls)
+    elif isinstance(array, pa.FixedSizeListArray):
+        array = pa.FixedSizeListArray.from_arrays(parts[0], type=kind, mask=nulls)
+    elif isinstance(array, (pa.ListArray, pa.LargeListArray)):
+        array = type(array).from_arrays(array.offsets, parts[0], type=kind, mask=nulls)  # type: ignore[arg-type]  # offsets of its kind
+    if field.nullable or not array.null_count:
+        return array
+    return pc.coalesce(array, pa.array([_some(kind)], kind)[0])
 
 
 def _some(kind: pa.DataType) -> object:
@@ -256,26 +271,3 @@ def _some(kind: pa.DataType) -> object:
     if is_list(kind):
         return []
     return "" if is_text(kind) else b"" if is_bytes(kind) else False if pt.is_boolean(kind) else 0
-
-
-def _widest_decimal(kind: pa.DataType) -> pa.DataType:
-    return pa.decimal256(76, kind.scale) if isinstance(kind, pa.Decimal128Type) else kind
-
-
-def _null_inside(array: AnyArray, field: AnyField, path: str) -> str | None:
-    """Return the path of the first nested field that has a null and takes none."""
-    kind = field.type
-    if is_list(kind):
-        inside = [(pc.list_flatten(array), kind.field(0))]
-    elif pt.is_struct(kind):
-        present = array.filter(array.is_valid())
-        inside = [(pc.struct_field(present, index), child) for index, child in enumerate(child_fields(kind))]
-    else:
-        inside = []
-    for values, child in inside:
-        name = f"{path}.{child.name}"
-        if not child.nullable and values.null_count:
-            return name
-        if has_required_inside(child.type) and (found := _null_inside(values, child, name)) is not None:
-            return found
-    return None

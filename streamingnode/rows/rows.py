@@ -1,16 +1,18 @@
-"""Rows as callers have them, made into record batches of a collection's schema, or refused before anything happens.
+"""Rows as callers have them, made into record batches of a collection's schema, one for each shard, or refused. No I/O.
 
 In: dicts, a `RecordBatch` or a `Table`. Out: batches of exactly the schema, in row order, none empty; or `SchemaMismatch`
-naming column and row. Per row, Python runs only inside one comprehension per column, and not at all for Arrow input. No
-I/O.
-
-Then the rows of a batch go to the shards that their primary keys hash to: one batch per shard that gets rows, shards
-ascending, rows of one shard in their old order. A collection of one shard costs nothing. The hash is `wal.shard_hash`; here
-is only how Arrow stores keys.
+naming column and row. Per row, Python runs only inside one comprehension per column, and not at all for Arrow input.
 """
 
-from collections.abc import Mapping, Sequence
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from itertools import chain
+from numbers import Integral, Real
+from operator import attrgetter
+from types import NoneType
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -19,15 +21,26 @@ from numpy.typing import NDArray
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.rows.arrow_columns import (
+    NULL_REFUSED,
     check_column_names,
-    check_nulls,
     conform,
     exact_cast,
+    first_row_that,
     has_required_inside,
     holds_infinity,
 )
-from streamingnode.rows.python_values import ColumnValues, column_values, shown
-from streamingnode.rows.schema import AnyArray, AnyChunkedArray
+from streamingnode.rows.schema import (
+    AnyArray,
+    AnyChunkedArray,
+    AnyField,
+    child_fields,
+    has_leaf,
+    is_bytes,
+    is_list,
+    is_text,
+    with_leaves,
+)
+from wal import errors
 from wal.errors import InvalidArgument, brief
 from wal.shard_hash import Hashes, hash_bytes, hash_integers, shards_of
 
@@ -36,6 +49,11 @@ Rows = DictRows | pa.RecordBatch | pa.Table
 """What `insert` and `upsert` take."""
 Keys = Sequence[object] | AnyArray | AnyChunkedArray | pa.RecordBatch | pa.Table
 """What `delete` takes: key values, or Arrow data with one column of them."""
+Values = Sequence[object]
+"""The values of one column, row by row."""
+
+SHARDS_MAX = 256
+"""Shards of one collection; each costs every insert a message, and every cut a file."""
 
 DICTS_PER_BATCH = 4_096
 """Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
@@ -63,22 +81,20 @@ class RowShape:
 
     schema: pa.Schema
     primary_key: str
-    columns: tuple[ColumnValues, ...]
+    columns: "tuple[ColumnValues, ...]"
     required: tuple[int, ...]
     """Indexes of the columns to look into for nulls: the primary key, required ones, and those with required fields."""
-    nested_required: tuple[int, ...]
 
 
 def row_shape(schema: pa.Schema, *, primary_key: str) -> RowShape:
     """Return the shape of a checked schema's rows."""
     nullable = [field.nullable and field.name != primary_key for field in schema]
-    nested = tuple(i for i, field in enumerate(schema) if has_required_inside(field.type))
+    fields = list(zip(schema, nullable, strict=True))
     return RowShape(
         schema=schema,
         primary_key=primary_key,
-        columns=tuple(column_values(field, nullable=may) for field, may in zip(schema, nullable, strict=True)),
-        required=tuple(i for i, may in enumerate(nullable) if not may or i in nested),
-        nested_required=nested,
+        columns=tuple(column_values(field, nullable=may) for field, may in fields),
+        required=tuple(i for i, (field, may) in enumerate(fields) if not may or has_required_inside(field.type)),
     )
 
 
@@ -90,20 +106,22 @@ def key_shape(shape: RowShape) -> RowShape:
 def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
     """Return `rows` as batches of the shape's schema, all of them checked; an empty list when there are none.
 
-    Raises:
-        SchemaMismatch: rows do not fit; names the column, and the row where one is to blame.
-        InvalidArgument: `rows` is nothing that holds rows.
+    Raises `SchemaMismatch` for rows that do not fit, with the column, and the row where one is to blame, and
+    `InvalidArgument` for what holds no rows.
     """
-    if isinstance(rows, pa.RecordBatch):
-        if rows.num_rows:
-            return [conform(rows, shape.schema, shape.required)]
-        check_column_names(rows.schema.names, shape.schema)
-        return []
-    if isinstance(rows, pa.Table):
-        return _table_to_batches(rows, shape)
+    if isinstance(rows, (pa.RecordBatch, pa.Table)):
+        batches, first_row = [], 0
+        for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+            if batch.num_rows:
+                batches.append(conform(batch, shape.schema, shape.required, first_row=first_row))
+            first_row += batch.num_rows
+        if not batches:
+            check_column_names(rows.schema.names, shape.schema)
+        return batches
     if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
         raise _not_sequence("rows", rows, "a list of dicts, a RecordBatch or a Table")
-    return _dicts_to_batches(rows, shape)
+    starts = range(0, len(rows), DICTS_PER_BATCH)
+    return [dicts_to_batch(rows[start : start + DICTS_PER_BATCH], shape, first_row=start) for start in starts]
 
 
 def keys_to_batches(keys: Keys, shape: RowShape) -> list[pa.RecordBatch]:
@@ -128,8 +146,6 @@ def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa
     if values is None:
         raise _row_mismatch(rows, shape, first_row)
     arrays = [_array(column, cells, first_row) for column, cells in zip(columns, values, strict=True)]
-    for index in shape.nested_required:
-        check_nulls(arrays[index], shape.schema.field(index), first_row=first_row, required=False)
     return pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
 
 
@@ -138,69 +154,6 @@ def _not_sequence(what: str, given: object, expected: str) -> InvalidArgument:
     conversion = "its to_arrow()" if type(given).__module__.startswith("polars") else _CONVERSIONS.get(kind)
     advice = expected if conversion is None else f"{expected}, here {conversion}"
     return InvalidArgument(f"{what} cannot be a {kind} — pass {advice}")
-
-
-def _dicts_to_batches(rows: DictRows, shape: RowShape) -> list[pa.RecordBatch]:
-    if 0 < len(rows) <= DICTS_PER_BATCH:
-        return [dicts_to_batch(rows, shape)]
-    starts = range(0, len(rows), DICTS_PER_BATCH)
-    return [dicts_to_batch(rows[start : start + DICTS_PER_BATCH], shape, first_row=start) for start in starts]
-
-
-def _table_to_batches(table: pa.Table, shape: RowShape) -> list[pa.RecordBatch]:
-    batches, first_row = [], 0
-    for batch in table.to_batches():
-        if batch.num_rows:
-            batches.append(conform(batch, shape.schema, shape.required, first_row=first_row))
-        first_row += batch.num_rows
-    if not batches:
-        check_column_names(table.schema.names, shape.schema)
-    return batches
-
-
-def _array(column: ColumnValues, values: Sequence[object], first_row: int) -> AnyArray:
-    try:
-        column.check(values)
-        array = _built(column, values)
-    except SchemaMismatch as error:
-        raise _moved(error, first_row) if first_row else error from None
-    except _CONVERSION_ERRORS:
-        raise _value_mismatch(column, values, first_row) from None  # Arrow quotes the value, whole
-    if isinstance(array, pa.ChunkedArray):
-        raise SchemaMismatch(
-            f"column {column.column!r} holds over 2 GiB in {len(values)} rows — insert fewer rows at a time",
-            column=column.column,
-        )
-    return array
-
-
-def _built(column: ColumnValues, values: Sequence[object]) -> AnyArray:
-    """Return checked values as Arrow data. Raises one of `_CONVERSION_ERRORS` where Arrow alone would alter one."""
-    if not column.always_wide:
-        array = pa.array(values, type=column.arrow_type)
-        if not column.may_overflow or isinstance(array, pa.ChunkedArray) or not holds_infinity(array):
-            return array
-    return exact_cast(pa.array(values, type=column.wide_type), column.arrow_type)
-
-
-def _moved(error: SchemaMismatch, first_row: int) -> SchemaMismatch:
-    assert error.row is not None
-    text = str(error).replace(f"row {error.row}:", f"row {first_row + error.row}:", 1)
-    return SchemaMismatch(text, column=error.column, row=first_row + error.row)
-
-
-def _value_mismatch(column: ColumnValues, values: Sequence[object], first_row: int) -> SchemaMismatch:
-    for row, value in enumerate(values, first_row):
-        try:
-            _built(column, [value])
-        except _CONVERSION_ERRORS as error:
-            return SchemaMismatch(
-                f"column {column.column!r}, row {row}: {shown(value)} does not fit {column.arrow_type}: "
-                f"{brief(str(error))} — give one that does",
-                column=column.column,
-                row=row,
-            )
-    raise AssertionError("a column fails as a whole but no value of it does")
 
 
 def _row_mismatch(rows: DictRows, shape: RowShape, first_row: int) -> SchemaMismatch | InvalidArgument:
@@ -216,10 +169,213 @@ def _row_mismatch(rows: DictRows, shape: RowShape, first_row: int) -> SchemaMism
     raise AssertionError("rows fail together but none of them does")
 
 
-SHARDS_MAX = 256
-"""Shards of one collection; each costs every insert a message, and every cut a file."""
+# --- Python values of one column ----------------------------------------------------------------------------------------
+#
+# Arrow alone would turn 1.5 into the integer 1, drop a field of a struct it does not know, read bytes as text, and take the
+# zone off a time, all silently. So types are looked at first: one set of them per column, for times one look at their zones,
+# and value by value only where a type is unusual. What Arrow then refuses, or rounds, is seen to by `exact_cast`.
 
-_NO_BYTES: NDArray[np.uint8] = np.empty(0, np.uint8)
+_NUMBERS = "biuf"
+"""Kinds of numpy arrays whose elements all have the array's type, so that none of them has to be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueKind:
+    """Python types that one Arrow type takes: `usual` ones at once, others when they are `similar` and not `never`."""
+
+    usual: frozenset[type]
+    similar: tuple[type, ...]
+    never: tuple[type, ...] = ()
+
+
+_TIMESTAMP = ValueKind(frozenset({dt.datetime}), (dt.datetime, np.datetime64))
+_LIST = ValueKind(frozenset({list, tuple}), (list, tuple, np.ndarray))
+# Arrow makes floats of unsigned 64-bit integers by way of signed ones: 2^64 - 1 would become -1.
+_NO_FLOAT = (bool, np.timedelta64, np.longdouble, np.uint64, np.ulonglong)
+
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], ValueKind], ...] = (
+    (pt.is_integer, ValueKind(frozenset({int}), (Integral,), (bool, np.timedelta64))),
+    (pt.is_floating, ValueKind(frozenset({float, int}), (Real,), _NO_FLOAT)),
+    (pt.is_boolean, ValueKind(frozenset({bool}), (np.bool_,))),
+    (is_text, ValueKind(frozenset({str}), (str,))),
+    (is_bytes, ValueKind(frozenset({bytes}), (bytes, bytearray, memoryview))),
+    (pt.is_date32, ValueKind(frozenset({dt.date}), (dt.date,), (dt.datetime,))),
+    (pt.is_timestamp, _TIMESTAMP),
+    (pt.is_decimal, ValueKind(frozenset({Decimal, int}), (Decimal,))),
+    (is_list, _LIST),
+    (pt.is_struct, ValueKind(frozenset({dict}), (dict,))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnValues:
+    """What Python values one column takes; build it once for a schema with `column_values`."""
+
+    column: str
+    arrow_type: pa.DataType
+    kind: ValueKind
+    accepted: frozenset[type]
+    inner: "tuple[ColumnValues, ...]"
+    wide_type: pa.DataType
+    """As `arrow_type`, but with times and floats in which no Python value is cut off."""
+    always_wide: bool
+    """Whether values have to be built wide and then cast, which refuses what the cast would cut off."""
+    may_overflow: bool
+    """Whether Arrow may turn a value into an infinity in silence."""
+
+    def build(self, values: Values) -> AnyArray:
+        """Return the values as Arrow data. Raises `SchemaMismatch` or one of `_CONVERSION_ERRORS`, telling no row."""
+        self._check(values)
+        if not self.always_wide:
+            array = pa.array(values, type=self.arrow_type)
+            if not self.may_overflow or isinstance(array, pa.ChunkedArray) or not holds_infinity(array):
+                return array
+        return exact_cast(pa.array(values, type=self.wide_type), self.arrow_type)
+
+    def refuses(self, values: Values) -> bool:
+        """Whether `build` would raise."""
+        try:
+            self.build(values)
+        except (SchemaMismatch, *_CONVERSION_ERRORS):
+            return True
+        return False
+
+    def refusal(self, value: object, row: int) -> SchemaMismatch:
+        """Return the error of one value that is refused."""
+        try:
+            self.build([value])
+        except SchemaMismatch as error:
+            column, reason = error.column, str(error)
+        except _CONVERSION_ERRORS as error:
+            said = brief(str(error))  # Arrow quotes the value, whole
+            column, reason = self.column, f"{_shown(value)} does not fit {self.arrow_type}: {said} — give one that does"
+        else:
+            raise AssertionError("a column fails as a whole but no value of it does")
+        return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
+
+    def _check(self, values: Values) -> None:
+        """Raise `SchemaMismatch`, which tells no row, for a value that this column does not take."""
+        types = set(map(type, values))
+        if not self._takes_all(types):
+            value = next(each for each in values if not self._takes_all({type(each)}))
+            raise self._mismatch(
+                NULL_REFUSED if value is None else f"{_shown(value)} is no {self.arrow_type} — convert it first"
+            )
+        if self.kind is _TIMESTAMP:
+            self._check_times(values, types)
+        elif self.kind is _LIST:
+            self._check_items(self.inner[0], [value for value in values if value is not None])
+        elif self.inner:
+            self._check_fields([value for value in values if isinstance(value, dict)])
+
+    def _takes_all(self, types: set[type]) -> bool:
+        kind = self.kind
+        return all(
+            issubclass(each, kind.similar) and not issubclass(each, kind.never) for each in types - self.accepted
+        )
+
+    def _check_times(self, values: Values, types: set[type]) -> None:
+        """Check that every time is naive or aware as the column is, and no finer than Arrow reads it."""
+        times = [value for value in values if value is not None] if NoneType in types else values
+        if types <= {dt.datetime, NoneType}:
+            zones = map(_zone_of, times)
+            naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
+            if not any(zones) if naive else all(map(_is_plain_zone, set(zones))):
+                return
+        for time in times:
+            if (why_not := self._why_not(time)) is not None:
+                raise self._mismatch(f"{_shown(time)} {why_not}")
+
+    def _why_not(self, time: object) -> str | None:
+        """Return why this column would not give the time back; None when it would."""
+        if isinstance(time, np.datetime64):
+            time = time.item()  # a datetime when it counts microseconds, otherwise a number, a date, or None for NaT
+        if not isinstance(time, dt.datetime) or getattr(time, "nanosecond", False):
+            return "is not in whole microseconds — convert it to datetime first, None for null"
+        kind, offset = self.arrow_type, time.utcoffset()
+        if kind.tz is None:  # type: ignore[attr-defined]
+            advice = "pass .astimezone(UTC).replace(tzinfo=None), or give the column a zone"
+            return None if time.tzinfo is None else f"has a time zone, {kind} has none — {advice}"
+        if offset is None:
+            return f"has no time zone, {kind} needs one — pass .replace(tzinfo=UTC), or whatever zone it is in"
+        # Arrow counts the offset in seconds.
+        return "is off UTC by a part of a second — convert it with .astimezone(UTC)" if offset.microseconds else None
+
+    def _check_fields(self, structs: Sequence[Mapping[str, object]]) -> None:
+        names = {inner.column.rpartition(".")[2]: inner for inner in self.inner}
+        for struct in structs:
+            if struct.keys() != names.keys():
+                raise self._mismatch(
+                    f"the fields are {_shown(list(struct))}, the schema's are {', '.join(names)} — give each of these"
+                )
+        for name, inner in names.items():
+            inner._check([struct[name] for struct in structs])  # noqa: SLF001
+
+    def _check_items(self, item: "ColumnValues", values: Values) -> None:
+        """Check the elements of lists, without looking at each where types say it all: vectors have thousands."""
+        if set(map(type, values)) == {np.ndarray}:
+            dtypes = {value.dtype for value in values}  # type: ignore[attr-defined]
+            if all(dtype.kind in _NUMBERS and item._takes_all({dtype.type}) for dtype in dtypes):  # noqa: SLF001
+                return
+        lists: Iterable[Iterable[object]] = values  # type: ignore[assignment]
+        looked_into = item.inner or item.kind is _TIMESTAMP
+        if looked_into or not item._takes_all(set(map(type, chain.from_iterable(lists)))):  # noqa: SLF001
+            item._check(list(chain.from_iterable(lists)))  # noqa: SLF001
+
+    def _mismatch(self, reason: str) -> SchemaMismatch:
+        return SchemaMismatch(reason, column=self.column)
+
+
+def column_values(field: AnyField, *, nullable: bool, path: str = "") -> ColumnValues:
+    """Return the check for a column; a primary key is not `nullable` whatever its field says."""
+    name = f"{path}{field.name}"
+    kind = next(kind for matches, kind in _KINDS if matches(field.type))
+    return ColumnValues(
+        column=name,
+        arrow_type=field.type,
+        kind=kind,
+        accepted=kind.usual | {NoneType} if nullable else kind.usual,
+        inner=tuple(column_values(each, nullable=each.nullable, path=f"{name}.") for each in child_fields(field.type)),
+        wide_type=with_leaves(field.type, _widened),
+        always_wide=has_leaf(field.type, lambda kind: pt.is_timestamp(kind) and kind.unit == "ms"),
+        may_overflow=has_leaf(field.type, pt.is_float32),
+    )
+
+
+def _array(column: ColumnValues, values: Values, first_row: int) -> AnyArray:
+    try:
+        array = column.build(values)
+    except (SchemaMismatch, *_CONVERSION_ERRORS):
+        row = first_row_that(column.refuses, values)
+        raise column.refusal(values[row], first_row + row) from None
+    if isinstance(array, pa.ChunkedArray):
+        raise SchemaMismatch(
+            f"column {column.column!r} holds over 2 GiB in {len(values)} rows — insert fewer rows at a time",
+            column=column.column,
+        )
+    return array
+
+
+def _shown(value: object) -> str:
+    """Return a value for an error text: its representation and type, cut short."""
+    return f"{errors.shown(value)} ({type(value).__name__})"
+
+
+_zone_of = attrgetter("tzinfo")
+
+
+def _is_plain_zone(zone: dt.tzinfo | None) -> bool:
+    """Whether times of this zone are aware and off UTC by whole seconds, whatever they are."""
+    return isinstance(zone, ZoneInfo) or (isinstance(zone, dt.timezone) and not zone.utcoffset(None).microseconds)
+
+
+def _widened(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.TimestampType):
+        return pa.timestamp("us", kind.tz)
+    return pa.float64() if pt.is_float32(kind) else kind
+
+
+# --- shards -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,5 +418,5 @@ def _hash_variable(keys: AnyArray, offset_type: type[np.int32] | type[np.int64])
     if not len(keys) or offset_buffer is None:
         return np.empty(0, np.uint64)
     offsets = np.frombuffer(memoryview(offset_buffer), offset_type)[keys.offset : keys.offset + len(keys) + 1]
-    data = _NO_BYTES if data_buffer is None else np.frombuffer(memoryview(data_buffer), np.uint8)
+    data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(memoryview(data_buffer), np.uint8)
     return hash_bytes(data, offsets.astype(np.int64))

@@ -312,14 +312,14 @@ class Progress:
         return self.groups_done > 0 or (self.group is not None and self.group.begun)
 
 
-async def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> WriteResult:
-    """Write rows or keys as callers have them, within `timeout` seconds; raises as `Node.insert` does."""
+def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
+    """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
     progress = Progress()
 
     async def run() -> WriteResult:
         return await append_batches(writes, write, await checked(write, rows), progress)
 
-    return await within(timeout, run, write.what, begun=lambda: progress.begun)
+    return within(timeout, run, write.what, begun=lambda: progress.begun)
 
 
 async def append_batches(

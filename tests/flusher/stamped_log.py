@@ -4,12 +4,17 @@
 appended, without any of the code under test.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import anyio
 import pyarrow as pa
 
+from flusher.directory import NodeDirectory
+from flusher.flusher import Flusher
+from flusher.run import FlushContext, FlushOptions
+from interceptors.txn import steady_ms
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -25,7 +30,7 @@ from wal.headers import (
     InsertHeader,
     MessageType,
 )
-from wal.log import AppendGroup, Log
+from wal.log import AppendGroup, Log, LogStore
 from wal.message import MutableMessage
 from wal.timetick import compose_tick
 
@@ -308,6 +313,31 @@ class StampedLog:
     def _id(self) -> int:
         self.next_id += 1
         return self.next_id - 1
+
+
+def flusher_of(
+    directory: NodeDirectory,
+    store: LogStore,
+    log: Log,
+    *,
+    options: FlushOptions | None = None,
+    now_ms: Callable[[], int] = lambda: START_MS,
+    elapsed_ms: Callable[[], int] = steady_ms,
+    reader_floor: Callable[[], int | None] = lambda: None,
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+) -> Flusher:
+    """Return a flusher of a log that has no tail."""
+    context = FlushContext(
+        directory=directory,
+        store=store,
+        log=log,
+        tail=None,
+        options=options or FlushOptions(),
+        now_ms=now_ms,
+        elapsed_ms=elapsed_ms,
+        reader_floor=reader_floor,
+    )
+    return Flusher(context, sleep=sleep)
 
 
 def _by_vchannel(table: Table, keys: Sequence[int]) -> dict[str, list[int]]:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flusher.flusher import Flusher
+from flusher.directory import NodeDirectory
 from flusher.run import FlushOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.faulty_disk import CheckedStore, FaultyDirectory, Fuse, PowerCut
-from tests.flusher.stamped_log import START_MS, StampedLog
+from tests.flusher.stamped_log import StampedLog, flusher_of
 from tests.synced_disk import SyncedDisk, synced_disk
 from wal.errors import OnShutdown
 from wal.memory_store import MemoryLogStore
@@ -34,9 +34,7 @@ class Machine:
         """Flush all cuts; raises `PowerCut` when the fuse says so."""
         self.directory.fuse = fuse
         checked = CheckedStore(self.store, self.directory)
-        flusher = Flusher(
-            self.directory, checked, self.log.log, None, options=SMALL, now_ms=lambda: START_MS, sleep=self._sleep
-        )
+        flusher = flusher_of(self.directory, checked, self.log.log, options=SMALL, sleep=self._sleep)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(flusher.run)
@@ -126,7 +124,7 @@ def test_a_cut_is_on_the_real_disk_before_its_checkpoint(tmp_path: Path) -> None
         store = PoweredStore(disk, lambda: log)
         log = StampedLog(await store.open_log("p0"))
         write_scenario(log)
-        flusher = Flusher(disk.root / "node", store, log.log, None, options=SMALL, now_ms=lambda: START_MS)
+        flusher = flusher_of(NodeDirectory(disk.root / "node"), store, log.log, options=SMALL)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             await flusher.wait_for_cut(len(log.cuts))

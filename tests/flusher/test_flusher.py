@@ -10,11 +10,12 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher, FlusherState
 from flusher.retention import RetentionOptions
 from flusher.run import FlushOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
-from tests.flusher.stamped_log import START_MS, StampedLog
+from tests.flusher.stamped_log import START_MS, StampedLog, flusher_of
 from wal.errors import Corrupt, OnShutdown
 from wal.memory_store import MemoryLogStore
 from wal.timetick import compose_tick
@@ -31,9 +32,8 @@ class Node:
 
     @asynccontextmanager
     async def flusher(self, options: FlushOptions | None = None) -> AsyncIterator[Flusher]:
-        flusher = Flusher(
-            self.root, self.store, self.log.log, None, options=options or FlushOptions(), now_ms=lambda: self.now_ms
-        )
+        directory, now_ms = NodeDirectory(self.root), lambda: self.now_ms
+        flusher = flusher_of(directory, self.store, self.log.log, options=options, now_ms=now_ms)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             yield flusher

@@ -2,7 +2,10 @@
 
 import base64
 import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import msgspec
@@ -12,13 +15,15 @@ import pytest
 
 from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint, encode_checkpoint
 from flusher.cut_log import manifest_path
-from flusher.data_file import DeleteBuffer, FileInProgress, SegmentBuffer
-from flusher.directory import NodeDirectory
+from flusher.data_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, FileInProgress
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import CutManifest, decode_manifest, encode_manifest, manifest_crc32c
-from flusher.parquet import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL
-from flusher.rows import OFFSET, TICK, VCHANNEL, Rows
-from interceptors.shard.catalog import CollectionInfo
+from flusher.rows import OFFSET, TICK, VCHANNEL
+from flusher.run import OpenCut
+from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardSnapshot
+from wal.headers import DeleteHeader, InsertHeader
+from wal.message import Message
 
 TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
 FIRST_TICK = 469_762_048_000_000
@@ -85,20 +90,24 @@ def test_the_documented_arrays_of_a_checkpoint_have_the_fields_in_that_order() -
 
 async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
     """Write the two files of the worked example, as the flusher does, and return their footers."""
-    buffers = [
-        SegmentBuffer(segment_id=3, partition_id=2, collection_id=1, vchannel="p0_1v0", schema=SCHEMA, key="id"),
-        DeleteBuffer(cut_number=1, collection_id=1, vchannel="p0_1v0", schema=SCHEMA, key="id"),
-    ]
-    footers = []
-    for buffer, keys, offset in zip(buffers, ([7, 8], [7]), (0, 2), strict=True):
+    info = CollectionInfo(1, "c", SCHEMA.serialize().to_pybytes(), 1, "id", ("p0_1v0",), (), FIRST_TICK)
+    start_file = partial(
+        FileInProgress, NodeDirectory(root), node_id="n1", row_group_bytes=1 << 20, limiter=anyio.CapacityLimiter(1)
+    )
+    cut = OpenCut(1, Catalog([info]), start_file)
+
+    def message(keys: list[int], tick: int) -> Message:
         payload = pa.record_batch([pa.array(keys)], schema=SCHEMA).serialize().to_pybytes()
-        buffer.add(Rows(payload, len(keys), FIRST_TICK + 2 + bool(offset), offset))
-        limiter = anyio.CapacityLimiter(1)
-        file = FileInProgress(buffer, NodeDirectory(root), node_id="n1", row_group_bytes=1 << 20, limiter=limiter)
+        return cast("Message", SimpleNamespace(payload=payload, time_tick=tick, vchannel="p0_1v0"))
+
+    cut.insert(message([7, 8], FIRST_TICK + 2), InsertHeader(1, 2, 1, 2, 3, 0))
+    cut.delete(message([7], FIRST_TICK + 3), DeleteHeader(1, 1, 2))
+    footers = []
+    for file in cut.files.values():
         await file.finish()
         assert file.described is not None
-        footers.append(pq.read_metadata(root / file.temporary_path))
-        assert file.path in example("manifest")
+        footers.append(pq.read_metadata(root / (file.place["path"] + TEMPORARY_SUFFIX)))
+        assert file.place["path"] in example("manifest")
     return footers[0], footers[1]
 
 

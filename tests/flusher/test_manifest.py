@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from flusher.cut_log import CutLog, manifest_path
-from flusher.flusher import Flusher
+from flusher.directory import NodeDirectory
 from flusher.manifest import CutManifest, DeleteFile, SegmentFile, decode_manifest, delete_path, encode_manifest
-from flusher.run import FlushOptions
-from tests.flusher.stamped_log import START_MS, StampedLog
+from tests.flusher.stamped_log import StampedLog, flusher_of
 from wal.errors import Corrupt
 from wal.memory_store import MemoryLogStore
 
@@ -28,7 +27,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> CutManifest:
         log.insert(table, [1, 2])
         log.delete(table, [1])
         log.cut()
-        flusher = Flusher(root, store, log.log, None, options=FlushOptions(), now_ms=lambda: START_MS)
+        flusher = flusher_of(NodeDirectory(root), store, log.log)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             await flusher.wait_for_cut(1)

@@ -232,7 +232,7 @@ def _check_no_transaction_spans_an_exclusive_message(visible: list[Message | Tra
         if message.type in EXCLUSIVE and isinstance(message, Message):
             fences[message.vchannel] = message.time_tick
         elif isinstance(message, TransactionMessage):
-            assert all(fences.get(vchannel, 0) < message.txn_id for vchannel in message.vchannels)
+            assert all(fences.get(body.vchannel, 0) < message.txn_id for body in message.bodies)
 
 
 @pytest.mark.anyio

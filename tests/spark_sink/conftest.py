@@ -1,17 +1,43 @@
 """One Spark session for the whole suite, and a node directory with its model for each test."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 import spark_sink
-from spark_sink.commit import Step
+from spark_sink import commit, ingestion
 from spark_sink.ingestion import COMMIT_BYTES_MAX, IngestJob, IngestReport
 from tests.spark_sink.node_builder import NodeBuilder
+from wal.failpoint import failpoint
 
 Ingest = Callable[..., IngestReport]
+
+STEPS = tuple(
+    f"ingest.{name}"
+    for name in (
+        *("created", "intended", "written", "sealed", "committed"),
+        *("finished", "leased", "released", "retired"),
+    )
+)
+"""The failpoints of an ingest between two effects on disk: a job killed at each leaves a different disk behind."""
+
+
+@contextmanager
+def at_steps(on_step: Callable[[str], None]) -> Iterator[None]:
+    """Call `on_step` with the name of each step an ingest of this process comes to."""
+
+    def reached(name: str) -> None:
+        failpoint(name)
+        if name in STEPS:
+            on_step(name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (commit, ingestion):
+            patched.setattr(module, "failpoint", reached)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +63,9 @@ def ingest(spark: SparkSession, node: NodeBuilder, tables: Path) -> Ingest:
 
     def run(
         *,
-        on_step: Callable[[Step], None] | None = None,
+        on_step: Callable[[str], None] = lambda _: None,
         commit_bytes_max: int = COMMIT_BYTES_MAX,
         every_cut: bool = False,
-        now_s: float = 0.0,
         into: Path | None = None,
     ) -> IngestReport:
         job = IngestJob(
@@ -48,11 +73,10 @@ def ingest(spark: SparkSession, node: NodeBuilder, tables: Path) -> Ingest:
             node.path,
             into or tables,
             progress=lambda _stage, _done, _total: None,
-            on_step=on_step,
             commit_bytes_max=commit_bytes_max,
             every_cut=every_cut,
-            now_s=lambda: now_s,
         )
-        return job.run()
+        with at_steps(on_step):
+            return job.run()
 
     return run

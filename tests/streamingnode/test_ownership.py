@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spark_sink.errors import PackageMissing
-from streamingnode.ownership import ROOT_PACKAGES, check_owners, check_places, root_owners, root_places
+from streamingnode.ownership import ROOT_PACKAGES, assert_sole_owner, check_owners, check_places
 
 
 def _installed(site: Path, name: str, *files: str) -> Distribution:
@@ -23,16 +23,14 @@ def ours(tmp_path: Path) -> Distribution:
 
 
 def test_sole_owner_of_all_roots_is_accepted(ours: Distribution) -> None:
-    owners = root_owners([ours])
-    check_owners(owners)
-    assert owners == dict.fromkeys(ROOT_PACKAGES, frozenset({"streamingnode"}))
+    check_owners([ours])
 
 
 @pytest.mark.parametrize("file", ["wal/__init__.py", "wal/sub/x.py", "wal.py", "wal.cpython-311-x86_64-linux-gnu.so"])
 def test_stranger_that_ships_a_root_is_named(ours: Distribution, tmp_path: Path, file: str) -> None:
     stranger = _installed(tmp_path, "write_ahead", file)
     with pytest.raises(PackageMissing, match="write-ahead") as caught:
-        check_owners(root_owners([ours, stranger]))
+        check_owners([ours, stranger])
     assert caught.value.fields() == {"package": "wal", "other": "write-ahead"}
 
 
@@ -40,11 +38,11 @@ def test_stranger_that_ships_a_root_is_named(ours: Distribution, tmp_path: Path,
     "file", ["wallet/__init__.py", "walrus.py", "tools/wal/__init__.py", "wal-1.0.dist-info/RECORD"]
 )
 def test_similar_name_is_no_collision(ours: Distribution, tmp_path: Path, file: str) -> None:
-    check_owners(root_owners([ours, _installed(tmp_path, "other", file)]))
+    check_owners([ours, _installed(tmp_path, "other", file)])
 
 
 def test_same_distribution_seen_twice_is_accepted(ours: Distribution) -> None:
-    check_owners(root_owners([ours, ours]))
+    check_owners([ours, ours])
 
 
 def test_root_imported_from_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -59,5 +57,6 @@ def test_root_that_cannot_be_found_is_refused(tmp_path: Path) -> None:
         check_places({**dict.fromkeys(ROOT_PACKAGES, tmp_path), "wal": None})
 
 
-def test_checkout_finds_all_roots_in_one_place() -> None:
-    assert set(root_places().values()) == {Path(__file__).resolve().parents[2]}
+def test_checkout_is_its_own_sole_owner() -> None:
+    assert_sole_owner.cache_clear()
+    assert_sole_owner()

@@ -1,14 +1,12 @@
 """The node without `async` does the same things under the same names."""
 
-import ast
 import inspect
-import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, assert_type, cast
 
 import pyarrow as pa
 import pytest
@@ -16,10 +14,13 @@ import pytest
 import streamingnode as sn
 from interceptors.errors import CollectionNotFound, SchemaMismatch
 from streamingnode import sync
+from streamingnode.collections import Collection
 from streamingnode.node import Node
+from streamingnode.reading.read_message import ReadMessage
 from streamingnode.reading.reader import CollectionReader
 from streamingnode.sync import SyncNode, SyncProducer, SyncReader, SyncTransaction
 from streamingnode.writing.producer import Producer
+from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction
 from tests.streamingnode.append_double import schema_of
 from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown
@@ -29,12 +30,6 @@ SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 ONLY_ASYNC = {"begin_closing", "aclose", "state", "next_messages", "close"}
 
 
-SIDES = {
-    "Transaction": "SyncTransaction",
-    "Producer": "SyncProducer",
-    "CollectionReader": "SyncReader",
-    "AsyncIterator": "Iterator",
-}
 PAIRS = [(SyncNode, Node), (SyncTransaction, Transaction), (SyncProducer, Producer), (SyncReader, CollectionReader)]
 
 
@@ -52,39 +47,25 @@ def test_every_public_name_is_there_with_the_same_arguments(blocking: type, orig
                 assert parameter.kind == ours.parameters[key].kind, (name, key)
 
 
-@pytest.mark.parametrize("blocking, original", PAIRS, ids=lambda kind: kind.__name__)
-def test_stub_says_of_every_public_name_what_the_asynchronous_class_does(blocking: type, original: type) -> None:
-    stub = ast.parse(Path(str(sync.__file__)).with_suffix(".pyi").read_text("utf-8"))
-    [declared] = [node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == blocking.__name__]
-    [defined] = ast.parse(inspect.getsource(original)).body
-    assert isinstance(defined, ast.ClassDef)
-    ours, theirs = _signatures(declared), _signatures(defined)
-    assert {name: ours[name] for name in ours.keys() - {"close"}} == {
-        name: theirs[name] for name in theirs.keys() - ONLY_ASYNC
-    }
+def test_opening_takes_what_the_asynchronous_package_does() -> None:
+    ours, theirs = inspect.signature(sync.open_node), inspect.signature(sn.open_node)
+    assert list(ours.parameters.values()) == list(theirs.parameters.values())
 
 
-def test_stub_opens_a_node_with_what_the_asynchronous_package_takes() -> None:
-    stub = ast.parse(Path(str(sync.__file__)).with_suffix(".pyi").read_text("utf-8"))
-    ours = _signatures(stub)["open_node"]
-    theirs = _signatures(ast.parse(inspect.getsource(sn.open_node)))["open_node"]
-    assert ours == theirs.replace("-> OpenNode", "-> SyncNode")
-    runtime = inspect.signature(sync.open_node).parameters
-    assert list(runtime) == list(inspect.signature(sn.open_node).parameters)
-
-
-def _signatures(scope: ast.ClassDef | ast.Module) -> dict[str, str]:
-    """Return how each public function of a scope is called, as text, with blocking names for asynchronous ones."""
-    found = {}
-    for function in scope.body:
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and not function.name.startswith("_"):
-            decorators = [ast.unparse(each) for each in function.decorator_list]
-            assert function.returns is not None
-            returns = ast.unparse(function.returns).strip("'\"")
-            arguments = ast.unparse(function.args).replace("=ALL", "=...")
-            returns = re.sub(r"\w+", lambda word: SIDES.get(word[0], word[0]), returns)
-            found[function.name] = f"{decorators} ({arguments}) -> {returns}"
-    return found
+def test_a_type_checker_sees_results_and_blocking_sides() -> None:
+    """What is claimed here the type checker holds, which also reads the tests."""
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        assert_type(node.insert("orders", [{"id": 1, "item": "a"}], partition=None, timeout=9.0), WriteResult)
+        assert_type(node.path, str | None)
+        assert_type(node.collections(), tuple[Collection, ...])
+        assert_type(node.producer("feed").insert("orders", [{"id": 2, "item": "b"}], sequence=1), WriteResult)
+        with node.transaction() as txn, node.read("orders", until=node.consistent_tick()) as messages:
+            assert_type(txn, SyncTransaction)
+            assert_type(messages, SyncReader)
+            assert_type(list(messages), list[ReadMessage])
+            with pytest.raises(TypeError):
+                node.insert("orders", [], partitions="eu")  # type: ignore[call-arg]
 
 
 def _public_names(kind: type) -> set[str]:

@@ -75,7 +75,7 @@ async def test_a_cancelled_wait_lets_the_next_one_in() -> None:
     large, small = await waiters(admission, 90, 10)
     large.cancel()
     await small
-    assert admission.waiting == 0
+    assert len(admission._waiters) == 0
 
 
 async def test_a_turn_that_was_given_and_cancelled_in_one_step_goes_to_the_next() -> None:
@@ -111,7 +111,7 @@ async def test_refusing_on_a_full_disk_leaves_those_in_their_order_that_make_roo
     admission.refuse(StorageFull("disk", 0, 1), but_what_makes_room=True)
     with pytest.raises(StorageFull):
         await rows
-    assert admission.waiting == 2
+    assert len(admission._waiters) == 2
     admission.give_back(20)
     await asyncio.sleep(0)
     assert (drop.done(), cut.done()) == (False, False)

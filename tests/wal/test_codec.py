@@ -29,7 +29,7 @@ from wal.headers import (
 )
 from wal.log import AppendGroup
 from wal.message import MutableMessage, into_entry
-from wal.position import EPOCH_MAX, PRODUCER_ID_MAX, SEQUENCE_MAX, ProducerStamp
+from wal.position import SEQUENCE_MAX, ProducerStamp
 
 WAL_NAME = "rocksmq"
 ids = st.integers(0, 2**63 - 1)
@@ -72,7 +72,7 @@ def stamped_messages(draw: st.DrawFn) -> list[MutableMessage]:
 
 
 producers = st.none() | st.builds(
-    ProducerStamp, st.integers(1, PRODUCER_ID_MAX), st.integers(0, EPOCH_MAX), st.integers(1, SEQUENCE_MAX)
+    ProducerStamp, st.integers(1, 2**63 - 1), st.integers(0, 2**31 - 1), st.integers(1, SEQUENCE_MAX)
 )
 
 

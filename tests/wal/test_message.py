@@ -79,4 +79,4 @@ def test_a_transaction_gives_its_bodies_the_tick_and_the_assignments_of_its_comm
     assert transaction.message_id == MemoryMessageId(4)
     assert [body.time_tick for body in transaction.bodies] == [8, 8]
     assert [body.header for body in transaction.bodies] == [DeleteHeader(1, 1, 40), InsertHeader(1, 2, 1, 3, 11, 40)]
-    assert transaction.vchannels == {"p0_1v0"}
+    assert {body.vchannel for body in transaction.bodies} == {"p0_1v0"}

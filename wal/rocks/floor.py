@@ -16,7 +16,7 @@ import msgspec
 
 from wal.codec import crc32c
 from wal.errors import ChannelFenced, Corrupt, UnsupportedFormat
-from wal.files import identity_of, open_regular, read_regular, write_file
+from wal.files import open_regular, read_regular, write_file
 
 FLOOR_NAME = "floor"
 FLOOR_TEMPORARY_NAME = f"{FLOOR_NAME}.tmp"
@@ -29,19 +29,20 @@ FLOOR_BYTES = 3 * SLOT_BYTES
 FLOOR_READ_BYTES_MAX = 16 * FLOOR_BYTES
 """A longer file is no floor file; what a shorter one has behind its end is nobody's."""
 
-_HEAD = struct.Struct("<I4sHH32sQQQQ")
-"""checksum, magic, format, log count, node id, generation, term, tick, version of the state map."""
+_CHECKSUM_BYTES = 4
+"""Before each part: the CRC32C of the rest of it, little endian."""
+_HEAD = struct.Struct("<4sHH32sQQQQ")
+"""magic, format, log count, node id, generation, term, tick, version of the state map."""
 _POSITION = struct.Struct("<IQ")
 """log id, last durable position."""
-_PROMISE = struct.Struct("<IQ")
-"""checksum, tick."""
-_TOKEN = struct.Struct("<IQ16s")
-"""checksum, term, a number of the owner's own."""
-TOKEN_BYTES = _TOKEN.size
+_PROMISE = struct.Struct("<Q")
+"""tick."""
 _NONCE_BYTES = 16
-_CHECKSUM_BYTES = 4
+_TOKEN = struct.Struct(f"<Q{_NONCE_BYTES}s")
+"""term, a number of the owner's own."""
+TOKEN_BYTES = _CHECKSUM_BYTES + _TOKEN.size
 
-LOGS_MAX = (SLOT_BYTES - _HEAD.size) // _POSITION.size
+LOGS_MAX = (SLOT_BYTES - _CHECKSUM_BYTES - _HEAD.size) // _POSITION.size
 """As many logs as one store can have."""
 
 
@@ -59,7 +60,6 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 def encode_slot(floor: Floor) -> bytes:
     """Return the used bytes of a slot."""
     head = _HEAD.pack(
-        0,
         FLOOR_MAGIC,
         FLOOR_FORMAT,
         len(floor.positions),
@@ -69,8 +69,7 @@ def encode_slot(floor: Floor) -> bytes:
         floor.tick,
         floor.meta_version,
     )
-    body = head[_CHECKSUM_BYTES:] + b"".join(_POSITION.pack(*item) for item in floor.positions.items())
-    return crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+    return _with_checksum(head + b"".join(_POSITION.pack(*item) for item in floor.positions.items()))
 
 
 def decode_slot(data: bytes) -> Floor | None:
@@ -78,11 +77,11 @@ def decode_slot(data: bytes) -> Floor | None:
 
     Raises `UnsupportedFormat` for a whole slot of a newer release.
     """
-    if len(data) < _HEAD.size:
+    if len(data) < _CHECKSUM_BYTES + _HEAD.size:
         return None
-    checksum, magic, version, count, node_id, generation, term, tick, meta_version = _HEAD.unpack_from(data)
-    end = _HEAD.size + count * _POSITION.size
-    if magic != FLOOR_MAGIC or end > len(data) or crc32c(data[_CHECKSUM_BYTES:end]) != checksum:
+    magic, version, count, node_id, generation, term, tick, meta_version = _HEAD.unpack_from(data, _CHECKSUM_BYTES)
+    body = _checked(data, _HEAD.size + count * _POSITION.size)
+    if magic != FLOOR_MAGIC or body is None:
         return None
     if version != FLOOR_FORMAT:
         raise UnsupportedFormat(f"the floor file has format {version}, this release reads {FLOOR_FORMAT}")
@@ -92,35 +91,44 @@ def decode_slot(data: bytes) -> Floor | None:
         term=term,
         tick=tick,
         meta_version=meta_version,
-        positions=dict(_POSITION.iter_unpack(data[_HEAD.size : end])),
+        positions=dict(_POSITION.iter_unpack(body[_HEAD.size :])),
     )
 
 
 def encode_promise(tick: int) -> bytes:
     """Return the bytes of a promised tick."""
-    return _PROMISE.pack(crc32c(tick.to_bytes(8, "little")), tick)
+    return _with_checksum(_PROMISE.pack(tick))
 
 
 def decode_promise(data: bytes) -> int:
     """Return the promised tick, 0 when there is none or its write was cut short."""
-    if len(data) < _PROMISE.size:
-        return 0
-    checksum, tick = _PROMISE.unpack_from(data)
-    return tick if crc32c(int(tick).to_bytes(8, "little")) == checksum else 0
+    body = _checked(data, _PROMISE.size)
+    return 0 if body is None else int(_PROMISE.unpack(body)[0])
 
 
 def encode_token(term: int, nonce: bytes) -> bytes:
     """Return the bytes of an owner's fencing token."""
-    body = _TOKEN.pack(0, term, nonce)[_CHECKSUM_BYTES:]
-    return crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+    return _with_checksum(_TOKEN.pack(term, nonce))
 
 
 def decode_token_term(data: bytes) -> int:
     """Return the term of a fencing token, 0 when there is none or its write was cut short."""
-    if len(data) < TOKEN_BYTES:
-        return 0
-    checksum, term, _ = _TOKEN.unpack_from(data)
-    return term if crc32c(data[_CHECKSUM_BYTES:TOKEN_BYTES]) == checksum else 0
+    body = _checked(data, _TOKEN.size)
+    return 0 if body is None else int(_TOKEN.unpack(body)[0])
+
+
+def _with_checksum(body: bytes) -> bytes:
+    return crc32c(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+
+
+def _checked(data: bytes, size: int) -> bytes | None:
+    """Return so many bytes behind a checksum, None when they fail it or are not there."""
+    body = data[_CHECKSUM_BYTES : _CHECKSUM_BYTES + size]
+    return (
+        body
+        if len(body) == size and data[:_CHECKSUM_BYTES] == crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
+        else None
+    )
 
 
 def decode_floor(data: bytes) -> Floor:
@@ -171,7 +179,7 @@ class FloorFile:
     def __init__(self, directory: Path) -> None:
         self._path = str(directory / FLOOR_NAME)
         self._descriptor = open_regular(directory / FLOOR_NAME, os.O_RDWR)
-        self._identity = identity_of(os.fstat(self._descriptor))
+        self._status = os.fstat(self._descriptor)
         self._nonce, self._token = secrets.token_bytes(_NONCE_BYTES), b""
         self.token_term = 0
         """The term of the token that was written last; 0 before the first."""
@@ -205,7 +213,7 @@ class FloorFile:
                 "stop one of the two: this one writes no more"
             )
         try:
-            in_place = identity_of(os.stat(self._path)) == self._identity  # noqa: PTH116 - twice for each batch of writes
+            in_place = os.path.samestat(os.stat(self._path), self._status)  # noqa: PTH116 - twice for each batch of writes
         except FileNotFoundError:
             in_place = False
         if not in_place:

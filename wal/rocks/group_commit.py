@@ -6,19 +6,90 @@ was closed, verified and opened again. Reads of logs go on, but for the time tha
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum, unique
 from pathlib import Path
 
+from rocksdict import WriteBatch
+
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.failpoint import failpoint
-from wal.queue import Admission
+from wal.queue import Admission, SyncedPosition
+from wal.rocks.database import Engine
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.writer import Write, acknowledge, fail, settle
 from wal.tasks import event_log
 
 _log = event_log(__name__)
+
+Outcome = asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class EntryWrite:
+    """One log entry."""
+
+    log_id: int
+    position: int
+    tick: int
+    key: bytes
+    value: bytes
+    written: Outcome
+    durable: Outcome
+    synced: SyncedPosition
+
+    urgent = False
+    meta_version = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What it adds to a batch."""
+        return len(self.value)
+
+    def stage(self, batch: WriteBatch, _engine: Engine) -> None:
+        """Put it into a batch, whose default family is that of the entries."""
+        batch.put(self.key, self.value)
+
+
+@dataclass(slots=True, eq=False)
+class RecordWrite:
+    """Changes of small records (None removes), and the range of entry keys to give up with them; synced at once.
+
+    `meta_version` is 0 for changes that leave the state map alone.
+    """
+
+    changes: Mapping[bytes, bytes | None]
+    durable: Outcome
+    meta_version: int = 0
+    dropped: tuple[bytes, bytes] | None = None
+
+    urgent = True
+    log_id = position = tick = 0
+
+    @property
+    def written(self) -> Outcome:
+        """The same as `durable`: nobody wants less of a record."""
+        return self.durable
+
+    @property
+    def size_bytes(self) -> int:
+        """What it adds to a batch."""
+        return sum(len(key) + len(value or b"") for key, value in self.changes.items())
+
+    def stage(self, batch: WriteBatch, engine: Engine) -> None:
+        """Put it into a batch."""
+        for key, value in self.changes.items():
+            if value is None:
+                batch.delete(key, engine.meta_family)
+            else:
+                batch.put(key, value, engine.meta_family)
+        if self.dropped is not None:
+            # The family has to be named: a range deletion does not go to the batch's default one.
+            batch.delete_range(*self.dropped, engine.entry_family)
+
+
+Write = EntryWrite | RecordWrite
 
 
 @unique
@@ -159,13 +230,20 @@ class GroupCommit:
     def acknowledged(self, writes: list[Write]) -> None:
         """The operating system has these writes."""
         self.has_acknowledged = True
-        acknowledge(writes)
+        for write in writes:
+            if not write.written.done():
+                write.written.set_result(None)
 
     def landed(self, writes: list[Write]) -> None:
-        """These writes are synced."""
+        """These writes are synced: readers see them first, then who waits for them is told."""
         failpoint("append.landed")
-        self.has_acknowledged = True
-        settle(writes)
+        ends = {write.synced: write.position for write in writes if isinstance(write, EntryWrite)}
+        for synced, position in ends.items():
+            synced.advance(position)
+        for write in writes:
+            if not write.durable.done():
+                write.durable.set_result(None)
+        self.acknowledged(writes)
         failpoint("append.acknowledged")
         self._admission.give_back(sum(write.size_bytes for write in writes))
 
@@ -175,8 +253,12 @@ class GroupCommit:
             _log.warning("write_failed", directory=str(self._directory), error=str(error), writes=len(writes))
         self._cause = error
         self.refuse(StoreState.FAILED if _fence_in(error) is None else StoreState.FENCED)
-        typed = isinstance(error, (ChannelFenced, Indeterminate))
-        fail(writes, error if typed else _indeterminate(self._directory, error))
+        typed = error if isinstance(error, (ChannelFenced, Indeterminate)) else _indeterminate(self._directory, error)
+        for write in writes:
+            for outcome in (write.written, write.durable):
+                if not outcome.done():
+                    outcome.set_exception(typed)
+                    outcome.exception()  # counts as heard, or an abandoned append would log a traceback
         self._admission.give_back(sum(write.size_bytes for write in writes))
 
     def space_changed(self, verdict: SpaceVerdict) -> None:

@@ -22,9 +22,8 @@ from wal.message import LogEntry
 from wal.position import FIRST_POSITION, POSITION_MAX, RocksMessageId
 from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
-from wal.rocks.group_commit import GroupCommit
+from wal.rocks.group_commit import EntryWrite, GroupCommit, RecordWrite
 from wal.rocks.layout import decode_number, encode_number, entry_key, first_position_key, split_entry_key
-from wal.rocks.writer import EntryWrite, RecordWrite
 
 WAL_NAME = RocksMessageId.wal_name
 

@@ -118,7 +118,9 @@ def take_directory(directory: Path, options: RocksOptions, environment: Environm
         failpoint("recovery.directory_locked")
         space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min, free_bytes=environment.free_bytes)
         space.make_room_to_start()
-        prepare_database(directory, options, environment.make_node_id)
+        check_place(directory)  # once more, now that nobody else makes a node here
+        if not (directory / DATABASE_NAME).exists():
+            create_database(directory, options, environment.make_node_id())
         failpoint("recovery.database_prepared")
         floor = FloorFile(directory)
         undo.callback(floor.close)
@@ -200,13 +202,6 @@ def _make_directory(directory: Path) -> None:
         raise StorageFailed(f"cannot make {directory}: {error.strerror} — choose a writable place") from error
 
 
-def prepare_database(directory: Path, options: RocksOptions, make_node_id: Callable[[], str]) -> None:
-    """Make the database if there is none yet. The caller owns the directory. Raises as `check_place`."""
-    check_place(directory)  # once more, now that nobody else makes a node here
-    if not (directory / DATABASE_NAME).exists():
-        _create(directory, options, make_node_id())
-
-
 def check_place(directory: Path) -> None:
     """Return if a node is in this directory, or one may be made in it. Changes nothing.
 
@@ -254,51 +249,29 @@ def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Sur
     try:
         return _verify(path, options, floor)
     except Corrupt:
-        found = _verify_without_torn_end(path, options, floor)
-        if found is None:
-            raise
-        return found
-
-
-def _verify_without_torn_end(path: Path, options: RocksOptions, floor: Floor) -> Survey | None:
-    """Return what a database holds that is sound but for the torn end of its manifest, None for any other."""
-    if not has_torn_end(path):
-        return None
-    try:
-        with without_torn_end(path) as look_alike:
-            return _verify(look_alike, options, floor)
-    except (StreamingNodeError, OSError):
-        return None  # what is wrong with the original is the error to tell
+        if has_torn_end(path):
+            # When that is not all that is wrong, what is wrong with the original is the error to tell.
+            with suppress(StreamingNodeError, OSError), without_torn_end(path) as look_alike:
+                return _verify(look_alike, options, floor)
+        raise
 
 
 def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
     found = _survey_read_only(path, options, DBRecoveryMode.point_in_time())
-    behind_damage = _survey_behind_damage(path, options, found)
-    judge(found, behind_damage, floor, place=str(path))
-    _report_torn_tail(path, found, behind_damage)
-    return found
-
-
-def _survey_behind_damage(path: Path, options: RocksOptions, found: Survey) -> Survey:
-    """Return what is there behind a damaged record, `found` where that cannot be read and proves nothing.
-
-    RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such record,
-    and refuses the database for it. Under durability `os` a power cut leaves both.
-    """
     try:
-        return _survey_read_only(path, options, DBRecoveryMode.skip_any_corrupted_record())
+        behind_damage = _survey_read_only(path, options, DBRecoveryMode.skip_any_corrupted_record())
     except Corrupt:
+        # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such
+        # record, and refuses the database for it. Under durability `os` a power cut leaves both, and it proves nothing.
         if found.synced_each_batch:
             raise
-        return found
-
-
-def _report_torn_tail(path: Path, found: Survey, behind_damage: Survey) -> None:
-    """Say what a power cut took of what was acknowledged under durability `os`: opening for writing drops it."""
+        behind_damage = found
+    judge(found, behind_damage, floor, place=str(path))
     for name, log_id in found.log_ids.items():
         kept, reached = found.last_positions[log_id], behind_damage.last_positions.get(log_id, 0)
-        if reached > kept:
+        if reached > kept:  # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
             _log.warning("torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept)
+    return found
 
 
 def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
@@ -346,7 +319,7 @@ def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
         entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
 
 
-def _create(directory: Path, options: RocksOptions, node_id: str) -> None:
+def create_database(directory: Path, options: RocksOptions, node_id: str) -> None:
     """Make a node, each step synced: the floor, the database under a temporary name, the database under its own.
 
     A crash before the last step leaves a floor that has seen nothing, and at most a temporary database: by that floor, which

@@ -22,7 +22,7 @@ from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFul
 from wal.failpoint import failpoint
 from wal.rocks.database import Engine, link_database
 from wal.rocks.floor import LOGS_MAX
-from wal.rocks.group_commit import GroupCommit, StoreState
+from wal.rocks.group_commit import GroupCommit, RecordWrite, StoreState, Write
 from wal.rocks.layout import (
     DATABASE_NAME,
     META_PREFIX,
@@ -37,7 +37,7 @@ from wal.rocks.log import RocksLog, load_ends
 from wal.rocks.opening import Environment, OpenedDatabase, OwnedDirectory, open_again, open_for_reading, take_directory
 from wal.rocks.recovery import scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.rocks.writer import RecordWrite, Write, Writer
+from wal.rocks.writer import Writer
 from wal.tasks import event_log, outlast
 
 _log = event_log(__name__)
@@ -213,7 +213,7 @@ class RocksStore:
             self._owned.space,
             sync_interval_s=self._options.sync_interval_s,
             queue=queue,
-            listener=self._commit,
+            commit=self._commit,
             tell=asyncio.get_running_loop().call_soon_threadsafe,
             monotonic=self._environment.monotonic,
         )

@@ -1,24 +1,18 @@
-"""The writer thread: takes what is queued, writes it, syncs once, raises the floor, and tells the event loop once.
+"""The writer thread: takes what is queued, writes it, syncs once, raises the floor, and tells the event loop once."""
 
-What goes through it is built on the event loop, staged on the thread, and settled on the event loop again.
-"""
-
-import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from rocksdict import WriteBatch
 
 from wal.errors import ChannelFenced, Indeterminate
 from wal.failpoint import failpoint
-from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
 from wal.rocks.floor import FloorFile
+from wal.rocks.group_commit import GroupCommit, Write
 from wal.rocks.layout import WAITING_MEMTABLES_MAX
-from wal.rocks.space import SpaceLevel, SpaceVerdict, SpaceWatch
+from wal.rocks.space import SpaceLevel, SpaceWatch
 
 WRITE_BYTES_MAX = 1 << 20
 """One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go into one."""
@@ -29,123 +23,13 @@ SPACE_CHECK_S = 0.1
 TABLES_CHECK_S = 0.002
 THREAD_NAME = "rocksmq-writer"
 
-Outcome = asyncio.Future[None]
-
-
-@dataclass(slots=True, eq=False)
-class EntryWrite:
-    """One log entry."""
-
-    log_id: int
-    position: int
-    tick: int
-    key: bytes
-    value: bytes
-    written: Outcome
-    durable: Outcome
-    synced: SyncedPosition
-
-    urgent = False
-    meta_version = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """What it adds to a batch."""
-        return len(self.value)
-
-    def stage(self, batch: WriteBatch, _engine: Engine) -> None:
-        """Put it into a batch, whose default family is that of the entries."""
-        batch.put(self.key, self.value)
-
-
-@dataclass(slots=True, eq=False)
-class RecordWrite:
-    """Changes of small records (None removes), and the range of entry keys to give up with them; synced at once.
-
-    `meta_version` is 0 for changes that leave the state map alone.
-    """
-
-    changes: Mapping[bytes, bytes | None]
-    durable: Outcome
-    meta_version: int = 0
-    dropped: tuple[bytes, bytes] | None = None
-
-    urgent = True
-    log_id = position = tick = 0
-
-    @property
-    def written(self) -> Outcome:
-        """The same as `durable`: nobody wants less of a record."""
-        return self.durable
-
-    @property
-    def size_bytes(self) -> int:
-        """What it adds to a batch."""
-        return sum(len(key) + len(value or b"") for key, value in self.changes.items())
-
-    def stage(self, batch: WriteBatch, engine: Engine) -> None:
-        """Put it into a batch."""
-        for key, value in self.changes.items():
-            if value is None:
-                batch.delete(key, engine.meta_family)
-            else:
-                batch.put(key, value, engine.meta_family)
-        if self.dropped is not None:
-            # The family has to be named: a range deletion does not go to the batch's default one.
-            batch.delete_range(*self.dropped, engine.entry_family)
-
-
-Write = EntryWrite | RecordWrite
-
-
-def settle(writes: Iterable[Write]) -> None:
-    """Show synced entries to readers, and tell who waits for `writes`. Event loop."""
-    for synced, position in {write.synced: write.position for write in writes if isinstance(write, EntryWrite)}.items():
-        synced.advance(position)
-    for write in writes:
-        if not write.durable.done():
-            write.durable.set_result(None)
-    acknowledge(writes)
-
-
-def acknowledge(writes: Iterable[Write]) -> None:
-    """Tell who waits for `writes` that the operating system has them. Event loop."""
-    for write in writes:
-        if not write.written.done():
-            write.written.set_result(None)
-
-
-def fail(writes: Iterable[Write], error: Exception) -> None:
-    """Tell who waits for `writes` that their outcome is open; nobody has to listen. Event loop."""
-    for write in writes:
-        for outcome in (write.written, write.durable):
-            if not outcome.done():
-                outcome.set_exception(error)
-                outcome.exception()  # counts as heard, or an abandoned append would log a traceback
-
-
-class WriterListener(Protocol):
-    """Where the writer reports to; called on the event loop, in order."""
-
-    def acknowledged(self, writes: list[Write]) -> None:
-        """The operating system has these writes."""
-
-    def landed(self, writes: list[Write]) -> None:
-        """These writes are synced."""
-
-    def failed(self, writes: list[Write], error: Exception) -> None:
-        """The outcome of these writes is open, and of all later ones."""
-
-    def space_changed(self, verdict: SpaceVerdict) -> None:
-        """The disk is nearer to full than it was, or less near."""
-
 
 class Writer:
-    """Owns the thread. `queue` brings the writes, in the order that they get on disk; None in it asks for the end.
+    """Owns the thread. `queue` brings the writes, in their order on disk; None in it asks for the end.
 
-    Each batch is synced when `sync_interval_s` is None, else at least that often. `tell` runs a call on the event loop.
-    A write or sync that fails may have left its records or not, and RocksDB says nothing more about them in this process:
-    everything from that batch on is indeterminate, until the directory is opened again and verified.
+    Each batch is synced when `sync_interval_s` is None, else at least that often. `tell` runs a call on the event loop,
+    where `commit` hears of each batch in order. A write or sync that fails may have left its records or not, and RocksDB
+    says nothing more about them in this process: all from that batch on is indeterminate, until the directory is verified.
     """
 
     def __init__(
@@ -156,13 +40,13 @@ class Writer:
         *,
         sync_interval_s: float | None,
         queue: SimpleQueue[Write | None],
-        listener: WriterListener,
+        commit: GroupCommit,
         tell: Callable[..., object],
         monotonic: Callable[[], float],
     ) -> None:
         self._engine, self._floor, self._space = engine, floor, space
         self._sync_interval_s = sync_interval_s
-        self._queue, self._listener, self._tell_loop = queue, listener, tell
+        self._queue, self._group_commit, self._tell_loop = queue, commit, tell
         self._monotonic = monotonic
         self._taken: list[Write] = []
         self._unsynced: list[Write] = []
@@ -256,7 +140,7 @@ class Writer:
         if self._sync_interval_s is None or any(write.urgent for write in writes):
             self._sync()
         else:
-            self._tell(self._listener.acknowledged, writes)
+            self._tell(self._group_commit.acknowledged, writes)
 
     def _sync(self) -> None:
         self.sync_log()
@@ -280,7 +164,7 @@ class Writer:
         if self._sync_interval_s is not None:
             self._sync_floor()  # of a torn tail the floor alone can tell how much was synced
         self._unsynced = []
-        self._tell(self._listener.landed, landed)
+        self._tell(self._group_commit.landed, landed)
 
     def _sync_floor(self) -> None:
         self._floor.sync()
@@ -313,7 +197,7 @@ class Writer:
         before = self._space.verdict
         verdict = self._space.look()
         if verdict.level is not before.level or (verdict.level >= SpaceLevel.FULL and verdict != before):
-            self._tell(self._listener.space_changed, verdict)
+            self._tell(self._group_commit.space_changed, verdict)
 
     def _wait_for_tables(self, size_bytes: int) -> None:
         """Wait while RocksDB makes tables slower than they fill: its own wait would hold the interpreter lock.
@@ -338,7 +222,7 @@ class Writer:
         self._failure.with_traceback(None)  # its frames would keep the database open after closing
         error.with_traceback(None)
         failed, self._unsynced, self._taken = self._unsynced + self._taken, [], []
-        self._tell(self._listener.failed, failed, error)
+        self._tell(self._group_commit.failed, failed, error)
 
     def _tell(self, report: Callable[..., None], *arguments: object) -> None:
         try:

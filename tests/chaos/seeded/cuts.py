@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 from weakref import WeakSet
 
 import msgspec
@@ -12,7 +13,9 @@ import flusher.cuts
 import flusher.run
 import flusher.snapshot
 import streamingnode.snapshot
-from flusher.data_file import FileInProgress
+from flusher.cut_log import file_paths
+from flusher.data_file import ParquetFile
+from flusher.directory import TEMPORARY_SUFFIX
 from flusher.retention import Retention
 from flusher.run import FlushRun, OpenCut
 from interceptors.shard.state import ShardState
@@ -44,7 +47,7 @@ def _row_dropped(right: Right) -> Right:
 
 def _delete_dropped(right: Right) -> Right:
     def delete(cut: OpenCut, message: Any, header: Any) -> None:
-        if len(cut.segments) < 3:
+        if len(cut.files) < 3:
             right(cut, message, header)
 
     return delete
@@ -60,10 +63,11 @@ def _rows_twice(right: Right) -> Right:
 
 
 def _row_group_lost(right: Right) -> Right:
-    begun: WeakSet[FileInProgress] = WeakSet()
+    begun: WeakSet[ParquetFile] = WeakSet()
 
-    async def write(file: FileInProgress, table: Any, size_bytes: int) -> None:
-        await right(file, None if file in begun else table, size_bytes)
+    def write(file: ParquetFile, table: Any) -> None:
+        if file not in begun:
+            right(file, table)
         begun.add(file)
 
     return write
@@ -77,19 +81,21 @@ def _checkpoint_too_far(right: Right) -> Right:
 
 
 def _manifest_first(right: Right) -> Right:
-    def publish_cut(directory: Any, manifest: Any, renames: Sequence[tuple[str, str]]) -> Any:
-        published = right(directory, manifest, ())
-        for temporary, path in renames:
-            directory.rename(temporary, path)
-        directory.sync_parents([path for _, path in renames])
+    def publish_cut(directory: Any, manifest: Any) -> Any:
+        files = file_paths(manifest)
+        with patch.object(flusher.cuts, "file_paths", lambda _manifest: []):
+            published = right(directory, manifest)
+        for path in files:
+            directory.rename(path + TEMPORARY_SUFFIX, path)
+        directory.sync_parents(files)
         return published
 
     return publish_cut
 
 
 def _border_read_twice(right: Right) -> Right:
-    async def read_tail(channel: Any, info: Any, *, after_tick: int, position: int, until: int) -> Any:
-        return await right(channel, info, after_tick=0, position=position, until=until)
+    async def read_tail(channel: Any, info: Any, checkpoint: Any, *, until: int) -> Any:
+        return await right(channel, info, msgspec.structs.replace(checkpoint, tick=0, position=0), until=until)
 
     return read_tail
 
@@ -121,8 +127,8 @@ def _later_than_asked(_right: Right) -> Right:
     return lambda table, _tick: table
 
 
-def _partitions_live_for_ever(_right: Right) -> Right:
-    return lambda source, _manifests: frozenset(each.id for each in source.collection.partitions)
+def _partitions_live_for_ever(right: Right) -> Right:
+    return lambda source, manifests: ({}, right(source, manifests)[1])
 
 
 def _drops_not_saved(right: Right) -> Right:
@@ -171,13 +177,13 @@ CHECKPOINT_TOO_FAR = SeededBug("checkpoint ahead of open transactions", FlushRun
 OTHERS = (
     SeededBug("delete lost in a cut", OpenCut, "delete", _delete_dropped),
     SeededBug("rows twice in a cut", FlushRun, "_take_in_one", _rows_twice),
-    SeededBug("a row group lost", FileInProgress, "_write", _row_group_lost),
+    SeededBug("a row group lost", ParquetFile, "write", _row_group_lost),
     SeededBug("manifest before its files", flusher.run, "publish_cut", _manifest_first),
     SeededBug("rows at the border of a cut twice", streamingnode.snapshot, "_read_tail", _border_read_twice),
     SeededBug("an upsert deletes its own row", flusher.snapshot, "apply_deletes", _delete_takes_its_own),
     SeededBug("a delete takes later rows", flusher.snapshot, "apply_deletes", _delete_takes_later_rows),
     SeededBug("a state later than asked for", flusher.snapshot, "_up_to", _later_than_asked),
-    SeededBug("a dropped partition keeps its rows", flusher.snapshot, "_live_partitions", _partitions_live_for_ever),
+    SeededBug("a dropped partition keeps its rows", flusher.snapshot, "_partitions", _partitions_live_for_ever),
     SeededBug("a dropped collection comes back", ShardState, "snapshot", _drops_not_saved),
     SeededBug("files of earlier cuts collected", flusher.cuts, "_is_of_cut", _earlier_cuts_orphaned),
     SeededBug("truncation forgets readers", Retention, "enforce", _truncation_forgets_readers),

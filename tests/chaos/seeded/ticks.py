@@ -11,8 +11,8 @@ from wal.timetick import TickAllocator, compose_tick
 
 def _tick_goes_back(_right: Right) -> Right:
     def allocate(ticks: TickAllocator) -> int:
-        ticks._last = compose_tick(ticks._now_ms()) + (ticks._last & 0xFF) + 1
-        return ticks._last
+        ticks.last = compose_tick(ticks._now_ms()) + (ticks.last & 0xFF) + 1
+        return ticks.last
 
     return allocate
 

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from anyio import CapacityLimiter
 
-from flusher.data_file import FileInProgress, SegmentBuffer
-from flusher.directory import NodeDirectory
-from flusher.parquet import ParquetFile
+from flusher.data_file import FileInProgress, ParquetFile
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.manifest import SegmentFile
 from flusher.rows import Rows
 
 pytestmark = pytest.mark.anyio
@@ -30,18 +30,25 @@ ONE_MESSAGE = len(message(0).payload)
 
 
 def file_of(root: Path, messages: int, *, threads: int = 2) -> FileInProgress:
-    buffer = SegmentBuffer(segment_id=2, partition_id=1, collection_id=1, vchannel="p0_1v0", schema=SCHEMA, key="id")
-    for number in range(messages):
-        buffer.add(message(number))
-    return FileInProgress(
-        buffer, NodeDirectory(root), node_id="n", row_group_bytes=ONE_MESSAGE, limiter=CapacityLimiter(threads)
+    file = FileInProgress(
+        NodeDirectory(root),
+        SegmentFile,
+        {"path": "segments/1/2.parquet", "collection_id": 1, "vchannel": "p0_1v0", "segment_id": 2, "partition_id": 1},
+        schema=SCHEMA,
+        key="id",
+        node_id="n",
+        row_group_bytes=ONE_MESSAGE,
+        limiter=CapacityLimiter(threads),
     )
+    for number in range(messages):
+        file.add(message(number))
+    return file
 
 
 async def test_a_spill_takes_one_row_group_and_leaves_the_rest_pending(tmp_path: Path) -> None:
     file = file_of(tmp_path, 3)
     await file.spill()
-    assert file.buffer.pending_bytes == 2 * ONE_MESSAGE
+    assert file.pending_bytes == 2 * ONE_MESSAGE
     assert file.held_bytes == 2 * ONE_MESSAGE
     await file.discard()
 
@@ -53,7 +60,7 @@ async def test_rows_spilled_side_by_side_keep_their_order(tmp_path: Path, thread
         for _ in range(10):
             spills.start_soon(file.spill)
     await file.finish()
-    written = pq.ParquetFile(tmp_path / file.temporary_path)
+    written = pq.ParquetFile(tmp_path / (file.place["path"] + TEMPORARY_SUFFIX))
     assert written.num_row_groups == 20
     assert written.read()["id"].to_pylist() == list(range(20 * ROWS))
     assert file.held_bytes == 0

@@ -5,25 +5,25 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from flusher.triggers import CutSchedule, CutScheduleOptions, seconds_to_boundary, wait_for_event
+from flusher.flusher import CutSchedule, seconds_to_boundary
+from flusher.run import CutScheduleOptions
 from wal.errors import OnShutdown, Overloaded
 
 pytestmark = pytest.mark.anyio
 
 
-class Waits:
-    """Notes how long the schedule would wait, and lets something happen instead."""
+class Schedule(CutSchedule):
+    """Does not wait but lets something happen instead; `full` notes whether much was unflushed then."""
 
-    def __init__(self, *happenings: Callable[[], None]) -> None:
-        self.seconds: list[float | None] = []
-        self.set: list[bool] = []
+    def __init__(self, options: CutScheduleOptions, *happenings: Callable[[], None]) -> None:
+        super().__init__(options, now_ms=lambda: 0)
+        self.full: list[bool] = []
         self._happenings = list(happenings)
 
-    async def __call__(self, event: anyio.Event, seconds: float | None) -> None:
-        self.seconds.append(seconds)
+    async def _wait(self) -> None:
         if self._happenings:
             self._happenings.pop(0)()
-        self.set.append(event.is_set())
+        self.full.append(self._full.is_set())
 
 
 class Asked:
@@ -48,35 +48,28 @@ def test_boundaries_are_multiples_of_the_interval_since_the_epoch(now_ms: int, e
     assert seconds_to_boundary(now_ms, 10.0) == expected
 
 
-async def test_a_schedule_without_interval_waits_for_bytes_only() -> None:
-    waits = Waits()
-    schedule = CutSchedule(CutScheduleOptions(interval_s=None), now_ms=lambda: 0, wait=waits)
-    await schedule.run(Asked())
-    assert waits.seconds == [None]
+@pytest.mark.parametrize("interval_s, bytes_max", [(0.001, 2), (None, 1), (3600.0, 1)], ids=["time", "bytes", "first"])
+async def test_a_schedule_waits_for_the_boundary_or_for_bytes(interval_s: float | None, bytes_max: int) -> None:
+    schedule = CutSchedule(CutScheduleOptions(interval_s=interval_s, bytes_max=bytes_max), now_ms=lambda: 0)
+    schedule.report(1, 1)
+    with anyio.fail_after(10):
+        await schedule.run(Asked())
 
 
 async def test_a_cut_asked_for_covers_its_bytes_until_the_flusher_meets_it() -> None:
-    waits = Waits(
+    schedule = Schedule(
+        CutScheduleOptions(bytes_max=100),
         lambda: schedule.report(5, 100),  # full: asks, and is told cut 5
         lambda: schedule.report(5, 150),  # on its way
         lambda: schedule.report(6, 99),  # met, and not full
         lambda: schedule.report(6, 100),  # full again
     )
-    schedule = CutSchedule(CutScheduleOptions(bytes_max=100), now_ms=lambda: 0, wait=waits)
     await schedule.run(Asked(5, 5, 5))
-    assert waits.set == [True, False, False, True]
+    assert schedule.full == [True, False, False, True]
 
 
 async def test_a_cut_that_could_not_be_made_is_asked_for_again_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     asked = Asked(Overloaded("not now"), 1)
-    await CutSchedule(CutScheduleOptions(), now_ms=lambda: 0, wait=Waits()).run(asked)
+    await Schedule(CutScheduleOptions()).run(asked)
     assert asked.count == 3
-    assert [record.name for record in caplog.records] == ["flusher.triggers"]
-
-
-async def test_the_real_wait_ends_with_the_event_or_the_time() -> None:
-    event = anyio.Event()
-    await wait_for_event(event, 0.0)
-    assert not event.is_set()
-    event.set()
-    await wait_for_event(event, None)
+    assert [record.name for record in caplog.records] == ["flusher.flusher"]

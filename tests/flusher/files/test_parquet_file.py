@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flusher.data_file import ParquetFile, ascending_columns, repetitive_columns
 from flusher.directory import NodeDirectory
-from flusher.parquet import ParquetFile, WrittenFile, ascending_columns, repetitive_columns
 from flusher.rows import OffsetRule, Rows, decode_rows
 from tests.flusher.faulty_disk import FaultyDirectory, Fuse
 from wal.codec import crc32c
@@ -28,7 +28,7 @@ BOUNDS: dict[str, tuple[int, int] | tuple[str, str]] = {
 }
 
 
-def write(root: Path, kind: pa.DataType, keys: list[object]) -> tuple[ParquetFile, WrittenFile]:
+def write(root: Path, kind: pa.DataType, keys: list[object]) -> tuple[ParquetFile, dict[str, object]]:
     schema = pa.schema([pa.field("id", kind)], metadata={"mine": "kept"})
     file = ParquetFile(NodeDirectory(root), "segments/1/2.parquet", schema, key="id", metadata={"streamingnode.x": "y"})
     for number in range(2):
@@ -43,17 +43,17 @@ def test_the_description_is_of_the_bytes_on_disk(tmp_path: Path, case: str) -> N
     file, written = write(tmp_path, *KEYS[case])
     content = (tmp_path / file.temporary_path).read_bytes()
     low, high = BOUNDS.get(case, (None, None))
-    assert written == WrittenFile(
-        bytes=len(content),
-        crc32c=crc32c(content),
-        rows=6,
-        tick_min=7,
-        tick_max=8,
-        offset_min=100,
-        offset_max=105,
-        key_min=low,
-        key_max=high,
-    )
+    assert written == {
+        "bytes": len(content),
+        "crc32c": crc32c(content),
+        "rows": 6,
+        "tick_min": 7,
+        "tick_max": 8,
+        "offset_min": 100,
+        "offset_max": 105,
+        "key_min": low,
+        "key_max": high,
+    }
 
 
 def test_arrow_reads_back_the_declared_types_and_the_footer_says_where_it_belongs(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_between_row_groups_a_file_is_synced_and_has_no_descriptor(tmp_path: Pat
         file.write(decode_rows([Rows(payload, 1, tick, tick)], schema, vchannel="p0_1v0", rule=OffsetRule.FIRST))
         assert directory.unsynced == set(), "an error of the kernel's own writing could go unnoticed"
         assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []
-    assert file.finish().rows == 3
+    assert file.finish()["rows"] == 3
     assert directory.unsynced == set()
     assert pq.read_table(tmp_path / file.temporary_path)["id"].to_pylist() == [7, 8, 9]
 
@@ -158,7 +158,7 @@ def test_a_column_is_not_taken_for_the_field_of_a_struct_whose_path_is_its_name(
     rows = [Rows(table.serialize().to_pybytes(), 2, 7, 100)]
     file.write(decode_rows(rows, table.schema, vchannel="p0_1v0", rule=OffsetRule.FIRST))
     written = file.finish()
-    assert (written.key_min, written.key_max) == (1, 2)
+    assert (written["key_min"], written["key_max"]) == (1, 2)
     found = pq.ParquetFile(tmp_path / file.temporary_path).read(["a", "e"])
     assert found["a"].to_pylist() == structs
     assert found["e"].to_pylist() == [1, 2]

@@ -6,7 +6,7 @@ import pytest
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
 from flusher.cut_log import CutLog, file_paths
-from flusher.cuts import CutPoint, build_manifest, check_same_cut, cut_ahead, publish_cut, remove_orphans
+from flusher.cuts import build_manifest, check_same_cut, cut_ahead, publish_cut, remove_orphans
 from flusher.directory import NodeDirectory
 from flusher.manifest import CutManifest, SegmentFile
 from flusher.retention import SET_ASIDE_SUFFIX, finish_removal
@@ -37,14 +37,15 @@ def publish(directory: NodeDirectory, number: int, previous_crc32c: int = 0) -> 
         segment_id=number,
         partition_id=2,
     )
-    manifest = build_manifest(point(number, previous_crc32c), [segment], ShardState(), node_id="me", created_ms=0)
-    published = publish_cut(directory, manifest, [(path + ".tmp", path)])
+    manifest = build_manifest(
+        before(number, previous_crc32c), 10 * number, [segment], ShardState(), node_id="me", created_ms=0
+    )
+    published = publish_cut(directory, manifest)
     return manifest, published.crc32c
 
 
-def point(number: int, previous_crc32c: int = 0) -> CutPoint:
-    previous_tick = 10 * (number - 1)
-    return CutPoint(number=number, tick=10 * number, previous_tick=previous_tick, previous_crc32c=previous_crc32c)
+def before(number: int, previous_crc32c: int = 0) -> Checkpoint:
+    return Checkpoint(cut_number=number - 1, tick=10 * (number - 1), manifest_crc32c=previous_crc32c)
 
 
 def touch(root: Path, *paths: str) -> None:
@@ -175,9 +176,9 @@ def test_cuts_and_checkpoint_of_different_backups_are_corrupt(tmp_path: Path, ch
 def test_a_cut_on_disk_that_the_log_does_not_tell_is_corrupt(tmp_path: Path) -> None:
     manifest, _ = publish(NodeDirectory(tmp_path), 1)
     rows = {"segments/1/1.parquet": ROWS}
-    check_same_cut(manifest, point(1), rows)
+    check_same_cut(manifest, before(1), 10, rows)
     for wrong_rows in ({}, {"segments/1/1.parquet": ROWS + 1}, rows | {"segments/1/2.parquet": 1}):
         with pytest.raises(Corrupt):
-            check_same_cut(manifest, point(1), wrong_rows)
+            check_same_cut(manifest, before(1), 10, wrong_rows)
     with pytest.raises(Corrupt):
-        check_same_cut(manifest, point(1, previous_crc32c=7), rows)
+        check_same_cut(manifest, before(1, previous_crc32c=7), 10, rows)

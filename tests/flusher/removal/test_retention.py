@@ -16,10 +16,8 @@ from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint
 from flusher.cut_log import cut_numbers, file_paths, manifest_path
 from flusher.cuts import are_all_there, decode_first_kept, kept_cuts_key
 from flusher.directory import NodeDirectory
-from flusher.flusher import Flusher, FlushHooks
 from flusher.manifest import decode_manifest, encode_manifest
 from flusher.retention import (
-    Found,
     RetentionOptions,
     TableLease,
     may_remove_cut,
@@ -29,7 +27,7 @@ from flusher.retention import (
 )
 from flusher.run import FlushOptions
 from tests.flusher.cut_reading import manifests, rows_in
-from tests.flusher.stamped_log import START_MS, StampedLog, Table
+from tests.flusher.stamped_log import START_MS, StampedLog, Table, flusher_of
 from wal.errors import Corrupt, Truncated
 from wal.memory_store import MemoryLogStore
 from wal.timetick import compose_tick, physical_ms
@@ -48,7 +46,7 @@ def test_truncation_passes_neither_checkpoint_nor_reader_nor_age(ages_ms: list[i
         for i, age in enumerate(sorted(ages_ms, reverse=True), 1)
     ]
     checkpoint = Checkpoint(position=cuts[-1].position if cuts else 0, history=tuple(cuts))
-    old = newest_old_cut(cuts, now_ms=now_ms, min_age_ms=retention_ms, found=Found(0, 0))
+    old = newest_old_cut(cuts, now_ms=now_ms, min_age_ms=retention_ms, found_tick=0, open_ms=0)
     bound = truncation_bound(checkpoint, reader_floor=reader_floor, old=old)
     assert bound <= checkpoint.position
     assert reader_floor is None or bound <= reader_floor
@@ -93,14 +91,14 @@ class Node:
         """Open a flusher, let `open_s` pass, and enforce."""
         elapsed_s = 0.0
         options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s))
-        flusher = Flusher(
-            self.root,
+        flusher = flusher_of(
+            NodeDirectory(self.root),
             self.store,
             self.log.log,
-            None,
             options=options,
             now_ms=self.now_ms,
-            hooks=FlushHooks(reader_floor=lambda: self.reader_floor, elapsed_ms=lambda: int(elapsed_s * 1000)),
+            reader_floor=lambda: self.reader_floor,
+            elapsed_ms=lambda: int(elapsed_s * 1000),
         )
         elapsed_s = open_s
         async with anyio.create_task_group() as tasks:
@@ -356,7 +354,7 @@ def test_waiting_for_a_cut_that_was_given_up_is_refused(tmp_path: Path) -> None:
         for table in node.tables:
             node.lease(table, 3)
         await node.enforce(min_age_s=0)
-        flusher = Flusher(tmp_path, node.store, node.log.log, None, options=FlushOptions(), now_ms=lambda: START_MS)
+        flusher = flusher_of(NodeDirectory(tmp_path), node.store, node.log.log)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             await flusher.wait_for_cut(3)

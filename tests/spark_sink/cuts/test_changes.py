@@ -149,7 +149,7 @@ def test_cuts_without_files_of_a_collection_do_not_change_it(tmp_path: Path) -> 
     cuts = CutLog(tmp_path).span(1, 1)
     entry = next(found for found in cuts[0].manifest.collections if found.name == "orders")
     changes = changes_of(entry, cuts, after_tick=0)
-    assert (changes.files, changes.changed) == ((), (cuts[0].tick, cuts[0].tick))
+    assert (changes.segments, changes.deletes, changes.changed) == ((), (), (cuts[0].tick, cuts[0].tick))
 
 
 def test_a_segment_of_an_unknown_partition_is_corrupt(tmp_path: Path) -> None:

@@ -1,22 +1,23 @@
 """An ingest in a process of its own whose JVM is killed with SIGKILL, from outside it, at a named moment.
 
-Run as `python -m tests.spark_sink.ingestion.ingest_without_jvm <node> <tables> <moment>`; a moment is a step, `writing` for
-as soon as Spark has begun to write files, or `both`, where driver and JVM die together then. Exits with 3 when ingest raised
-what it says for a Spark that is gone.
+Run as `python -m tests.spark_sink.ingestion.ingest_without_jvm <node> <tables> <moment>`; a moment is a failpoint, `writing`
+for as soon as Spark has begun to write files, or `both`, where driver and JVM die together then. Exits with 3 when ingest
+raised what it says for a Spark that is gone.
 """
 
 import os
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 import spark_sink
-from spark_sink.commit import Step
 from spark_sink.errors import SparkLost
 from spark_sink.ingestion import IngestJob
+from wal import failpoint
 
 LOST = 3
 LOOK_S = 0.001
@@ -51,14 +52,11 @@ class Killer:
 def main(node: str, tables: str, moment: str) -> None:
     spark = spark_sink.session(**{"spark.master": "local[2]", "spark.driver.memory": "512m"})
     killer = Killer(spark, Path(tables))
-
-    def on_step(step: Step) -> None:
-        if moment in MID_WRITE and step is Step.INTENDED:
-            killer.kill_while_writing(driver_too=moment == "both")
-        elif step.value == moment:
-            killer.kill()
-
-    job = IngestJob(spark, Path(node), Path(tables), progress=lambda *_: None, on_step=on_step)
+    if moment in MID_WRITE:
+        failpoint.arm("ingest.intended", partial(killer.kill_while_writing, driver_too=moment == "both"))
+    else:
+        failpoint.arm(moment, killer.kill)
+    job = IngestJob(spark, Path(node), Path(tables), progress=lambda *_: None)
     try:
         job.run()
     except SparkLost as error:

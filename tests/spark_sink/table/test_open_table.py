@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from interceptors.errors import AlreadyExists, SchemaMismatch
-from spark_sink.columns import stored_type
+from interceptors.errors import AlreadyExists
 from spark_sink.table import CommitConflict, NewFile, OpenTable, TableIdentity, Watermark
 from tests.spark_sink.node_builder import ORDERS
 
@@ -91,18 +90,3 @@ def test_a_table_that_no_ingest_made_is_refused(tmp_path: Path) -> None:
     assert foreign is not None
     with pytest.raises(AlreadyExists, match="no ingest made"):
         foreign.owner()
-
-
-def test_a_new_column_is_adopted_and_a_changed_one_refused(table: OpenTable) -> None:
-    take(table, 1)
-    wider = table.adopt_columns(ORDERS.append(pa.field("note", pa.string())))
-    assert "note" in wider.spark_schema.names
-    assert wider.watermark == at(1)
-    take(wider, 2)
-    with pytest.raises(SchemaMismatch, match="column item"):
-        wider.adopt_columns(pa.schema([pa.field("item", pa.int32())]))
-
-
-def test_a_type_no_table_can_hold_is_named() -> None:
-    with pytest.raises(SchemaMismatch, match="column at has type time64"):
-        stored_type(pa.time64("us"), column="at")

@@ -25,7 +25,7 @@ from streamingnode.config import load_config
 from streamingnode.opening import OpenNode, open_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.streamingnode.cli.conftest import Printed
 
@@ -217,6 +217,15 @@ def test_tail_into_a_reader_that_goes_away_is_quiet(data: Path, run: "Run") -> N
     assert run("ls", data).code == 0
 
 
+@pytest.fixture
+def default_interrupt() -> "Iterator[None]":
+    """Children take an interrupt, also where this process was started to ignore it, as in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_interrupt")
 def test_followed_tail_ends_with_130_at_an_interrupt(data: Path) -> None:
     command = [sys.executable, "-m", "streamingnode", "tail", str(data), "orders", "--follow"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

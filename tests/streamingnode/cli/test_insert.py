@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamingnode.cli.row_batch import ROWS_MAX
+from streamingnode.cli.rows_in import ROWS_MAX
 from streamingnode.opening import open_node
 
 if TYPE_CHECKING:

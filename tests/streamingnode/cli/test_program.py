@@ -66,6 +66,13 @@ def test_typed_error_is_a_document_with_json(tmp_path: Path, capsys: pytest.Capt
     assert error["retryable"] == "no"
 
 
+def test_path_that_is_no_text_is_in_a_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "a\udcff"
+    place.mkdir()
+    assert main(["doctor", str(place), "--json"]) == 0
+    assert f"{place} is empty" in json.loads(capsys.readouterr().out)["findings"][-1]["detail"]
+
+
 def test_debug_shows_the_traceback_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tmp_path), "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err

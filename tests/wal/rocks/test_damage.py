@@ -17,7 +17,7 @@ from tests.wal.rocks.damaged_directory import (
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.rocks.floor import FLOOR_BYTES, FLOOR_NAME, read_floor
 from wal.rocks.layout import FORMAT_KEY, encode_number, entry_key
-from wal.rocks.opening import prepare_database
+from wal.rocks.opening import create_database
 from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -188,7 +188,7 @@ async def test_a_directory_with_a_log_of_something_else_is_left_alone(tmp_path: 
 @pytest.mark.parametrize("step", ["lock", "empty floor", "torn floor", "temporary floor", "floor", "database"])
 async def test_a_creation_that_was_cut_short_starts_again(tmp_path: Path, step: str) -> None:
     node = tmp_path
-    await anyio.to_thread.run_sync(prepare_database, node, NO_LOW_WATER, lambda: "n")
+    await anyio.to_thread.run_sync(create_database, node, NO_LOW_WATER, "n")
     (node / "log").rename(node / "log.tmp")
     (node / "log.tmp" / "CURRENT").write_bytes(b"")
     (node / "node.lock").write_text("4711\n")

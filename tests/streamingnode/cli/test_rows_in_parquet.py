@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamingnode.cli import row_source
-from streamingnode.cli.row_batch import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX
-from streamingnode.cli.row_source import ParquetRows, open_rows
+from streamingnode.cli import rows_in
+from streamingnode.cli.rows_in import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, ParquetRows, open_rows
 from streamingnode.rows.schema import AnyArray
 from wal.errors import StreamingNodeError, TooLarge
 
@@ -54,7 +53,7 @@ def test_value_that_many_rows_share_is_written_out_for_few_at_a_time(make: Calla
 
 
 def test_lists_that_expand_a_thousandfold_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_source, "EXPANDED_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(rows_in, "EXPANDED_BYTES_MAX", 1 << 20)
     offsets = pa.array([0, *[1_000_000] * ROWS], pa.int32())
     file = _file(pa.table({"id": range(ROWS), "v": pa.ListArray.from_arrays(offsets, pa.array(np.zeros(1_000_000)))}))
     source = ParquetRows(file)
@@ -86,7 +85,7 @@ def test_rows_of_every_type_come_out_as_they_are() -> None:
 
 
 def test_rows_passed_over_do_not_come_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_source, "ROWS_MAX", 4)
+    monkeypatch.setattr(rows_in, "ROWS_MAX", 4)
     file = _file(pa.table({"id": range(11)}))
     digests = set()
     for last in range(12):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from streamingnode.cli import main
-from streamingnode.demo.place import claim
+from streamingnode.demo import Check, DemoResult
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -59,7 +59,7 @@ def test_next_commands_work_as_printed(demo: tuple[Path, dict[str, object]]) -> 
 def test_missing_package_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("streamingnode.cli.extras.find_spec", lambda name: None if name == "psutil" else object())
+    monkeypatch.setattr("streamingnode.cli.command.find_spec", lambda name: None if name == "psutil" else object())
     assert main(["demo", "--dir", str(tmp_path / "demo")]) == 3
     assert ".[demo]" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()
@@ -76,20 +76,17 @@ def test_directory_of_somebody_else_is_refused_before_sampling(
 def test_failed_check_exits_with_one_and_prints_the_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from streamingnode.demo.check import Check
-    from streamingnode.demo.run import DemoResult
-
     failed = DemoResult(
-        place=claim(tmp_path / "demo"),
+        directory=tmp_path / "demo",
         rounds=1,
         samples=2,
         cuts=1,
         versions={"live": 1},
         commit_ms_median=1.0,
-        ingest_s=1.0,
-        checks=(Check("live: rows", 1, ("2 rows were acknowledged, the table has 1",)),),
+        ingest_seconds=1.0,
+        checks=(Check("live: rows", False, 1, ("2 rows were acknowledged, the table has 1",)),),
         top=(),
     )
-    monkeypatch.setattr("streamingnode.demo.run.run_demo", lambda *_: failed)
+    monkeypatch.setattr("streamingnode.demo.run_demo", lambda *_: failed)
     assert main(["demo", "--dir", str(tmp_path / "demo")]) == 1
     assert "2 rows were acknowledged, the table has 1" in capsys.readouterr().out

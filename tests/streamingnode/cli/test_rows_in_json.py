@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.cli.json_lines import DEPTH_MAX, JsonLines
 from streamingnode.cli.output import to_json
-from streamingnode.cli.row_batch import ROW_BYTES_MAX, ROWS_MAX, RowBatch
+from streamingnode.cli.rows_in import DEPTH_MAX, ROW_BYTES_MAX, ROWS_MAX, JsonLines, RowBatch, open_rows
 from wal.errors import InvalidArgument, TooLarge
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "name": pa.string()}
@@ -190,10 +189,23 @@ def test_line_from_a_pipe_is_handed_on_while_the_pipe_stays_open() -> None:
     assert got[1].rows.to_pylist() == [{"id": 3, "name": None}]
 
 
+def test_first_line_of_a_pipe_does_not_wait_for_the_second() -> None:
+    got: list[RowBatch] = []
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb", buffering=0) as writer:
+        writer.write(b'{"id": 1}\n')
+        with open_rows("-", pipe) as rows:
+            reading = threading.Thread(target=lambda: got.append(next(rows.batches(SCHEMA))), daemon=True)
+            reading.start()
+            reading.join(timeout=20)
+            assert not reading.is_alive(), "it waits for more lines"
+    assert list(got[0].numbers) == [1]
+
+
 def test_digest_is_that_of_the_lines_before_whatever_batches_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
     text = b'{"id": 1}\n\n{"id": 2}\n{"id": 3}'
     (whole,) = _read(text)
-    monkeypatch.setattr("streamingnode.cli.json_lines.ROWS_MAX", 1)
+    monkeypatch.setattr("streamingnode.cli.rows_in.ROWS_MAX", 1)
     assert [batch.numbers[-1] for batch in _read(text)] == [1, 3, 4]
     assert _read(text)[-1].digest == whole.digest
     source = JsonLines(io.BytesIO(text + b'\n{"id": 4}\n'))

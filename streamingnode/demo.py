@@ -1,0 +1,368 @@
+"""The main job on real input: this machine's processes, through a node, into checked Spark tables and a picture.
+
+Every step goes through what users call; nothing is known here that a user could not know.
+"""
+
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+import spark_sink
+from flusher.cut_log import CutLog
+from spark_sink.table import OpenTable
+from streamingnode.care.inspect import check_free
+from streamingnode.node import Node
+from streamingnode.opening import open_node, run_async
+from streamingnode.progress import Progress
+from wal.errors import InvalidArgument, StorageFailed
+from wal.timetick import physical_ms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NODE, TABLES, PICTURE, MARKER = "node", "tables", "report.png", ".streamingnode-demo"
+"""What a demo makes in its directory."""
+
+CUT_INTERVAL_S = 5.0  # half the default, so that a short run has several cuts and its tables several versions
+DIFFERENCES_MAX = 10  # enough to see the kind of damage; the rest would scroll it away
+PROCESSES_MAX = 6  # more lines than this cannot be told apart in a picture
+
+_LIVE_COLUMNS: dict[str, pa.DataType] = {
+    "pid": pa.int64(),
+    "name": pa.string(),
+    "status": pa.string(),
+    "threads": pa.int32(),
+    "cpu_seconds": pa.float64(),
+    "rss_bytes": pa.int64(),
+    "round": pa.int64(),
+}
+LIVE_SCHEMA = pa.schema(_LIVE_COLUMNS)
+"""One row for each running process, keyed by `pid`."""
+SAMPLES_SCHEMA = pa.schema([pa.field("sample", pa.int64()), *LIVE_SCHEMA])
+"""One row for each process in each round, keyed by a running number."""
+
+_TOP_PROCESSES = """
+    SELECT name, pid, MAX(rss_bytes) AS memory_bytes, MAX(cpu_seconds) - MIN(cpu_seconds) AS cpu_seconds, COUNT(*) AS rounds
+    FROM samples GROUP BY name, pid ORDER BY memory_bytes DESC, pid LIMIT {count}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison of a table with what was acknowledged; `differences` holds the first few."""
+
+    what: str
+    passed: bool
+    rows: int
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoResult:
+    """What a demo did; `top` is what Spark SQL says of the processes with the most memory."""
+
+    directory: Path
+    rounds: int
+    samples: int
+    cuts: int
+    versions: dict[str, int]
+    commit_ms_median: float
+    ingest_seconds: float
+    checks: tuple[Check, ...]
+    top: Sequence[Mapping[str, Any]]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the tables hold exactly what was acknowledged."""
+        return all(check.passed for check in self.checks)
+
+
+def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Progress) -> DemoResult:
+    """Run the demo and return what it found; a failed check is in the result, anything else that fails is raised."""
+    prepare(directory)
+    progress.stage("sampling processes", seconds)
+    recording = run_async(partial(_fill_node, directory / NODE, seconds, rounds_per_s, progress))
+    progress.stage("starting Spark")
+    spark = spark_sink.session()
+    try:
+        progress.stage("ingesting cuts")
+        began = time.monotonic()
+        spark_sink.ingest(
+            spark,
+            directory / NODE,
+            directory / TABLES,
+            progress=lambda stage, done, total: progress.advance(done, f"{stage}, cut {done} of {total}", total=total),
+            request_cut=False,  # the node was closed after its last cut
+            every_cut=True,
+        )
+        ingest_seconds = time.monotonic() - began
+        progress.stage("checking tables")
+        checks = tuple(_check(spark, directory / TABLES, recording))
+        progress.stage("asking Spark SQL")
+        spark_sink.read_table(spark, directory / TABLES / "samples").createOrReplaceTempView("samples")
+        top = spark.sql(_TOP_PROCESSES, count=PROCESSES_MAX).toArrow().to_pylist()
+    finally:
+        spark.stop()
+    progress.stage(f"drawing {PICTURE}")
+    cuts = CutLog(directory / NODE)
+    cut_ticks = [cuts.read(number).tick for number in cuts.numbers]
+    version_ticks = {name: _version_ticks(directory / TABLES / name) for name in ("samples", "live")}
+    _draw(directory / PICTURE, recording, top, cut_ticks, version_ticks)
+    return DemoResult(
+        directory=directory,
+        rounds=len(recording.rounds),
+        samples=recording.samples,
+        cuts=len(cut_ticks),
+        versions={name: len(ticks) for name, ticks in version_ticks.items()},
+        commit_ms_median=statistics.median_high(each.commit_s * 1000 for each in recording.rounds),
+        ingest_seconds=ingest_seconds,
+        checks=checks,
+        top=top,
+    )
+
+
+def prepare(directory: Path) -> None:
+    """Make a directory that holds nothing but what is not a demo's; one that no demo made has to be empty.
+
+    Raises `InvalidArgument` when it holds anything else, `AlreadyOwned` while a process has the old node open,
+    `StorageFailed` when it cannot be written.
+    """
+    try:
+        if (directory / MARKER).is_file():
+            check_free(directory / NODE)
+            for part in (directory / NODE, directory / TABLES):
+                if part.is_dir():
+                    shutil.rmtree(part)
+            (directory / PICTURE).unlink(missing_ok=True)
+        elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise InvalidArgument(f"{directory} is there and no demo made it — move it, or choose another with --dir")
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / MARKER).write_text(
+            f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
+        )
+    except OSError as error:
+        raise StorageFailed(f"cannot write {directory}: {error.strerror} — choose another with --dir") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One acknowledged sampling round: when, at which tick, which rows of `live`, and how long the commit took."""
+
+    at_s: float
+    time_tick: int
+    processes: pa.RecordBatch
+    commit_s: float
+
+
+@dataclass(slots=True)
+class Recording:
+    """Everything the node acknowledged: what the tables are checked against. Rounds are in order, from number 1."""
+
+    rounds: list[Round] = field(default_factory=list)
+    samples: int = 0
+
+    def live_at(self, tick: int) -> pa.Table:
+        """Return what `live` is at a tick: the processes of the last round at or before it."""
+        past = [recorded.processes for recorded in self.rounds if recorded.time_tick <= tick]
+        return pa.Table.from_batches(past[-1:], schema=LIVE_SCHEMA)
+
+    def all_samples(self) -> pa.Table:
+        """Return every row that was appended to `samples`, in order."""
+        table = pa.Table.from_batches([recorded.processes for recorded in self.rounds], schema=LIVE_SCHEMA)
+        return _numbered(table, first=1)
+
+
+async def _fill_node(path: Path, seconds: float, rounds_per_s: float, progress: Progress) -> Recording:
+    recording = Recording()
+    async with open_node(path, cut_interval_s=CUT_INTERVAL_S) as node:
+        await record(node, recording, seconds, rounds_per_s, progress)
+        progress.stage("cutting")
+        await node.flush()
+    return recording
+
+
+async def record(node: Node, recording: Recording, seconds: float, rounds_per_s: float, progress: Progress) -> None:
+    """Sample for `seconds`, `rounds_per_s` times a second, and record what was acknowledged.
+
+    A round that takes longer than its share delays the next one; it is never skipped.
+    """
+    await node.create_collection("samples", SAMPLES_SCHEMA, primary_key="sample")
+    await node.create_collection("live", LIVE_SCHEMA, primary_key="pid")
+    started = time.monotonic()
+    while (at_s := time.monotonic() - started) < seconds:
+        number = len(recording.rounds) + 1
+        processes = await anyio.to_thread.run_sync(sample_processes, number)
+        await _append_round(node, recording, at_s, processes)
+        progress.advance(at_s, f"{number} rounds, {recording.samples} samples")
+        await anyio.sleep(max(0.0, started + number / rounds_per_s - time.monotonic()))
+
+
+async def _append_round(node: Node, recording: Recording, at_s: float, processes: pa.RecordBatch) -> None:
+    samples = _numbered(pa.Table.from_batches([processes]), first=recording.samples + 1)
+    before = recording.rounds[-1].processes["pid"] if recording.rounds else processes["pid"].slice(0, 0)
+    ended = pc.filter(before, pc.invert(pc.is_in(before, value_set=processes["pid"])))
+    began = time.monotonic()
+    async with node.transaction() as txn:
+        if len(ended):
+            await txn.delete("live", ended)
+        await txn.upsert("live", processes)
+        await txn.insert("samples", samples)
+    assert txn.result is not None, "a transaction that left its block has a result"
+    recording.rounds.append(Round(at_s, txn.result.time_tick, processes, time.monotonic() - began))
+    recording.samples += processes.num_rows
+
+
+def _numbered(table: pa.Table, *, first: int) -> pa.Table:
+    """Return rows of `live` as rows of `samples`, numbered from `first`."""
+    numbers = pa.array(range(first, first + table.num_rows), pa.int64())
+    return pa.table([numbers, *table.columns], schema=SAMPLES_SCHEMA)
+
+
+def sample_processes(round_number: int) -> pa.RecordBatch:
+    """Return a row for every process that can be looked at now; one that ends while being looked at is left out."""
+    names = ("pid", "name", "status", "num_threads", "cpu_times", "memory_info")
+    looks = [process.info for process in psutil.process_iter(names, ad_value=None)]
+    rows: list[dict[str, object]] = [
+        {
+            "pid": info["pid"],
+            "name": _text(info["name"]),
+            "status": _text(info["status"]),
+            "threads": info["num_threads"] or 0,
+            "cpu_seconds": info["cpu_times"].user + info["cpu_times"].system,
+            "rss_bytes": info["memory_info"].rss,
+            "round": round_number,
+        }
+        for info in looks
+        if info["memory_info"] is not None and info["cpu_times"] is not None
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=LIVE_SCHEMA)
+
+
+def _text(given: str | None) -> str:
+    """Return text that UTF-8 can hold: a process may call itself anything."""
+    return (given or "?").encode("utf-8", "replace").decode()
+
+
+def _check(spark: SparkSession, tables: Path, recording: Recording) -> Iterator[Check]:
+    samples = spark_sink.read_table(spark, tables / "samples").toArrow()
+    live = spark_sink.read_table(spark, tables / "live").toArrow()
+    last = recording.live_at(recording.rounds[-1].time_tick)
+    yield check_count("samples: rows", acknowledged=recording.samples, found=samples.num_rows)
+    yield check_count("live: rows", acknowledged=last.num_rows, found=live.num_rows)
+    yield check_rows("samples: every column", acknowledged=recording.all_samples(), found=samples, key="sample")
+    yield check_rows(f"live: round {len(recording.rounds)}", acknowledged=last, found=live, key="pid")
+    # Each version of `live` is the one sampling round that was complete at its tick.
+    for tick in _version_ticks(tables / "live"):
+        expected = recording.live_at(tick)
+        found = spark_sink.read_table(spark, tables / "live", as_of_tick=tick).toArrow()
+        number = expected["round"][0].as_py() if expected.num_rows else 0
+        yield check_rows(f"live at tick {tick}: round {number}", acknowledged=expected, found=found, key="pid")
+
+
+def check_count(what: str, *, acknowledged: int, found: int) -> Check:
+    """Compare numbers of rows."""
+    differences = () if found == acknowledged else (f"{acknowledged} rows were acknowledged, the table has {found}",)
+    return Check(what, not differences, found, differences)
+
+
+def check_rows(what: str, *, acknowledged: pa.Table, found: pa.Table, key: str) -> Check:
+    """Compare all columns of all rows; `key` is the column that identifies a row, and `found` may have more columns."""
+    wanted = acknowledged.sort_by(key).combine_chunks()
+    have = found.select(wanted.column_names).cast(wanted.schema).sort_by(key).combine_chunks()
+    differences = () if have.equals(wanted) else tuple(islice(_differences(wanted, have, key), DIFFERENCES_MAX))
+    return Check(what, not differences, have.num_rows, differences)
+
+
+def _differences(wanted: pa.Table, have: pa.Table, key: str) -> Iterator[str]:
+    acknowledged, found = _by_key(wanted, key), _by_key(have, key)
+    for value in sorted(acknowledged.keys() | found.keys()):
+        before, after = acknowledged.get(value, "nothing"), found.get(value, "nothing")
+        if before != after:
+            yield f"{key} {value}: acknowledged {before}, the table has {after}"
+
+
+def _by_key(table: pa.Table, key: str) -> dict[int, str]:
+    rows: dict[int, str] = {}
+    for row in table.to_pylist():
+        rows[row[key]] = f"{rows[row[key]]} and {row}" if row[key] in rows else str(row)
+    return rows
+
+
+def _version_ticks(path: Path) -> list[int]:
+    """Return the ticks of a table's versions that took a cut, oldest first."""
+    table = OpenTable.load(path)
+    assert table is not None, "the ingest made a table for each collection"
+    return sorted(version.note.tick for version in table.history() if version.note.cut)
+
+
+def _draw(
+    path: Path,
+    recording: Recording,
+    top: Sequence[Mapping[str, Any]],
+    cut_ticks: Sequence[int],
+    version_ticks: Mapping[str, Sequence[int]],
+) -> None:
+    """Draw memory of the top processes, append rate, and how ticks, cuts and table versions follow."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 10), layout="constrained")
+    FigureCanvasAgg(figure)
+    memory, rate, ticks = figure.subplots(3, 1, height_ratios=[3, 2, 2])
+    _draw_memory(memory, recording, top)
+    _draw_rate(rate, recording.rounds)
+    rounds = [each.time_tick for each in recording.rounds]
+    tables = {f"table {name}": versions for name, versions in version_ticks.items()}
+    _draw_ticks(ticks, {"rounds": rounds, "cuts": cut_ticks, **tables})
+    figure.suptitle("From this machine's processes to tables", fontweight="bold")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_memory(axes: "Axes", recording: Recording, top: Sequence[Mapping[str, Any]]) -> None:
+    samples = recording.all_samples()
+    for process in top:
+        own = (pc.field("pid") == process["pid"]) & (pc.field("name") == process["name"])
+        rows = samples.filter(own).to_pylist()
+        seconds = [recording.rounds[row["round"] - 1].at_s for row in rows]
+        label = f"{process['name']} ({process['pid']})"
+        axes.plot(seconds, [row["rss_bytes"] / 2**20 for row in rows], label=label)
+    axes.set(title="Resident memory of the top processes", ylabel="MiB", xlabel="seconds", ylim=(0, None))
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def _draw_rate(axes: "Axes", rounds: Sequence[Round]) -> None:
+    counts = Counter[int]()
+    for each in rounds:
+        counts[int(each.at_s)] += each.processes.num_rows
+    axes.bar([second + 0.5 for second in counts], list(counts.values()), width=0.9, color="#93c5fd")
+    axes.set(title="Appended rows and time to commit a round", ylabel="sample rows per second", xlabel="seconds")
+    latency = axes.twinx()
+    latency.plot([r.at_s for r in rounds], [r.commit_s * 1000 for r in rounds], color="#b45309", linewidth=1)
+    latency.set_ylabel("ms to durable", color="#b45309")
+    latency.set_ylim(bottom=0)
+
+
+def _draw_ticks(axes: "Axes", lanes: Mapping[str, Sequence[int]]) -> None:
+    start = physical_ms(lanes["rounds"][0])
+    for lane, (label, ticks) in enumerate(lanes.items()):
+        seconds = [(physical_ms(tick) - start) / 1000 for tick in ticks]
+        axes.plot(seconds, [lane] * len(ticks), "|" if label == "rounds" else "o", markersize=9)
+        for at in seconds if label == "cuts" else ():
+            axes.axvline(at, color="#cbd5e1", linewidth=1, zorder=0)
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.set_ylim(-0.6, len(lanes) - 0.4)
+    axes.set(title="Ticks of rounds, cuts, and the table versions made from them", xlabel="seconds (by tick)")
