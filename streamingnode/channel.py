@@ -15,7 +15,7 @@ import anyio
 
 from interceptors.idempotency import OpenedProducer, Producers
 from interceptors.shard.catalog import Catalog
-from interceptors.shard.manager import ShardManager
+from interceptors.shard.interceptor import ShardManager
 from scanner.scanner import ScannerRegistry
 from streamingnode.channel_term import ChannelOptions, ChannelParts, ChannelTerm, open_term
 from streamingnode.errors import LogReopening

@@ -12,8 +12,7 @@ from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover
-from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
-from interceptors.shard.manager import ShardManager
+from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.shard.state import SegmentLimits
 from interceptors.timetick import (
     AckManager,
@@ -22,7 +21,7 @@ from interceptors.timetick import (
     TimeTickInterceptor,
     TimeTickSyncOperator,
 )
-from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
+from interceptors.txn import RollbackWorker, TxnInterceptor
 from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits
 from scanner.deliver_policy import DeliverPolicy
@@ -80,7 +79,7 @@ class ChannelTerm:
 
     wal: Wal[DeliverPolicy, Scanner]
     shards: ShardManager
-    transactions: TxnManager
+    transactions: TxnInterceptor
     idempotency: IdempotencyInterceptor
     acks: AckManager
     mvcc: MvccManager
@@ -102,7 +101,7 @@ class ChannelTerm:
         """Drain the appends, then let nobody wait for a tick of this term, nor give one out; idempotent."""
         await self.wal.close()
         self.acks.end()
-        self.transactions.close()
+        self.transactions.end()
 
 
 async def open_term(parts: ChannelParts) -> ChannelTerm:
@@ -143,7 +142,7 @@ class _TermBuilder:
     def build(self, recovered: RecoveredChannel, log: Log, first_tick: LogEntry, end: Append) -> Chain:
         """Return the chain, outermost interceptor first; ADR 0003 gives the reasons for the order."""
         parts, options, confirmed_tick = self._parts, self._parts.options, first_tick.time_tick
-        self.transactions = TxnManager(
+        self.transactions = TxnInterceptor(
             options.txn,
             parts.pending.transactions,
             at_tick=confirmed_tick,
@@ -166,11 +165,9 @@ class _TermBuilder:
         return Chain(self._interceptors(log), end, observer=parts.observer if options.time_interceptors else None)
 
     def _make_workers(self) -> None:
-        self._allocator = SegmentAllocator(self.shards)
-        self._sealer = SealWorker(self.shards, last_tick=lambda: self._parts.ticks.last)
         self.workers: tuple[Worker, ...] = (
-            self._allocator,
-            self._sealer,
+            SegmentAllocator(self.shards),
+            SealWorker(self.shards, last_tick=lambda: self._parts.ticks.last),
             RollbackWorker(self.transactions),
             TimeTickInspector(self.sync_operator, interval_s=self._parts.options.tick_interval_s),
         )
@@ -184,8 +181,8 @@ class _TermBuilder:
             TimeTickInterceptor(
                 wal_name=log.wal_name, acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin
             ),
-            TxnInterceptor(self.transactions),
-            ShardInterceptor(self.shards, self._allocator, self._sealer),
+            self.transactions,
+            self.shards,
         )
 
     def term(self, wal: Wal[DeliverPolicy, Scanner], checkpoint: Checkpoint) -> ChannelTerm:

@@ -303,7 +303,7 @@ class ShardState:
             del self.next_offsets[vchannel]
 
     def _drop_partition(self, header: DropPartitionHeader, tick: int) -> None:
-        if self.catalog.drop_partition(header, tick) is not None:
+        if self.catalog.drop_partition(header, tick):
             self.changes_since_cut += 1
             self._discard(lambda segment: segment.partition_id == header.partition_id)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
-from interceptors.txn import TxnManager
+from interceptors.txn import TxnInterceptor
 from tests.chaos.seeded.bug import Right, SeededBug
 from tests.chaos.simulation.store import SimulatedStore
 from wal.timetick import TickAllocator, compose_tick
@@ -39,7 +39,7 @@ def _own_position_confirmed(_right: Right) -> Right:
 
 
 def _last_confirmed_one_too_far(right: Right) -> Right:
-    def oldest_open_begin(manager: TxnManager) -> int | None:
+    def oldest_open_begin(manager: TxnInterceptor) -> int | None:
         begin = right(manager)
         return None if begin is None else begin + 1
 
@@ -60,6 +60,6 @@ CONFIRMED_WHEN_QUEUED = SeededBug(
 STALE_TICK = SeededBug("stale consistent tick", TimeTickSyncOperator, "sync", _stale_tick)
 OTHERS = (
     SeededBug("the floor does not know what readers know", SimulatedStore, "promise_tick", _promise_nothing),
-    SeededBug("readers resume at their own position", TxnManager, "oldest_open_begin", _own_position_confirmed),
-    SeededBug("last-confirmed one too far", TxnManager, "oldest_open_begin", _last_confirmed_one_too_far),
+    SeededBug("readers resume at their own position", TxnInterceptor, "oldest_open_begin", _own_position_confirmed),
+    SeededBug("last-confirmed one too far", TxnInterceptor, "oldest_open_begin", _last_confirmed_one_too_far),
 )

@@ -60,7 +60,7 @@ async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error
     assert len(errors) == 3
     assert len(refusal.tried) == ATTEMPTS_MAX
     assert max(channel.pauses) == RETRY_S_MAX
-    assert channel.allocator._wanted == {}
+    assert channel.shard.wanted == {}
 
 
 async def test_insert_after_a_failed_allocation_asks_again(channel: LiveChannel) -> None:
@@ -92,7 +92,7 @@ async def test_closing_ends_the_waits_and_refuses_new_ones(channel: LiveChannel)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(append, one)
         await settle_tasks()
-        channel.allocator.close()
+        channel.shard.refuse_segments()
     await append(two)
     channel.log.release()
     await settle_tasks()  # the segment that was on its way arrives, and nobody waits for it

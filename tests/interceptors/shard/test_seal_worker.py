@@ -30,6 +30,6 @@ async def test_sealer_ends_when_the_log_takes_no_more() -> None:
         await channel.append(insert(await channel.create_collection("a"), 1))
         channel.now_ms += 86_400_000 + 1
         closed = Refuse(OnShutdown("closed"))
-        channel.sealer.wake()
+        channel.shard.segment_full.set()
         await channel.sealer.run(closed)
         assert len(closed.groups) == 1

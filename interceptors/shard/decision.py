@@ -1,17 +1,14 @@
-"""The live channel: decides and stamps groups in the step of their tick, and keeps the state in step with the log.
+"""What becomes of an append group: its stamped headers and what it will change, or why it may not be appended. Pure.
 
-Everything is checked before anything is stamped, so a refused group changes nothing, neither itself nor the state. A group
-changes the state when it has its place in the log's queue, not before: until then it may still be refused.
+Everything is checked before anything is stamped, so a refused group changes nothing, neither itself nor the state.
 """
 
-import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from interceptors.shard.catalog import Catalog
-from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState
+from interceptors.shard.state import SegmentKey, ShardState
 from wal.errors import InvalidArgument
 from wal.headers import (
     DDL,
@@ -30,7 +27,6 @@ from wal.headers import (
     InsertHeader,
     MessageType,
 )
-from wal.log import AppendGroup
 from wal.message import ALL_VCHANNELS, Change, MutableMessage
 
 BodiesOf = Callable[[int], Sequence[Change]]
@@ -50,22 +46,21 @@ class Decision(NamedTuple):
     missing: tuple[SegmentKey, ...] = ()
 
 
-def decide(state: ShardState, group: AppendGroup, bodies_of: BodiesOf) -> Decision:
-    """Return what becomes of a group. Pure. Raises the typed error of the first message that does not fit."""
-    messages = group.messages
+def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: BodiesOf, *, tick: int) -> Decision:
+    """Return what becomes of a group at `tick`. Raises the typed error of the first message that does not fit."""
     head = messages[0]
     kind = head.type
     if kind in DML:
-        return _decide_rows(state, group)
+        return _decide_rows(state, messages, tick=tick)
     if kind is MessageType.BEGIN_TXN and len(messages) > 1:
-        return _decide_buffered(state, group)
+        return _decide_buffered(state, messages, tick=tick)
     if len(messages) > 1 and any(message.type is not kind for message in messages):
         raise InvalidArgument(f"{kind.name} does not share a group with other types — append them apart")
     if kind in DDL:
         return _decide_ddl(state, messages)
     match kind:
         case MessageType.COMMIT_TXN:
-            return _decide_commit(state, bodies_of(head.txn_id), tick=group.time_tick)
+            return _decide_commit(state, bodies_of(head.txn_id), tick=tick)
         case MessageType.CUT:
             return _decide_cut(state, messages)
         case MessageType.CREATE_SEGMENT:
@@ -76,19 +71,15 @@ def decide(state: ShardState, group: AppendGroup, bodies_of: BodiesOf) -> Decisi
             return Decision([message.header for message in messages])
 
 
-def _decide_rows(state: ShardState, group: AppendGroup) -> Decision:
-    changes = [_check_rows(state, message) for message in group.messages]
-    if group.messages[0].txn_id:
+def _decide_rows(state: ShardState, messages: Sequence[MutableMessage], *, tick: int) -> Decision:
+    changes = [_check_rows(state, message) for message in messages]
+    if messages[0].txn_id:
         return Decision([change.header for change in changes])  # assigned at the commit
-    return _assign(state, changes, tick=group.time_tick)
+    return _assign(state, changes, tick=tick)
 
 
 def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decision:
-    """Return inserts and deletes at `tick` with their segments and offsets, in their order; the state is not changed.
-
-    Inserts advance their vchannel's next offset; a delete gets the next offset of that moment, so it removes what came
-    before it and nothing after.
-    """
+    """Return inserts and deletes at `tick` with their segments and offsets, in their order; the state is not changed."""
     stamped: list[Change] = []
     next_offsets: dict[str, int] = {}
     row_offsets: dict[str, tuple[int, int]] = {}
@@ -98,6 +89,7 @@ def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decis
         if offset is None:
             offset = state.next_offsets[vchannel]
         if not isinstance(header, InsertHeader):
+            # The next offset of this moment: it removes what came before it and nothing after.
             deleted = msgspec.structs.replace(header, next_offset=offset)
             stamped.append(Change(kind, vchannel, deleted, payload_bytes))
             continue
@@ -122,11 +114,11 @@ def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decis
     return Decision([change.header for change in stamped], stamped, row_offsets, tuple(missing))
 
 
-def _decide_buffered(state: ShardState, group: AppendGroup) -> Decision:
-    begin, *bodies, commit = group.messages
+def _decide_buffered(state: ShardState, messages: Sequence[MutableMessage], *, tick: int) -> Decision:
+    begin, *bodies, commit = messages
     assert commit.type is MessageType.COMMIT_TXN, "the txn interceptor lets no other shape through"
     changes = [_check_rows(state, body) for body in bodies]
-    decision = _decide_commit(state, changes, tick=group.time_tick)
+    decision = _decide_commit(state, changes, tick=tick)
     return decision._replace(headers=[begin.header, *(change.header for change in changes), *decision.headers])
 
 
@@ -195,136 +187,24 @@ def _decide_cut(state: ShardState, messages: Sequence[MutableMessage]) -> Decisi
 
 
 def _decide_create_segments(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
-    ids = set()
     for message in messages:
         header = message.header
-        if not isinstance(header, CreateSegmentHeader):
-            raise InvalidArgument("a CREATE_SEGMENT carries another header — give it that of one")
-        state.catalog.collection(header.collection_id).partition(header.partition_id)
+        assert isinstance(header, CreateSegmentHeader), "a CREATE_SEGMENT has its own header"
+        assert header.segment_id not in state.segments, "a segment gets a new id"
         if not state.catalog.is_writable(message.vchannel, header.partition_id):
             raise InvalidArgument(
-                f"partition {header.partition_id} has no vchannel {message.vchannel!r} — use one of its collection"
+                f"partition {header.partition_id} on {message.vchannel!r} was dropped — make no segment"
             )
-        if header.segment_id in state.segments or header.segment_id in ids:
-            raise InvalidArgument(f"segment {header.segment_id} exists — allocate a new id")
-        ids.add(header.segment_id)
     return _unstamped(messages)
 
 
 def _decide_flush(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
     for message in messages:
-        if not isinstance(message.header, FlushHeader) or message.header.segment_id not in state.segments:
+        assert isinstance(message.header, FlushHeader), "a FLUSH has its own header"
+        if message.header.segment_id not in state.segments:
             raise InvalidArgument(f"{message.header!r} names no growing segment — it is sealed already")
     return _unstamped(messages)
 
 
 def _unstamped(messages: Sequence[MutableMessage]) -> Decision:
     return Decision([message.header for message in messages], changes=[Change.of(message) for message in messages])
-
-
-class ShardManager:
-    """Wraps the state of one channel for the append path. Lives on the event loop; nothing here waits.
-
-    `bodies_of` names the bodies of an open transaction; `draw` returns random numbers from 0 up to 1.
-    """
-
-    def __init__(
-        self,
-        state: ShardState,
-        *,
-        bodies_of: BodiesOf,
-        limits: SegmentLimits | None = None,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
-        self.limits = limits or SegmentLimits()
-        self._state = state
-        self._bodies_of = bodies_of
-        self._draw = draw
-        self._next_id = 0
-        self._pending: tuple[AppendGroup, Sequence[Change]] | None = None
-        """The group admitted last: its place is known once the log's end has run, and until then nothing else can run."""
-
-    @property
-    def state(self) -> ShardState:
-        """The channel as of the last group in the log's queue."""
-        self.settle()
-        return self._state
-
-    @property
-    def catalog(self) -> Catalog:
-        """What exists as of the last group in the log's queue."""
-        return self.state.catalog
-
-    @property
-    def something_to_cut(self) -> bool:
-        """Whether rows, deletes or drops came since the last cut."""
-        return self.state.changes_since_cut > 0
-
-    def allocate_id(self) -> int:
-        """Return an id for a new collection, partition or segment, higher than every one in the log.
-
-        An id that no message carries in the end is used again after a restart, which nobody can tell.
-        """
-        number = self.next_id
-        self._next_id = number + 1
-        return number
-
-    @property
-    def next_id(self) -> int:
-        """The id that `allocate_id` gives out next."""
-        return max(self._next_id, self.state.next_id)
-
-    def skip_ids_below(self, next_id: int) -> None:
-        """Give out no id below `next_id`: an earlier term of this log gave them to messages that may still come."""
-        self._next_id = max(self._next_id, next_id)
-
-    def admit(self, group: AppendGroup) -> tuple[SegmentKey, ...]:
-        """Stamp a group and return (), or change nothing and return the segments it needs first.
-
-        Raises the typed error of what does not fit, and changes nothing then.
-        """
-        headers, changes, row_offsets, missing = decide(self.state, group, self._bodies_of)
-        if missing:
-            return missing
-        for message, header in zip(group.messages, headers, strict=True):
-            message.header = header
-        group.row_offsets = row_offsets or {}
-        if changes is not None:
-            self._pending = (group, changes)
-        return ()
-
-    def ended(self, group: AppendGroup) -> None:
-        """Apply a group if the log has it, forget it if the log refused it."""
-        self.settle()
-        if self._pending is not None and self._pending[0] is group:
-            self._pending = None
-
-    def settle(self) -> None:
-        """Apply the last admitted group once the log has it."""
-        if self._pending is None or (ticket := self._pending[0].ticket) is None:
-            return
-        (group, changes), self._pending = self._pending, None
-        position = ticket.first_position + len(group.messages) - 1
-        self._state.apply(changes, tick=group.time_tick, position=position)
-
-    def needs_segment(self, key: SegmentKey) -> bool:
-        """Whether rows for `key` are welcome and there is no segment to take them."""
-        state = self.state
-        is_writable = state.catalog.is_writable(key.vchannel, key.partition_id)
-        return is_writable and state.open_segment(key.vchannel, key.partition_id) is None
-
-    def new_segment(self, key: SegmentKey) -> MutableMessage:
-        """Return a CREATE_SEGMENT message for `key`, with an id of its own each time."""
-        header = CreateSegmentHeader(
-            collection_id=key.collection_id,
-            partition_id=key.partition_id,
-            segment_id=self.allocate_id(),
-            schema_version=self.catalog.collection(key.collection_id).schema_version,
-            bytes_max=self.limits.bytes_max_of_next(self._draw()),
-            rows_max=self.limits.rows_max,
-        )
-        return MutableMessage(MessageType.CREATE_SEGMENT, header, key.vchannel)
-
-    def forget_below(self, tick: int) -> None:
-        """Forget what was dropped before `tick` and a cut has named; call once no reader starts below `tick`."""
-        self.state.forget_below(tick)
