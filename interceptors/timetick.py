@@ -83,14 +83,6 @@ class MvccManager:
 # --- which ticks are confirmed ----------------------------------------------------------------------------------------
 
 
-class Unpromised(Exception):
-    """A mark has to wait until ticks from `tick` on are promised; never leaves this module."""
-
-    def __init__(self, tick: int) -> None:
-        self.tick = tick
-        super().__init__(tick)
-
-
 class Acker:
     """One allocated tick on its way to an outcome: that of an append, or a mark, which has no `entry` but is waited for."""
 
@@ -115,7 +107,7 @@ class AckManager:
         self.confirmed_tick = confirmed_tick
         self.promised_tick = 0
         """No later term goes below it, so readers may have ticks without an entry up to it; only ever raised."""
-        self._ticks = ticks
+        self.ticks = ticks
         self._tail = tail
         self._mvcc = mvcc
         self._pending: deque[Acker] = deque()  # allocated in ascending order, hence no heap
@@ -134,7 +126,7 @@ class AckManager:
 
     def allocate(self) -> Acker:
         """Return a new tick, which ends once: by `confirm`, `fail` or `abandon`."""
-        acker = Acker(self._ticks.allocate())
+        acker = Acker(self.ticks.allocate())
         self._pending.append(acker)
         return acker
 
@@ -157,16 +149,16 @@ class AckManager:
         """End the term: nobody waits for one of its ticks any more; idempotent."""
         self._confirm_nothing_from(self.confirmed_tick + 1)
 
-    def mark(self) -> Acker:
-        """Return a tick above every allocated one, confirmed once all of them have ended. Raises `Unpromised`."""
+    def mark(self) -> Acker | None:
+        """Return a tick above every allocated one, confirmed once those have ended; None when it is not promised."""
         if self._indeterminate_tick:
-            raise self._unreachable(self._ticks.last + 1)
+            raise self._unreachable(self.ticks.last + 1)
         if self._pending and self._pending[-1].confirmed is not None:
             return self._pending[-1]  # with no append between them, marks are one
         mark = self.allocate()
         if mark.tick > self.promised_tick:
             self._pending.pop()  # a tick that nobody has heard of needs no end
-            raise Unpromised(mark.tick)
+            return None
         mark.confirmed = asyncio.get_running_loop().create_future()
         self._end(mark)
         return mark
@@ -279,22 +271,15 @@ class TimeTickSyncOperator:
         Raises `Indeterminate` when an append in flight has no known outcome, and what keeps the store from promising.
         """
         await asyncio.sleep(0)  # on an idle log nothing else suspends, and a loop of this would let nobody run
-        while True:
-            try:
-                mark = self._acks.mark()
-            except Unpromised as unpromised:
-                await self._promise(unpromised.tick)
-            else:
-                assert mark.confirmed is not None, "a mark is waited for"
-                await asyncio.shield(mark.confirmed)
-                return mark.tick
-
-    async def _promise(self, tick: int) -> None:
-        async with self._promising:
-            if tick > self._acks.promised_tick:
-                promised_tick = add_ms(tick, PROMISED_AHEAD_MS)
-                await self._promise_tick(promised_tick)
-                self._acks.promised_tick = promised_tick
+        while (mark := self._acks.mark()) is None:
+            async with self._promising:
+                if (tick := self._acks.ticks.last) > self._acks.promised_tick:
+                    promised_tick = add_ms(tick, PROMISED_AHEAD_MS)
+                    await self._promise_tick(promised_tick)
+                    self._acks.promised_tick = promised_tick
+        assert mark.confirmed is not None, "a mark is waited for"
+        await asyncio.shield(mark.confirmed)
+        return mark.tick
 
 
 class TimeTickInspector:

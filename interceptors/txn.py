@@ -165,13 +165,11 @@ class TxnInterceptor(BaseInterceptor):
         return await self._rollback(group, append)
 
     async def _buffered(self, group: AppendGroup, append: Append) -> AppendResult:
-        first, *bodies, last = group.messages
+        _, *bodies, last = group.messages
         if last.type is not MessageType.COMMIT_TXN or any(body.type not in DML for body in bodies):
             raise InvalidArgument(
                 "a transaction in one group is a begin, inserts and deletes, and a commit — leave out anything else"
             )
-        if not isinstance(first.header, BeginTxnHeader):
-            raise InvalidArgument("a begin carries another header — give it that of a begin")
         for message in group.messages:
             message.txn_id = group.time_tick
         failpoint("txn.group_stamped")
@@ -181,8 +179,7 @@ class TxnInterceptor(BaseInterceptor):
 
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
         begin, limits, now_ms = group.messages[0], self._limits, self._now_ms()
-        if not isinstance(begin.header, BeginTxnHeader):
-            raise InvalidArgument("a begin carries another header — give it that of a begin")
+        assert isinstance(begin.header, BeginTxnHeader), "a begin has its own header"
         keepalive_ms = begin.header.keepalive_ms or limits.keepalive_ms_default
         if not 1 <= keepalive_ms <= limits.age_s_max * 1000:
             raise InvalidArgument(
@@ -253,7 +250,7 @@ class TxnInterceptor(BaseInterceptor):
         except BaseException:  # cancelled is refused too: what waits here is before the log's queue
             # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
             if group.ticket is None:
-                session.refuse(SessionEvent.COMMIT_REFUSED, Failure.COMMIT_FAILED)
+                session.fail(Failure.COMMIT_FAILED, SessionEvent.COMMIT_REFUSED)
                 self.failed.set()
             raise
         session.apply(SessionEvent.COMMIT_DONE)
@@ -270,7 +267,7 @@ class TxnInterceptor(BaseInterceptor):
             failpoint("txn.rollback_durable")
         except BaseException:
             if group.ticket is None:
-                session.refuse(SessionEvent.ROLLBACK_REFUSED, Failure.ROLLBACK_FAILED)
+                session.fail(Failure.ROLLBACK_FAILED, SessionEvent.ROLLBACK_REFUSED)
             raise
         session.apply(SessionEvent.ROLLBACK_DONE)
         self._forget(session)

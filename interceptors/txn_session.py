@@ -130,13 +130,8 @@ class Session:
         size_bytes = self.size_bytes + size_of_bodies(bodies)
         return size_bytes > self.limits.size_bytes_max or len(self.bodies) + len(bodies) > self.limits.bodies_max
 
-    def fail(self, failure: Failure) -> None:
-        """Let the session never commit."""
-        self.apply(SessionEvent.FAIL)
-        self.failure = failure
-
-    def refuse(self, event: SessionEvent, failure: Failure) -> None:
-        """Take note that the log never had the session's end; a rollback has to follow."""
+    def fail(self, failure: Failure, event: SessionEvent = SessionEvent.FAIL) -> None:
+        """Let the session never commit; `event` says when the log never had its end. A rollback has to follow."""
         self.apply(event)
         self.failure = self.failure or failure
 

@@ -117,6 +117,13 @@ class Catalog:
             )
         return info
 
+    def live(self, collection_id: int) -> CollectionInfo:
+        """Return the live collection of this id. Raises `CollectionNotFound`."""
+        info = self._collections.get(collection_id)
+        if info is None or info.dropped_tick:
+            raise CollectionNotFound(f"no live collection has the id {collection_id} — it was dropped, or never was")
+        return info
+
     def collection_by_name(self, name: str) -> CollectionInfo:
         """Return the live collection of this name. Raises `CollectionNotFound`."""
         collection_id = self._ids.get(name)
@@ -172,13 +179,9 @@ class Catalog:
         for name in set(names) - {DEFAULT_PARTITION}:
             check_name(name)
 
-    def check_drop_collection(self, header: DropCollectionHeader) -> None:
-        """Raise `CollectionNotFound` unless the collection lives."""
-        self._live(header.collection_id)
-
     def check_create_partition(self, header: CreatePartitionHeader) -> None:
         """Raise `CollectionNotFound`, `InvalidArgument` or `AlreadyExists` unless the partition may be created."""
-        info = self._live(header.collection_id)
+        info = self.live(header.collection_id)
         if any(header.name == each.name and not each.dropped_tick for each in info.partitions):
             raise AlreadyExists(
                 f"partition {header.name!r} of {info.name!r} exists — use it as it is, or choose another name"
@@ -189,7 +192,7 @@ class Catalog:
 
     def check_drop_partition(self, header: DropPartitionHeader) -> None:
         """Raise `CollectionNotFound`, `PartitionNotFound` or `InvalidArgument` unless the partition may be dropped."""
-        info = self._live(header.collection_id)
+        info = self.live(header.collection_id)
         if info.partition(header.partition_id).name == DEFAULT_PARTITION:
             raise InvalidArgument(
                 f"the partition {DEFAULT_PARTITION!r} cannot be dropped — drop the collection instead"
@@ -228,18 +231,14 @@ class Catalog:
     def drop_partition(self, header: DropPartitionHeader, tick: int) -> bool:
         """Mark a partition as dropped; return False if no such partition lives."""
         info = self._collections.get(header.collection_id)
-        if info is None or info.dropped_tick:
-            return False
-        partitions = tuple(
-            msgspec.structs.replace(each, dropped_tick=tick)
-            if each.id == header.partition_id and not each.dropped_tick
-            else each
-            for each in info.partitions
-        )
-        if partitions == info.partitions:
+        if info is None or not self.is_writable(info.vchannels[0], header.partition_id):
             return False
         for vchannel in info.vchannels:
             del self._writable[vchannel, header.partition_id]
+        partitions = tuple(
+            msgspec.structs.replace(each, dropped_tick=tick) if each.id == header.partition_id else each
+            for each in info.partitions
+        )
         self._put(msgspec.structs.replace(info, partitions=partitions))
         return True
 
@@ -265,14 +264,8 @@ class Catalog:
                 if not partition.dropped_tick:
                     self._writable[vchannel, partition.id] = (info.id, info.schema_version)
 
-    def _live(self, collection_id: int) -> CollectionInfo:
-        info = self._collections.get(collection_id)
-        if info is None or info.dropped_tick:
-            raise CollectionNotFound(f"no live collection has the id {collection_id} — it was dropped, or never was")
-        return info
-
     def _check_vchannel(self, vchannel: str, collection_id: int) -> CollectionInfo:
-        info = self._live(collection_id)
+        info = self.live(collection_id)
         if vchannel not in info.vchannels:
             raise InvalidArgument(
                 f"{vchannel!r} is no vchannel of collection {info.name!r} — one of {list(info.vchannels)}"

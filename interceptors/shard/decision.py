@@ -6,7 +6,7 @@ Everything is checked before anything is stamped, so a refused group changes not
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from interceptors.shard.state import SegmentKey, ShardState
 from wal.errors import InvalidArgument
@@ -88,11 +88,11 @@ def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decis
         offset = next_offsets.get(vchannel)
         if offset is None:
             offset = state.next_offsets[vchannel]
-        if not isinstance(header, InsertHeader):
+        if isinstance(header, DeleteHeader):
             # The next offset of this moment: it removes what came before it and nothing after.
-            deleted = msgspec.structs.replace(header, next_offset=offset)
-            stamped.append(Change(kind, vchannel, deleted, payload_bytes))
+            stamped.append(Change(kind, vchannel, replace(header, next_offset=offset), payload_bytes))
             continue
+        assert isinstance(header, InsertHeader), "only rows are assigned anything"
         next_offsets[vchannel] = offset + header.rows
         segment = state.open_segment(vchannel, header.partition_id)
         if segment is None:
@@ -101,16 +101,8 @@ def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decis
         assert segment.created_tick < tick, "a segment is older than the rows in it"
         first, count = row_offsets.get(vchannel, (offset, 0))
         row_offsets[vchannel] = (first, count + header.rows)
-        inserted = InsertHeader(
-            header.collection_id,
-            header.partition_id,
-            header.schema_version,
-            header.rows,
-            segment.segment_id,
-            offset,
-            header.part,
-        )
-        stamped.append(Change(kind, vchannel, inserted, payload_bytes))
+        assigned = replace(header, segment_id=segment.segment_id, first_offset=offset)
+        stamped.append(Change(kind, vchannel, assigned, payload_bytes))
     return Decision([change.header for change in stamped], stamped, row_offsets, tuple(missing))
 
 
@@ -169,7 +161,7 @@ def _check_ddl(state: ShardState, header: Header) -> tuple[str, ...]:
             catalog.check_create_collection(header)
             return header.vchannels
         case DropCollectionHeader():
-            catalog.check_drop_collection(header)
+            return catalog.live(header.collection_id).vchannels
         case CreatePartitionHeader():
             catalog.check_create_partition(header)
         case DropPartitionHeader():

@@ -261,17 +261,11 @@ class ShardState:
         self._saw_id(header.segment_id)
         if not self.catalog.is_writable(vchannel, header.partition_id):
             return False
-        self._add_segment(
-            GrowingSegment(
-                header.segment_id,
-                vchannel,
-                header.collection_id,
-                header.partition_id,
-                header.schema_version,
-                created_tick=tick,
-                stats=SegmentStats(header.bytes_max, header.rows_max),
-            )
+        stats = SegmentStats(header.bytes_max, header.rows_max)
+        segment = GrowingSegment(
+            header.segment_id, vchannel, header.collection_id, header.partition_id, header.schema_version, tick, stats
         )
+        self._add_segment(segment)
         return True
 
     def _seal(self, segment_id: int) -> bool:

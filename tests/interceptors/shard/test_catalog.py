@@ -153,7 +153,7 @@ def test_nothing_may_be_written_to_a_dropped_collection() -> None:
     with pytest.raises(CollectionNotFound):
         made.check_delete("p0_1v0", DeleteHeader(1, 1))
     with pytest.raises(CollectionNotFound):
-        made.check_drop_collection(DropCollectionHeader(1))
+        made.live(1)
 
 
 def test_parts_of_one_message_take_effect_once() -> None:
