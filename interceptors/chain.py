@@ -88,9 +88,6 @@ class BaseInterceptor(Interceptor):
         """Do nothing."""
 
 
-# --- room -------------------------------------------------------------------------------------------------------------
-
-
 class RoomInterceptor(BaseInterceptor):
     """Lets appends in as there is room in `memory`, which all of the node's logs share, and in the queue (`Log.admit`)."""
 
@@ -127,9 +124,6 @@ def _counted_bytes(group: AppendGroup) -> int:
     # Appends that hold room wait for groups without rows: a segment that is made, a commit or a schema change that ends.
     # If those waited for room in turn, nobody would go on.
     return 0
-
-
-# --- redo -------------------------------------------------------------------------------------------------------------
 
 
 class Redo(Exception):
@@ -191,9 +185,6 @@ class RedoInterceptor(BaseInterceptor):
             raise Overloaded(f"the append waited {self._wait_s_max:g} s for {signal.waiting_for} — try again later")
         if not until.cancelled():  # whoever owned it gave up without a verdict: the next attempt will tell
             until.result()
-
-
-# --- lock -------------------------------------------------------------------------------------------------------------
 
 
 class RWLock:

@@ -183,9 +183,7 @@ class Producers:
 
     def bind(self, interceptor: IdempotencyInterceptor) -> None:
         """Check against this interceptor's window from now on."""
-        window = (
-            interceptor.window
-        )  # what was rebuilt knows only what the log says: not who was opened or deleted since
+        window = interceptor.window  # rebuilt from the log, which does not say who was opened or deleted
         window.keep_only(self._live_ids())
         window.fence(NODE_PRODUCER_ID, 0)
         for record in self._records.values():

@@ -80,9 +80,6 @@ class MvccManager:
             self.updates += 1
 
 
-# --- which ticks are confirmed ----------------------------------------------------------------------------------------
-
-
 class Acker:
     """One allocated tick on its way to an outcome: that of an append, or a mark, which has no `entry` but is waited for."""
 
@@ -196,9 +193,6 @@ class AckManager:
         )
 
 
-# --- on the append path -----------------------------------------------------------------------------------------------
-
-
 class TimeTickInterceptor(BaseInterceptor):
     """The tick and the last-confirmed position of every append of one log."""
 
@@ -248,9 +242,6 @@ class TimeTickInterceptor(BaseInterceptor):
             size_bytes=ticket.size_bytes,
             producer=group.producer,
         )
-
-
-# --- ticks without rows -----------------------------------------------------------------------------------------------
 
 
 class TimeTickSyncOperator:

@@ -115,8 +115,6 @@ class Window:
         self.producers: OrderedDict[int, KnownProducer] = OrderedDict()
         """In the order of their last results, oldest first."""
 
-    # --- asking -----------------------------------------------------------------------------------------------------------
-
     def find(self, stamp: ProducerStamp) -> AppendResult | None:
         """Return what the first try of this write came to, None when the log has none.
 
@@ -149,8 +147,6 @@ class Window:
         if known is None:
             return 0
         return max(known.floor, known.sequences[-1]) if known.sequences else known.floor
-
-    # --- learning ---------------------------------------------------------------------------------------------------------
 
     def fence(self, producer_id: int, epoch: int) -> None:
         """Know a producer, and refuse older epochs of it, from now on."""
@@ -185,8 +181,6 @@ class Window:
         """Forget all other producers."""
         for producer_id in [each for each in self.producers if each not in producer_ids]:
             self.results -= len(self.producers.pop(producer_id).results)
-
-    # --- on disk ----------------------------------------------------------------------------------------------------------
 
     def freeze(self, tick: int) -> "Window":
         """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched by later changes.

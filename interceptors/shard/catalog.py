@@ -102,8 +102,6 @@ class Catalog:
         for info in collections:
             self._put(info)
 
-    # --- reading --------------------------------------------------------------------------------------------------------
-
     def collections(self, *, dropped: bool = False) -> tuple[CollectionInfo, ...]:
         """Return the live collections by id, with `dropped` also the remembered dropped ones."""
         return tuple(info for _, info in sorted(self._collections.items()) if dropped or not info.dropped_tick)
@@ -251,8 +249,6 @@ class Catalog:
             kept = tuple(each for each in info.partitions if not 0 < each.dropped_tick < tick)
             if len(kept) < len(info.partitions):
                 self._collections[info.id] = msgspec.structs.replace(info, partitions=kept)
-
-    # --- inside ---------------------------------------------------------------------------------------------------------
 
     def _put(self, info: CollectionInfo) -> None:
         self._collections[info.id] = info

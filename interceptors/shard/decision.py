@@ -142,8 +142,7 @@ def _check_rows(state: ShardState, message: MutableMessage) -> Change:
 
 def _decide_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
     head = messages[0]
-    if any(message.header != head.header for message in messages):
-        raise InvalidArgument(f"the parts of one {head.type.name} carry several headers — give all of them the same")
+    assert all(message.header == head.header for message in messages), "the parts of one change say the same"
     vchannels = _check_ddl(state, head.header)
     if sorted(message.vchannel for message in messages) != sorted(vchannels):
         raise InvalidArgument(
