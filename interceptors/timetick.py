@@ -17,7 +17,7 @@ from wal.event_log import event_log
 from wal.failpoint import failpoint
 from wal.headers import CommitTxnHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import Append, AppendGroup, AppendResult, AppendTicket
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import LogEntry, into_entry
 from wal.timetick import TickAllocator, add_ms
 
@@ -129,6 +129,7 @@ class AckManager:
 
     def confirm(self, acker: Acker, entry: LogEntry) -> None:
         """The append is durable as `entry`."""
+        assert entry.time_tick == acker.tick, "an entry confirms its own tick"
         acker.entry = entry
         self._mvcc.update(entry)
         self._end(acker)
@@ -219,7 +220,15 @@ class TimeTickInterceptor(BaseInterceptor):
         if ticket is None:
             self._acks.fail(acker)
             return
-        entry = self._entry(group, ticket)  # now: the appender may use its messages again once it has the result
+        # Now, because the appender may use its messages again once it has the result.
+        entry = into_entry(
+            group.messages,
+            wal_name=self._wal_name,
+            first_position=ticket.first_position,
+            crc32c=ticket.crc32c,
+            size_bytes=ticket.size_bytes,
+            producer=group.producer,
+        )
         if ticket.durable.done():
             self._acknowledge(acker, entry, ticket.durable)
         else:
@@ -232,16 +241,6 @@ class TimeTickInterceptor(BaseInterceptor):
             failpoint("append.confirming")
             self._acks.confirm(acker, entry)
             failpoint("append.published")
-
-    def _entry(self, group: AppendGroup, ticket: AppendTicket) -> LogEntry:
-        return into_entry(
-            group.messages,
-            wal_name=self._wal_name,
-            first_position=ticket.first_position,
-            crc32c=ticket.crc32c,
-            size_bytes=ticket.size_bytes,
-            producer=group.producer,
-        )
 
 
 class TimeTickSyncOperator:

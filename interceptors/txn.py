@@ -56,7 +56,6 @@ class Commits:
             self.known_after = max(self.known_after, forgotten)
 
     def __contains__(self, txn_id: int) -> bool:
-        """Whether the transaction is known to have committed."""
         return txn_id in self._ids
 
 

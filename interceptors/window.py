@@ -49,11 +49,9 @@ class Places:
         self._last: dict[int, int] = {}
 
     def __contains__(self, write: object) -> bool:
-        """Whether the write is held."""
         return write in self._held
 
     def __len__(self) -> int:
-        """How many writes are held."""
         return len(self._held)
 
     def writes(self) -> frozenset[Write]:

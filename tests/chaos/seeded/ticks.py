@@ -1,6 +1,9 @@
 """Bugs of ticks: given twice, told too early, forgotten, and outcomes that are guessed."""
 
+import asyncio
 from typing import Any
+
+import msgspec
 
 from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
 from interceptors.txn import TxnInterceptor
@@ -24,12 +27,13 @@ def _stale_tick(_right: Right) -> Right:
     return sync
 
 
-def _confirmed_when_queued(_right: Right) -> Right:
+def _confirmed_when_queued(right: Right) -> Right:
     def decide(interceptor: TimeTickInterceptor, group: Any, acker: Any) -> None:
-        if group.ticket is None:
-            interceptor._acks.fail(acker)
-        else:
-            interceptor._acks.confirm(acker, interceptor._entry(group, group.ticket))
+        ticket, durable = group.ticket, asyncio.get_running_loop().create_future()
+        durable.set_result(None)
+        group.ticket = None if ticket is None else msgspec.structs.replace(ticket, durable=durable)
+        right(interceptor, group, acker)
+        group.ticket = ticket
 
     return decide
 
