@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamingnode.cli.command import SPARK, Command, require
 from streamingnode.cli.command import NODE, SPARK, argument, command, require
 from streamingnode.cli.output import (
     EXIT_FAILED,
