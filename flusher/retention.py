@@ -8,6 +8,7 @@ a manifest without its files, but for those of dropped collections, and the one 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 
 import anyio
 import msgspec
@@ -229,9 +230,7 @@ class Retention:
         )
 
     async def _give_up_cuts(self, checkpoint: Checkpoint, live: frozenset[int], *, old_tick: int) -> None:
-        leases = await to_thread.run_sync(lambda: read_leases(self._directory, node_id=self._store.node_id))
-        await to_thread.run_sync(self._remove_dropped, checkpoint, live, leases, old_tick)
-        removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live, leases, old_tick)
+        removable = await to_thread.run_sync(self._look, checkpoint, live, old_tick)
         if removable:
             first_kept = removable[-1].number + 1
             await self._store.put_meta({kept_cuts_key(self._log.name): encode_first_kept(first_kept)})
@@ -239,19 +238,15 @@ class Retention:
             await to_thread.run_sync(self._remove_cuts, removable)
             self._cuts.forget_below(first_kept)
 
-    def _removable_cuts(
-        self, checkpoint: Checkpoint, live: frozenset[int], leases: Sequence[TableLease], old_tick: int
-    ) -> list[CutManifest]:
-        """Return the earliest cuts that may go, as many as one round takes."""
-        removable: list[CutManifest] = []
-        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX]:
-            manifest = self._cuts.read(number).manifest
-            if number >= checkpoint.cut_number or not may_remove_cut(
-                manifest, leases=leases, live=live, old_tick=old_tick
-            ):
-                break
-            removable.append(manifest)
-        return removable
+    def _look(self, checkpoint: Checkpoint, live: frozenset[int], old_tick: int) -> list[CutManifest]:
+        """Remove files of dropped collections, and return the earliest cuts that may go, as many as one round takes."""
+        leases = read_leases(self._directory, node_id=self._store.node_id)
+        self._remove_dropped(checkpoint, live, leases, old_tick)
+        numbers = [number for number in cut_numbers(self._directory) if number < checkpoint.cut_number]
+        manifests = (self._cuts.read(number).manifest for number in numbers[:CUTS_REMOVED_PER_ROUND_MAX])
+        return list(
+            takewhile(lambda manifest: may_remove_cut(manifest, leases=leases, live=live, old_tick=old_tick), manifests)
+        )
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
         finish_removal(self._cuts)  # of a round that the disk kept from its end
