@@ -47,16 +47,6 @@ class RetentionOptions:
     min_age_short_s: float = 0.0
     interval_s: float = 60.0
 
-    @property
-    def min_age_ms(self) -> int:
-        """The minimum age in milliseconds."""
-        return int(self.min_age_s * 1000)
-
-    @property
-    def min_age_short_ms(self) -> int:
-        """The minimum age of log on a disk short of space, in milliseconds; never above the usual one."""
-        return min(int(self.min_age_short_s * 1000), self.min_age_ms)
-
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
@@ -210,8 +200,9 @@ class Retention:
         Idempotent. Raises `OSError` and what the log raises; nothing that is needed is lost then.
         """
         async with self._enforcing:
-            old = self._newest_old(checkpoint, self.options.min_age_ms)
-            log_old = self._newest_old(checkpoint, self.options.min_age_short_ms) if short_of_space else old
+            age_s, short_age_s = self.options.min_age_s, self.options.min_age_short_s
+            old = self._newest_old(checkpoint, age_s)
+            log_old = self._newest_old(checkpoint, min(age_s, short_age_s)) if short_of_space else old
             bound = truncation_bound(checkpoint, reader_floor=self._reader_floor(), old=log_old)
             if bound > self._log.first_position:
                 failpoint("flush.truncating")
@@ -220,11 +211,11 @@ class Retention:
                 await self._give_up_cuts(checkpoint, live, old_tick=0 if old is None else old.tick)
             return max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
 
-    def _newest_old(self, checkpoint: Checkpoint, min_age_ms: int) -> CutPosition | None:
+    def _newest_old(self, checkpoint: Checkpoint, min_age_s: float) -> CutPosition | None:
         return newest_old_cut(
             checkpoint.history,
             now_ms=self._now_ms(),
-            min_age_ms=min_age_ms,
+            min_age_ms=int(min_age_s * 1000),
             found_tick=self._found_tick,
             open_ms=self._elapsed_ms() - self._opened_ms,
         )

@@ -351,7 +351,7 @@ class FlushRun:
                 self._checkpoint.history,
                 step,
                 now_ms=context.now_ms(),
-                retention_ms=context.options.retention.min_age_ms,
+                retention_ms=int(context.options.retention.min_age_s * 1000),
             ),
             shard_state=self.state.snapshot(),
             producers=await context.save_producers(manifest.tick),
