@@ -209,7 +209,7 @@ class FlushRun:
         ahead: Cut | None,
         *,
         report: Callable[[int, int], None],
-        on_cut: Callable[[Checkpoint], None],
+        on_cut: Callable[[Checkpoint, Cut], None],
     ) -> None:
         self.state = checkpoint.state()
         self._context = context
@@ -362,4 +362,4 @@ class FlushRun:
         self._checkpoint = checkpoint
         self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)
         self._awaited = anyio.Event()
-        self._on_cut(checkpoint)
+        self._on_cut(checkpoint, published)
