@@ -179,7 +179,6 @@ class CutLog:
         mark = Mark(cut.crc32c, cut.tick)
         with self._lock:
             assert self._marks.setdefault(cut.number, mark) == mark, "a cut on disk is never written again"
-        self._keep(cut)
 
     def forget_below(self, number: int) -> None:
         """Forget the cuts that retention took."""

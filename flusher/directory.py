@@ -30,10 +30,9 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class NodeDirectory:
-    """Files of one node, under `root`. All methods block.
+    """Files of one node, under `root`; `for_group` lets the group read what is made here.
 
-    All raise `OSError`, and `Corrupt` for what is no regular file and for a link in place of a directory.
-    `for_group` lets the group read what is made here.
+    All methods block, and raise `OSError`, and `Corrupt` for what is no regular file and for a link in place of a directory.
     """
 
     def __init__(self, root: Path, *, for_group: bool = False) -> None:

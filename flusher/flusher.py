@@ -139,6 +139,7 @@ class Flusher:
         self._context = context
         self._sleep = sleep
         self._run: FlushRun | None = None
+        self._last_cut: Cut | None = None
         self._changed = anyio.Event()
         self._failure: StreamingNodeError = OnShutdown("the flusher is closed")
         self._short: StorageFull | Overloaded | None = None
@@ -185,6 +186,8 @@ class Flusher:
             if self._run is not None:
                 self._run.stop_gathering()
             await self._changed.wait()
+        if self._last_cut is not None and self._last_cut.number == number:
+            return self._last_cut  # not kept by `cuts`: what becomes of it on disk is noticed by who reads it there
         return await to_thread.run_sync(self.cuts.read, number)
 
     async def enforce_retention(self, *, short_of_space: bool = False) -> None:
@@ -322,8 +325,8 @@ class Flusher:
     def _anchor(self, checkpoint: Checkpoint) -> None:
         self.cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
 
-    def _on_cut(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def _on_cut(self, checkpoint: Checkpoint, cut: Cut) -> None:
+        self.checkpoint, self._last_cut = checkpoint, cut
         self._file_faults = 0
         self._wake()
 

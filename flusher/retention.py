@@ -8,6 +8,7 @@ a manifest without its files, but for those of dropped collections, and the one 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 
 import anyio
 import msgspec
@@ -45,16 +46,6 @@ class RetentionOptions:
     min_age_s: float = 86_400.0
     min_age_short_s: float = 0.0
     interval_s: float = 60.0
-
-    @property
-    def min_age_ms(self) -> int:
-        """The minimum age in milliseconds."""
-        return int(self.min_age_s * 1000)
-
-    @property
-    def min_age_short_ms(self) -> int:
-        """The minimum age of log on a disk short of space, in milliseconds; never above the usual one."""
-        return min(int(self.min_age_short_s * 1000), self.min_age_ms)
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -209,8 +200,9 @@ class Retention:
         Idempotent. Raises `OSError` and what the log raises; nothing that is needed is lost then.
         """
         async with self._enforcing:
-            old = self._newest_old(checkpoint, self.options.min_age_ms)
-            log_old = self._newest_old(checkpoint, self.options.min_age_short_ms) if short_of_space else old
+            age_s, short_age_s = self.options.min_age_s, self.options.min_age_short_s
+            old = self._newest_old(checkpoint, age_s)
+            log_old = self._newest_old(checkpoint, min(age_s, short_age_s)) if short_of_space else old
             bound = truncation_bound(checkpoint, reader_floor=self._reader_floor(), old=log_old)
             if bound > self._log.first_position:
                 failpoint("flush.truncating")
@@ -219,19 +211,17 @@ class Retention:
                 await self._give_up_cuts(checkpoint, live, old_tick=0 if old is None else old.tick)
             return max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
 
-    def _newest_old(self, checkpoint: Checkpoint, min_age_ms: int) -> CutPosition | None:
+    def _newest_old(self, checkpoint: Checkpoint, min_age_s: float) -> CutPosition | None:
         return newest_old_cut(
             checkpoint.history,
             now_ms=self._now_ms(),
-            min_age_ms=min_age_ms,
+            min_age_ms=int(min_age_s * 1000),
             found_tick=self._found_tick,
             open_ms=self._elapsed_ms() - self._opened_ms,
         )
 
     async def _give_up_cuts(self, checkpoint: Checkpoint, live: frozenset[int], *, old_tick: int) -> None:
-        leases = await to_thread.run_sync(lambda: read_leases(self._directory, node_id=self._store.node_id))
-        await to_thread.run_sync(self._remove_dropped, checkpoint, live, leases, old_tick)
-        removable = await to_thread.run_sync(self._removable_cuts, checkpoint, live, leases, old_tick)
+        removable = await to_thread.run_sync(self._look, checkpoint, live, old_tick)
         if removable:
             first_kept = removable[-1].number + 1
             await self._store.put_meta({kept_cuts_key(self._log.name): encode_first_kept(first_kept)})
@@ -239,19 +229,15 @@ class Retention:
             await to_thread.run_sync(self._remove_cuts, removable)
             self._cuts.forget_below(first_kept)
 
-    def _removable_cuts(
-        self, checkpoint: Checkpoint, live: frozenset[int], leases: Sequence[TableLease], old_tick: int
-    ) -> list[CutManifest]:
-        """Return the earliest cuts that may go, as many as one round takes."""
-        removable: list[CutManifest] = []
-        for number in cut_numbers(self._directory)[:CUTS_REMOVED_PER_ROUND_MAX]:
-            manifest = self._cuts.read(number).manifest
-            if number >= checkpoint.cut_number or not may_remove_cut(
-                manifest, leases=leases, live=live, old_tick=old_tick
-            ):
-                break
-            removable.append(manifest)
-        return removable
+    def _look(self, checkpoint: Checkpoint, live: frozenset[int], old_tick: int) -> list[CutManifest]:
+        """Remove files of dropped collections, and return the earliest cuts that may go, as many as one round takes."""
+        leases = read_leases(self._directory, node_id=self._store.node_id)
+        self._remove_dropped(checkpoint, live, leases, old_tick)
+        numbers = [number for number in cut_numbers(self._directory) if number < checkpoint.cut_number]
+        manifests = (self._cuts.read(number).manifest for number in numbers[:CUTS_REMOVED_PER_ROUND_MAX])
+        return list(
+            takewhile(lambda manifest: may_remove_cut(manifest, leases=leases, live=live, old_tick=old_tick), manifests)
+        )
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
         finish_removal(self._cuts)  # of a round that the disk kept from its end

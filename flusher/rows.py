@@ -1,8 +1,7 @@
 """Rows of messages as columns: payloads in, Arrow tables with the system columns out. No I/O.
 
 Each payload is an encapsulated Arrow IPC record batch without its schema. Many of them after one schema message are an IPC
-stream, so one call decodes thousands of small messages; nothing here is done once per row, and next to nothing once per
-message.
+stream, so one call decodes thousands of small messages; nothing is done once per row, and next to nothing once per message.
 """
 
 from collections.abc import Iterator, Sequence

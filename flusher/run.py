@@ -209,7 +209,7 @@ class FlushRun:
         ahead: Cut | None,
         *,
         report: Callable[[int, int], None],
-        on_cut: Callable[[Checkpoint], None],
+        on_cut: Callable[[Checkpoint, Cut], None],
     ) -> None:
         self.state = checkpoint.state()
         self._context = context
@@ -351,7 +351,7 @@ class FlushRun:
                 self._checkpoint.history,
                 step,
                 now_ms=context.now_ms(),
-                retention_ms=context.options.retention.min_age_ms,
+                retention_ms=int(context.options.retention.min_age_s * 1000),
             ),
             shard_state=self.state.snapshot(),
             producers=await context.save_producers(manifest.tick),
@@ -362,4 +362,4 @@ class FlushRun:
         self._checkpoint = checkpoint
         self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)
         self._awaited = anyio.Event()
-        self._on_cut(checkpoint)
+        self._on_cut(checkpoint, published)

@@ -175,17 +175,15 @@ class Scanner:
                 raise self._failure
             try:
                 read = await source.next()
-            except Truncated as failure:
-                if self._confirmed_tick or not isinstance(self._policy, DeliverAll):
+            except (Corrupt, Truncated, UnsupportedFormat) as failure:
+                is_fresh = isinstance(self._policy, DeliverAll) and not self._confirmed_tick
+                if not (isinstance(failure, Truncated) and is_fresh):
                     self._failure = failure
-                else:
-                    # The log was truncated between finding its earliest entry and reading it.
-                    source.close()
-                    self._source = None
-                    source = await self.open()
-                continue
-            except (Corrupt, UnsupportedFormat) as failure:
-                self._failure = failure
+                    continue
+                # The log was truncated between finding its earliest entry and reading it.
+                source.close()
+                self._source = None
+                source = await self.open()
                 continue
             for entry in read.entries:
                 self._reorder.push(entry)
@@ -209,9 +207,7 @@ class Scanner:
         await self._closing.close()
 
     async def _find_source(self) -> EntrySource:
-        start = await find_start(
-            self._reads, self._policy, end_position=self._end_position, confirmed_tick=self._end_tick
-        )
+        start = await find_start(self._reads, self._policy, self._end_position, self._end_tick)
         if self._filter.after_tick and isinstance(self._policy, StartFrom):
             # Resumed: the position is a last-confirmed one itself, and what lies before it may be given up at any time.
             start = start._replace(position=max(start.position, self._policy.message_id.position))

@@ -128,9 +128,7 @@ class StartingPoint(NamedTuple):
     after_tick: int
 
 
-async def find_start(
-    reads: LogReads, policy: DeliverPolicy, *, end_position: int, confirmed_tick: int
-) -> StartingPoint:
+async def find_start(reads: LogReads, policy: DeliverPolicy, end_position: int, confirmed_tick: int) -> StartingPoint:
     """Return where `policy` starts: at the last-confirmed position of the first entry wanted, so transactions come whole.
 
     `end_position` and `confirmed_tick` are the log's last synced position and its tail's tick when the reader was opened.

@@ -29,7 +29,7 @@ from flusher.retention import LEASE_BYTES_MAX, LEASES
 from interceptors.errors import AlreadyExists
 from streamingnode.care.database import PCHANNEL, read_node_records
 from streamingnode.care.files import read_through
-from streamingnode.care.findings import OnStep, told_nobody
+from streamingnode.care.findings import OnStep, no_progress
 from streamingnode.care.inspect import RECORD_FORMAT, BackupRecord, CopiedFile, check_node, decode_record, encode_record
 from streamingnode.care.verify import verify_unlocked
 from wal.codec import crc32c
@@ -132,7 +132,7 @@ class Target:
 # --- backup -----------------------------------------------------------------------------------------------------------
 
 
-def backup_directory(directory: Path, target: Path, *, on_step: OnStep = told_nobody) -> BackupResult:
+def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupResult:
     """Copy a node that no process has open into a new directory, and verify the copy.
 
     Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
@@ -244,7 +244,7 @@ def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[
     """
     node, copied = NodeDirectory(directory), list[CopiedFile]()
     numbers = [number for number in cut_numbers(directory) if number <= newest]
-    here = living(read_cut(node, numbers[-1]).manifest) if numbers else frozenset()
+    living_ids = living(read_cut(node, numbers[-1]).manifest) if numbers else frozenset()
     for number in numbers:
         manifest = read_cut(node, number).manifest
         copied.append(_copy_file(directory / manifest_path(number), building, manifest_path(number), on_bytes))
@@ -252,7 +252,7 @@ def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[
             path = place_beneath(directory, file.path)
             if path.exists():
                 copied.append(_copy_file(path, building, file.path, on_bytes, bytes_max=file.bytes))
-            elif file.collection_id in here:
+            elif file.collection_id in living_ids:
                 missing = f"cut {number} names {path}, which is not there"
                 raise Corrupt(f"{missing} — verify the original: streamingnode verify")
     return copied
@@ -309,7 +309,7 @@ def read_record(backup: Path) -> BackupRecord:
         raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made") from None
 
 
-def restore_directory(backup: Path, target: Path, *, on_step: OnStep = told_nobody) -> RestoreResult:
+def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> RestoreResult:
     """Make a node in a new directory from a backup, and verify it.
 
     Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,

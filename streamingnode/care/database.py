@@ -234,9 +234,12 @@ class ClosedDatabase:
             )
 
     def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint of the one log. Raises whatever keeps it from being read."""
-        found = self.rows.get(meta_key(checkpoint_key(PCHANNEL)))
-        return decode_checkpoint(found if isinstance(found, bytes) else None)
+        """Return the checkpoint of the one log. Raises `Corrupt`."""
+        try:
+            found = self.rows.get(meta_key(checkpoint_key(PCHANNEL)))
+            return decode_checkpoint(found if isinstance(found, bytes) else None)
+        except Exception as error:
+            raise Corrupt(f"it cannot be read: {error}") from error
 
     def _first_position(self, log_id: int) -> int:
         try:

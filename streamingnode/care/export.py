@@ -11,15 +11,16 @@ memory holds one collection at a time: the rows of its files and of the log, and
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.checkpoint import Checkpoint
+from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
 from flusher.cut_log import CutLog, cut_numbers, manifest_path
 from flusher.directory import NodeDirectory
 from flusher.manifest import arrow_schema, collection_info
@@ -41,6 +42,10 @@ from wal.message import AnyMessage, Message, TransactionBuffer, TransactionMessa
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.recovery import has_torn_end
+
+T = TypeVar("T")
+
+_CHECKPOINT = f"{DATABASE_NAME}, checkpoint"
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,19 +75,12 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[Missing, ...]
 
 
-OnCollection = Callable[[str], None]
-"""Told the name of each collection before it is read."""
-
-
-def _told_nobody(_name: str) -> None:
-    """Take no note of a collection."""
-
-
 def export_directory(
-    directory: Path, out: Path, *, salvage: bool = False, on_collection: OnCollection = _told_nobody
+    directory: Path, out: Path, *, salvage: bool = False, on_collection: Callable[[str], None] = lambda _name: None
 ) -> ExportResult:
     """Write `<collection>.parquet` for each live collection of a node into the new directory `out`.
 
+    `on_collection` is told the name of each before it is read.
     Raises `InvalidArgument` when it is no node or `out` lies in it, `AlreadyOwned` while a process has it open,
     `AlreadyExists` for an `out` that is not empty, `StorageFailed`, and without `salvage` `Corrupt`, `Truncated`,
     `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out` then.
@@ -124,18 +122,8 @@ class _Losses:
             self.add("", finding.place, None, finding.detail)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Base:
-    """What is in files: everything up to `tick`, in the cuts up to `cut`, which has this checksum; and the catalog then."""
-
-    cut: int = 0
-    crc32c: int = 0
-    tick: int = 0
-    state: ShardState
-
-
 class _Export:
-    def __init__(self, directory: Path, losses: _Losses, on_collection: OnCollection) -> None:
+    def __init__(self, directory: Path, losses: _Losses, on_collection: Callable[[str], None]) -> None:
         self._directory = directory
         self._losses = losses
         self._on_collection = on_collection
@@ -143,19 +131,23 @@ class _Export:
         self._tick = 0
 
     def write(self, target: Target) -> ExportResult:
-        floor = self._floor()
+        floor = self._tried(FLOOR_NAME, partial(read_floor, self._directory))
+        if floor is None:
+            self._losses.add("", FLOOR_NAME, None, "it is not there, so nobody knows how far the log had come")
         database = self._open(floor)
         try:
             node_id = "" if floor is None else floor.node_id
             checkpoint = None
             if database is not None:
                 node_id = database.found.node_id
-                checkpoint = self._checkpoint(database)
+                checkpoint = self._tried(_CHECKPOINT, database.checkpoint)
                 self._find_log(database, checkpoint)
             cuts = CutLog(NodeDirectory(self._directory), node_id=node_id)
-            base = self._base(cuts, checkpoint)
-            self._catch_up(base)
-            files = [self._write_one(info, cuts, base, target) for info in _live(base.state.catalog)]
+            base, state = self._base(cuts, checkpoint)
+            self._catch_up(base, state)
+            # Of two of one name the older was dropped where the log is missing.
+            live = {info.name: info for info in state.catalog.collections()}
+            files = [self._write_one(live[name], cuts, base, target) for name in sorted(live)]
         finally:
             if database is not None:
                 database.rows.close()
@@ -167,17 +159,14 @@ class _Export:
             missing=self._losses.found,
         )
 
-    # --- the database -----------------------------------------------------------------------------------------------------
-
-    def _floor(self) -> Floor | None:
+    def _tried(self, place: str, call: Callable[[], T]) -> T | None:
         try:
-            floor = read_floor(self._directory)
+            return call()
         except Corrupt as error:
-            self._losses.add("", FLOOR_NAME, None, error)
+            self._losses.add("", place, None, error)
             return None
-        if floor is None:
-            self._losses.add("", FLOOR_NAME, None, "it is not there, so nobody knows how far the log had come")
-        return floor
+
+    # --- the database -----------------------------------------------------------------------------------------------------
 
     def _open(self, floor: Floor | None) -> ClosedDatabase | None:
         """Open what an owner would, and what is behind damage; None when nothing of the log can be read."""
@@ -191,13 +180,6 @@ class _Export:
         self._losses.take(report)
         return database
 
-    def _checkpoint(self, database: ClosedDatabase) -> Checkpoint | None:
-        try:
-            return database.checkpoint()
-        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
-            self._losses.add("", f"{DATABASE_NAME}, checkpoint", None, f"it cannot be read: {error}")
-            return None
-
     def _find_log(self, database: ClosedDatabase, checkpoint: Checkpoint | None) -> None:
         """Find the log behind the checkpoint, and what is damaged in it. A kill may leave a node without one."""
         report = Report()
@@ -209,10 +191,29 @@ class _Export:
                     pass
         self._losses.take(report)
         if checkpoint is not None and self._log is not None:
+            last_tick = max(self._tick, checkpoint.tick)
+            node_id = database.found.node_id
+            self._tried("cuts", partial(refuse_mixed, self._directory, checkpoint, node_id, last_tick))
+
+    def _base(self, cuts: CutLog, checkpoint: Checkpoint | None) -> tuple[Checkpoint, ShardState]:
+        """Return what is in files as the checkpoint knows it; without one, or on damage, as a newer cut says."""
+        state = None
+        if checkpoint is not None:
+            stored = checkpoint.shard_state
+            state = ShardState() if stored is None else self._tried(_CHECKPOINT, partial(ShardState.restore, stored))
+        known = NO_CHECKPOINT if checkpoint is None or state is None else checkpoint
+        for number in reversed(cut_numbers(self._directory) if state is None or self._losses.found else []):
+            if state is not None and number <= known.cut_number:
+                break
             try:
-                refuse_mixed(self._directory, checkpoint, database.found.node_id, max(self._tick, checkpoint.tick))
-            except Corrupt as error:
-                self._losses.add("", "cuts", None, error)
+                cut = cuts.read_alone(number)
+            except (OSError, StreamingNodeError) as error:
+                self._losses.add("", manifest_path(number), None, error)
+                continue
+            state = ShardState()
+            state.catalog = Catalog(map(collection_info, cut.manifest.collections))
+            return Checkpoint(cut_number=number, tick=cut.tick, manifest_crc32c=cut.crc32c), state
+        return known, state or ShardState()
 
     # --- the log ----------------------------------------------------------------------------------------------------------
 
@@ -250,47 +251,21 @@ class _Export:
                 continue
             yield from wanted.select(visible, entry.time_tick)
 
-    def _catch_up(self, base: _Base) -> None:
+    def _catch_up(self, base: Checkpoint, state: ShardState) -> None:
         """Bring the catalog up to the end of the log, and name the rows of what it does not know."""
         unknown: dict[str, int] = {}
         for message in self._messages(after_tick=base.tick):
-            base.state.observe(message)
+            state.observe(message)
             for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
                 header = body.header
-                if isinstance(header, InsertHeader) and (place := _unknown(base.state.catalog, header)):
+                if isinstance(header, InsertHeader) and (place := _unknown(state.catalog, header)):
                     unknown[place] = unknown.get(place, 0) + header.rows
         for place, rows in unknown.items():
             self._losses.add("", place, rows, "what created it is missing")
 
     # --- the files --------------------------------------------------------------------------------------------------------
 
-    def _base(self, cuts: CutLog, checkpoint: Checkpoint | None) -> _Base:
-        """Return what the checkpoint knows to be in files; without one, or on damage, what a newer cut says."""
-        base = None if checkpoint is None else self._base_of(checkpoint)
-        if base is None or self._losses.found:
-            for number in reversed(cut_numbers(self._directory)):
-                if base is not None and number <= base.cut:
-                    break
-                try:
-                    cut = cuts.read_alone(number)
-                except (OSError, StreamingNodeError) as error:
-                    self._losses.add("", manifest_path(number), None, error)
-                    continue
-                state = ShardState()
-                state.catalog = Catalog(map(collection_info, cut.manifest.collections))
-                return _Base(cut=number, crc32c=cut.crc32c, tick=cut.tick, state=state)
-        return base or _Base(state=ShardState())
-
-    def _base_of(self, checkpoint: Checkpoint) -> _Base | None:
-        stored = checkpoint.shard_state
-        try:
-            state = ShardState() if stored is None else ShardState.restore(stored)
-        except Corrupt as error:
-            self._losses.add("", f"{DATABASE_NAME}, checkpoint", None, error)
-            return None
-        return _Base(cut=checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick, state=state)
-
-    def _write_one(self, info: CollectionInfo, cuts: CutLog, base: _Base, target: Target) -> ExportedFile | None:
+    def _write_one(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint, target: Target) -> ExportedFile | None:
         self._on_collection(info.name)
         try:
             check_name(info.name)  # it becomes a file's
@@ -305,23 +280,17 @@ class _Export:
             os.fsync(file.fileno())
         return ExportedFile(collection=info.name, path=str(target.path / name), rows=rows.num_rows)
 
-    def _rows(self, info: CollectionInfo, cuts: CutLog, base: _Base) -> pa.Table:
+    def _rows(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint) -> pa.Table:
         vchannels = frozenset(info.vchannels)
         source = SnapshotSource(
             cuts=cuts,
             collection=info,
-            last_cut=base.cut,
+            last_cut=base.cut_number,
             tail=list(self._messages(after_tick=base.tick, vchannels=vchannels, collection=info.name)),
             on_loss=partial(self._losses.add, info.name) if self._losses.salvage else None,
         )
-        cuts.anchor(base.cut, crc32c=base.crc32c, tick=base.tick)
-        known = Checkpoint(cut_number=base.cut, tick=base.tick, manifest_crc32c=base.crc32c)
-        return read_rows(source, known).cast(arrow_schema(info))
-
-
-def _live(catalog: Catalog) -> list[CollectionInfo]:
-    """Return the live collections, one of each name: of two the older was dropped where the log is missing."""
-    return sorted({info.name: info for info in catalog.collections()}.values(), key=lambda info: info.name)
+        cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)
+        return read_rows(source, base).cast(arrow_schema(info))
 
 
 def _unknown(catalog: Catalog, header: InsertHeader) -> str:

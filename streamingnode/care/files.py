@@ -49,7 +49,7 @@ _MOVE = "move it away"
 
 
 @dataclass(slots=True, kw_only=True)
-class LogSays:
+class LogFacts:
     """What the log knows of the cuts beside it: checkpoint and last tick are None when nobody could be asked.
 
     Cuts below `first_kept` may be gone. `running` is for a node that goes on meanwhile: cuts may come and, by retention, go.
@@ -89,14 +89,14 @@ def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tic
 # --- cuts -------------------------------------------------------------------------------------------------------------
 
 
-def check_cuts(directory: Path, says: LogSays, report: Report) -> frozenset[str]:
+def check_cuts(directory: Path, facts: LogFacts, report: Report) -> frozenset[str]:
     """Check every cut with its files, oldest first, and return the paths of all files that are named."""
     numbers = cut_numbers(directory)
-    check_oldest(numbers, says.first_kept, report)
-    here: frozenset[int] | None = None
+    check_oldest(numbers, facts.first_kept, report)
+    living_ids: frozenset[int] | None = None
     with suppress(OSError, StreamingNodeError):  # what is wrong with it is found in its turn
-        here = living(read_cut(NodeDirectory(directory), numbers[-1]).manifest) if numbers else None
-    cuts = _Cuts(NodeDirectory(directory), says, here, report)
+        living_ids = living(read_cut(NodeDirectory(directory), numbers[-1]).manifest) if numbers else None
+    cuts = _Cuts(NodeDirectory(directory), facts, living_ids, report)
     for number in numbers:
         cuts.check(number)
     cuts.check_newest(numbers[-1] if numbers else 0)
@@ -111,11 +111,11 @@ def check_oldest(numbers: list[int], first_kept: int | None, report: Report) -> 
 
 
 class _Cuts:
-    """The cuts of a node in ascending order; `here` are the collections that live at the newest one, None: nobody knows."""
+    """The cuts of a node in ascending order; `living_ids` are the collections at the newest one, None: nobody knows."""
 
-    def __init__(self, node: NodeDirectory, says: LogSays, here: frozenset[int] | None, report: Report) -> None:
+    def __init__(self, node: NodeDirectory, facts: LogFacts, living_ids: frozenset[int] | None, report: Report) -> None:
         self.named: dict[str, int] = {}
-        self._node, self._says, self._here, self._report = node, says, here, report
+        self._node, self._facts, self._living_ids, self._report = node, facts, living_ids, report
         self._before: tuple[CutManifest, int] | None = None
 
     def check(self, number: int) -> None:
@@ -142,22 +142,22 @@ class _Cuts:
             self._check_file(manifest, file, place)
 
     def check_newest(self, newest: int) -> None:
-        says, before = self._says, self._before
-        if says.checkpoint is None:
+        facts, before = self._facts, self._before
+        if facts.checkpoint is None:
             return
-        known = says.checkpoint.cut_number
+        known = facts.checkpoint.cut_number
         told = f"the newest cut is {newest}, the log's checkpoint is at {known}"
-        is_beyond = says.last_tick is not None and before is not None and before[0].tick > says.last_tick
+        is_beyond = facts.last_tick is not None and before is not None and before[0].tick > facts.last_tick
         if newest < known:
             self._report.damage(Kind.MISSING, CUTS, f"{told}: newer cuts are missing")
-        elif not says.running and (newest > known + 1 or is_beyond):
+        elif not facts.running and (newest > known + 1 or is_beyond):
             self._report.damage(Kind.MIXED, CUTS, f"{told}: the log is older than the cuts beside it", TOGETHER)
-        elif newest == known and before is not None and before[1] != says.checkpoint.manifest_crc32c:
+        elif newest == known and before is not None and before[1] != facts.checkpoint.manifest_crc32c:
             detail = f"cut {newest} is not the one the log's checkpoint knows"
             self._report.damage(Kind.MIXED, manifest_path(newest), detail)
 
     def _decode(self, number: int, place: str, content: bytes) -> CutManifest | None:
-        report, node_id = self._report, self._says.node_id
+        report, node_id = self._report, self._facts.node_id
         try:
             manifest = decode_manifest(content, name=place)
         except UnsupportedFormat as error:
@@ -218,8 +218,8 @@ class _Cuts:
             _check_data_file(place_beneath(self._node.root, file.path), file, manifest, self._report)
         except FileNotFoundError:
             # Retention removes files of a dropped collection before their cut, and those of a cut after it.
-            is_gone = self._here is not None and file.collection_id not in self._here
-            if not is_gone and not (self._says.running and not (self._node.root / place).exists()):
+            is_gone = self._living_ids is not None and file.collection_id not in self._living_ids
+            if not is_gone and not (self._facts.running and not (self._node.root / place).exists()):
                 detail = f"cut {manifest.number} names it ({file.rows} rows) and it is not there"
                 self._report.damage(Kind.MISSING, file.path, detail)
         except OSError as error:
@@ -256,7 +256,7 @@ def measure_file(path: Path, part: str, report: Report, *, expected_bytes: int) 
 def _check_data_file(path: Path, file: DataFile, manifest: CutManifest, report: Report) -> None:
     length, checksum = measure_file(path, CUTS, report, expected_bytes=file.bytes)
     report.count("segments" if isinstance(file, SegmentFile) else "delete files")
-    other = _who_else(path, file, manifest)
+    other = _other_identity(path, file, manifest)
     if length != file.bytes:
         detail = f"has {length} bytes, its cut says {file.bytes}" + (f"; {other}" if other else "")
         report.damage(Kind.LENGTH, file.path, detail)
@@ -304,7 +304,7 @@ def _wrong_rows(table: pa.Table, file: DataFile, before: int) -> str:
     return "" if names == [file.vchannel] else f"holds rows of {', '.join(map(str, names))}, not of {file.vchannel}"
 
 
-def _who_else(path: Path, file: DataFile, manifest: CutManifest) -> str:
+def _other_identity(path: Path, file: DataFile, manifest: CutManifest) -> str:
     """Return who a file is when that is somebody else than its cut names; nothing when it is itself or does not say."""
     try:
         with pq.ParquetFile(path) as parquet:

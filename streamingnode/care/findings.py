@@ -19,7 +19,7 @@ RESTORE = (
 """The next step that many findings share."""
 
 
-def told_nobody(_part: str, _done: int) -> None:
+def no_progress(_part: str, _done: int) -> None:
     """Take no note of a step."""
 
 
@@ -85,19 +85,18 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
-    on_step: OnStep = field(default=told_nobody, repr=False, compare=False)
+    on_step: OnStep = field(default=no_progress, repr=False, compare=False)
 
     def damage(self, kind: Kind, place: str, detail: str, next_step: str = RESTORE) -> None:
         """Add a finding that something acknowledged is not there as it was written."""
-        self.findings.append(
-            Finding(severity=Severity.DAMAGE, kind=kind, place=place, detail=detail, next_step=next_step)
-        )
+        self._add(Severity.DAMAGE, kind, place, detail, next_step)
 
     def warn(self, kind: Kind, place: str, detail: str, next_step: str) -> None:
         """Add a finding by which nothing is lost."""
-        self.findings.append(
-            Finding(severity=Severity.WARNING, kind=kind, place=place, detail=detail, next_step=next_step)
-        )
+        self._add(Severity.WARNING, kind, place, detail, next_step)
+
+    def _add(self, severity: Severity, kind: Kind, place: str, detail: str, step: str) -> None:
+        self.findings.append(Finding(severity=severity, kind=kind, place=place, detail=detail, next_step=step))
 
     def count(self, what: str, number: int = 1) -> None:
         """Say that so many more of something were checked."""

@@ -42,7 +42,7 @@ class Upkeep:
         check = partial(verify_running, self._path, self._channel, self._flusher, asyncio.get_running_loop())
         try:
             with disk_errors_typed(self._path):
-                return await _to_its_end(to_thread.run_sync(check))
+                return await _in_own_task(to_thread.run_sync(check))
         except Indeterminate as error:  # of a write of others; nothing was written here
             raise LogReopening("the log is being reopened after a failed write — verify again") from error
 
@@ -54,7 +54,7 @@ class Upkeep:
         made: list[BackupResult] = []
         try:
             with disk_errors_typed(self._path):
-                await _to_its_end(self._back_up(self._path, store, path, made))
+                await _in_own_task(self._back_up(self._path, store, path, made))
         except asyncio.CancelledError:
             if made:  # too late to be stopped; its caller knows nothing of it, and would meet it in its way
                 await outlast(to_thread.run_sync(shutil.rmtree, made[0].path))
@@ -78,7 +78,7 @@ class Upkeep:
                     await to_thread.run_sync(target.discard)
 
 
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+async def _in_own_task(work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns; when the caller is cancelled, so is it, and its threads are waited for."""
     scope, result = anyio.CancelScope(), list[T]()
 

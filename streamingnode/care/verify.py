@@ -29,8 +29,8 @@ from streamingnode.care.database import (
     open_closed,
 )
 from streamingnode.care.entries import read_entries
-from streamingnode.care.files import LogSays, check_cuts, check_leases, check_oldest, check_strays, measure_file
-from streamingnode.care.findings import RESTORE, Kind, OnStep, Report, told_nobody
+from streamingnode.care.files import LogFacts, check_cuts, check_leases, check_oldest, check_strays, measure_file
+from streamingnode.care.findings import RESTORE, Kind, OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, decode_record
 from streamingnode.channel import Channel
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated
@@ -63,7 +63,7 @@ _FACT_PREFIX = b"s"
 _OPEN_OR_RESTORE = f"open the node: what a power cut tore it drops, and starts; if it refuses, {RESTORE}"
 
 
-def verify_directory(directory: Path, *, tables: Path | None = None, on_step: OnStep = told_nobody) -> Report:
+def verify_directory(directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress) -> Report:
     """Check everything in a node directory, owned by nobody meanwhile, and the tables fed from it; changes nothing.
 
     Raises `InvalidArgument` when it holds no node or there is no `tables`, `AlreadyOwned` while a process has it open,
@@ -80,24 +80,24 @@ def verify_directory(directory: Path, *, tables: Path | None = None, on_step: On
         lock.release()
 
 
-def verify_unlocked(directory: Path, *, tables: Path | None = None, on_step: OnStep = told_nobody) -> Report:
+def verify_unlocked(directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress) -> Report:
     """As `verify_directory`, for a directory the caller owns already, or nobody else knows of."""
     report = Report(on_step=on_step)
     _check_backup(directory, report)
     if is_unfinished_creation(directory):
         floor = check_floor(directory, report) if (directory / FLOOR_NAME).exists() else None
-        says = LogSays(node_id="" if floor is None else floor.node_id)
+        facts = LogFacts(node_id="" if floor is None else floor.node_id)
         detail = "the node's creation was cut off, before it took anything"
         report.warn(Kind.UNFINISHED, DATABASE_NAME, detail, "open the node: the next opening finishes it")
     else:
-        says = _check_database(directory, check_floor(directory, report), report)
-    named = check_cuts(directory, says, report)
-    leases = check_leases(directory, says.node_id, report)
+        facts = _check_database(directory, check_floor(directory, report), report)
+    named = check_cuts(directory, facts, report)
+    leases = check_leases(directory, facts.node_id, report)
     check_strays(directory, named, report)
     if tables is not None:
         from streamingnode.care.tables import check_tables
 
-        check_tables(directory, tables, leases, says.node_id, report)
+        check_tables(directory, tables, leases, facts.node_id, report)
     return report
 
 
@@ -135,31 +135,31 @@ def _check_backup(directory: Path, report: Report) -> None:
 # --- the log of a closed node -----------------------------------------------------------------------------------------
 
 
-def _check_database(directory: Path, floor: Floor | None, report: Report) -> LogSays:
+def _check_database(directory: Path, floor: Floor | None, report: Report) -> LogFacts:
     """Check the database from its facts to the last entry: what an owner would have to trust."""
-    path, says = directory / DATABASE_NAME, LogSays(node_id="" if floor is None else floor.node_id)
+    path, facts = directory / DATABASE_NAME, LogFacts(node_id="" if floor is None else floor.node_id)
     if not (path / "CURRENT").is_file():
         report.damage(Kind.MISSING, DATABASE_NAME, "the directory holds no database")
-        return says
+        return facts
     try:
         database = open_closed(directory, floor, report)
     except StreamingNodeError as error:
         step = _OPEN_OR_RESTORE if has_torn_end(path) else RESTORE
         report.damage(Kind.UNREADABLE, DATABASE_NAME, error.happened, step)
-        return says
+        return facts
     try:
         check_database_files(path, database.rows, report)
         records = _check_records(_stored(database.rows), report)
-        says.node_id = database.found.node_id
-        says.checkpoint = records.checkpoints.get(PCHANNEL, NO_CHECKPOINT)
-        says.first_kept = records.first_kept.get(PCHANNEL, FIRST_CUT)
-        _check_logs(database, records, says, report)
+        facts.node_id = database.found.node_id
+        facts.checkpoint = records.checkpoints.get(PCHANNEL, NO_CHECKPOINT)
+        facts.first_kept = records.first_kept.get(PCHANNEL, FIRST_CUT)
+        _check_logs(database, records, facts, report)
     finally:
         database.rows.close()
-    return says
+    return facts
 
 
-def _check_logs(database: ClosedDatabase, records: NodeRecords, says: LogSays, report: Report) -> None:
+def _check_logs(database: ClosedDatabase, records: NodeRecords, facts: LogFacts, report: Report) -> None:
     for log in database.logs(report):
         if not log.first:
             continue  # nobody knows where it has to begin: damage of the state map, which is named already
@@ -174,7 +174,7 @@ def _check_logs(database: ClosedDatabase, records: NodeRecords, says: LogSays, r
         report.read("log", read_bytes)
         report.count("logs")
         if log.name == PCHANNEL:
-            says.last_tick = last_tick
+            facts.last_tick = last_tick
         checkpoint = records.checkpoints.get(log.name, NO_CHECKPOINT)
         _warn_of_readers(records.readers, dropped, checkpoint, log.name, log.first, report)
 
@@ -283,8 +283,8 @@ def verify_running(directory: Path, channel: Channel, flusher: Flusher, loop: as
     # Asked for after the cuts were listed: it goes up before a cut goes.
     first_kept = decode_first_kept(run_on(loop, store.get_meta(kept_cuts_key(log.name))))
     check_oldest(numbers, first_kept, report)
-    says = LogSays(node_id=store.node_id, checkpoint=flusher.checkpoint, running=True)
-    named = check_cuts(directory, says, report)
+    facts = LogFacts(node_id=store.node_id, checkpoint=flusher.checkpoint, running=True)
+    named = check_cuts(directory, facts, report)
     check_leases(directory, store.node_id, report)
     check_strays(directory, named, report, running=True)
     return report

@@ -1,7 +1,6 @@
 """How a command is declared: its help with examples, its arguments, and the function that does it."""
 
 import argparse
-import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -72,12 +71,6 @@ def argument(*names: str, **options: Any) -> Argument:
 
 
 NODE = argument("directory", type=Path, help="the node's directory")
-
-
-def take(kind: Callable[..., A], namespace: argparse.Namespace) -> A:
-    """Return the parsed arguments as the frozen dataclass `kind`; each of its fields is an argument of that name."""
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass is callable
-    return kind(**{name: getattr(namespace, name) for name in names})
 
 
 def with_node(directory: Path, work: "Callable[[Node], Awaitable[A]]") -> A:

@@ -169,7 +169,7 @@ SPACE, DESCRIPTORS = "disk space", "file descriptors"
 
 
 @pytest.mark.parametrize(
-    "error, lacking",
+    "error, what",
     [
         (OSError(28, os.strerror(28)), SPACE),
         (OSError(122, os.strerror(122)), SPACE),
@@ -183,5 +183,5 @@ SPACE, DESCRIPTORS = "disk space", "file descriptors"
     ],
     ids=["ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "StorageFull", "StorageFailed", "Overloaded", "nested"],
 )
-def test_only_what_is_lacking_counts_as_a_shortage(error: BaseException, lacking: str) -> None:
-    assert short_of(error) == lacking
+def test_only_what_is_short_counts_as_a_shortage(error: BaseException, what: str) -> None:
+    assert short_of(error) == what

@@ -8,7 +8,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.care.database import read_node_records
-from streamingnode.care.files import LogSays, check_cuts
+from streamingnode.care.files import LogFacts, check_cuts
 from streamingnode.care.findings import Kind, Report
 from streamingnode.errors import LogReopening
 from streamingnode.node import Node
@@ -102,6 +102,6 @@ def test_cuts_that_retention_takes_while_they_are_walked_are_no_gap(sample: Samp
             (path / f"cuts/{number:016d}.json").unlink(missing_ok=True)
 
     report = Report(on_step=take_two)
-    check_cuts(path, LogSays(node_id=node_id, running=True), report)
+    check_cuts(path, LogFacts(node_id=node_id, running=True), report)
     assert report.bytes
     assert report.findings == []

@@ -159,16 +159,16 @@ def test_an_edited_newest_manifest_is_found_by_the_anchor_and_by_the_next_cut(no
         unanchored.anchor(3, crc32c=crc32c, tick=tick)
 
 
-def test_cuts_that_a_twin_made_do_not_follow_what_was_read_before(node: NodeBuilder, tmp_path: Path) -> None:
+def test_cuts_that_another_copy_made_do_not_follow_what_was_read_before(node: NodeBuilder, tmp_path: Path) -> None:
     cuts = CutLog(node.path)
     cuts.read(1)
-    twin = NodeBuilder(tmp_path / "twin")
-    twin.create()
-    twin.insert("orders", [{"id": 1, "item": "tea", "amount": 1.0}])
+    copy = NodeBuilder(tmp_path / "copy")
+    copy.create()
+    copy.insert("orders", [{"id": 1, "item": "tea", "amount": 1.0}])
     for _ in range(5):
-        twin.cut()
+        copy.cut()
     for number in (4, 5):
-        manifest(node, number).write_bytes(manifest(twin, number).read_bytes())
+        manifest(node, number).write_bytes(manifest(copy, number).read_bytes())
     with pytest.raises(Corrupt, match="cut 4 does not follow cut 3"):
         cuts.read(5)
 
