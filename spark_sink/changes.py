@@ -22,6 +22,8 @@ from wal.files import open_binary, place_beneath
 if TYPE_CHECKING:
     from spark_sink.table import TableFile  # an executor that imports this has no need of deltalake
 
+_Range = tuple[int | str, int | str]
+
 CHUNK_BYTES = 1 << 20
 """Read at a time by each thread that checks files; large enough to cost nothing per call, small enough to forget."""
 
@@ -89,20 +91,19 @@ def split_by_delete(
     """Return the segments that some delete can reach, and the others."""
     reached: list[SegmentFile] = []
     others: list[SegmentFile] = []
-    for segment in segments:
-        hit = any(
-            delete.vchannel == segment.vchannel
-            and segment.offset_min < delete.offset_max
-            and _ranges_meet(_key_range(delete), _key_range(segment))
-            for delete in deletes
-        )
-        (reached if hit else others).append(segment)
+    for file in segments:
+        hit = any(_reaches(each, file.offset_min, (file.vchannel, file.vchannel), _key_range(file)) for each in deletes)
+        (reached if hit else others).append(file)
     return reached, others
 
 
 def reachable(files: "Iterable[TableFile]", deletes: Sequence[DeleteFile]) -> "list[TableFile]":
     """Return the table's files that may hold a row some delete removes; a file without ranges may hold anything."""
-    return [file for file in files if any(_reaches(delete, file) for delete in deletes)]
+    return [
+        file
+        for file in files
+        if any(_reaches(each, file.offset_min, file.vchannel_range, file.key_range) for each in deletes)
+    ]
 
 
 def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> list[list[Cut]]:
@@ -152,20 +153,18 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 
-def _reaches(delete: DeleteFile, file: "TableFile") -> bool:
-    if file.offset_min is not None and file.offset_min >= delete.offset_max:
-        return False
-    if file.vchannel_range is not None and not file.vchannel_range[0] <= delete.vchannel <= file.vchannel_range[1]:
-        return False
-    return _ranges_meet(_key_range(delete), file.key_range)
+def _reaches(delete: DeleteFile, offset_min: int | None, vchannels: _Range | None, keys: _Range | None) -> bool:
+    """Whether rows from an offset on, in these inclusive ranges, may be removed; one that is not known holds anything."""
+    older = offset_min is None or offset_min < delete.offset_max
+    return older and _meet((delete.vchannel, delete.vchannel), vchannels) and _meet(_key_range(delete), keys)
 
 
-def _key_range(file: DataFile) -> tuple[int | str, int | str] | None:
+def _key_range(file: DataFile) -> _Range | None:
     return None if file.key_min is None or file.key_max is None else (file.key_min, file.key_max)
 
 
-def _ranges_meet(one: tuple[int | str, int | str] | None, other: tuple[int | str, int | str] | None) -> bool:
-    """Whether two inclusive ranges can share a key: one that is unknown, or of another type, can."""
+def _meet(one: _Range | None, other: _Range | None) -> bool:
+    """Whether two ranges can share a value: one that is unknown, or of another type, can."""
     if one is None or other is None or len({type(end) for end in (*one, *other)}) > 1:
         return True
     return one[0] <= other[1] and other[0] <= one[1]  # type: ignore[operator]  # all numbers, or all text

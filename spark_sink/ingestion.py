@@ -7,8 +7,7 @@ at cuts. For each table and run, under the table's lock:
 
 Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the version the watermark was
 read from. Whoever loses that race loads the table again and finds its cuts taken. What each crash point leaves is in
-`commit`; after a commit without a lease the lease lags, which only keeps files longer; a dropped collection's table not yet
-renamed is renamed by the next ingest, because its collection is not among the living of the newest cut.
+`commit`; after a commit without a lease the lease lags, which only keeps files longer.
 """
 
 import fcntl
@@ -385,11 +384,8 @@ class IngestJob:
         failpoint("ingest.leased")
 
     def _retire(self, path: Path, entry: CollectionEntry) -> None:
-        """Move a dropped collection's table out of the way of one that takes its name.
-
-        The lease goes first: once renamed, no ingest looks for it.
-        """
-        release(self._node, path)
+        """Move a dropped collection's table out of the way of one that takes its name; what is killed, the next one does."""
+        release(self._node, path)  # first: once renamed, no ingest looks for it
         failpoint("ingest.released")
         retired = _retired(path, entry)
         path.rename(retired)

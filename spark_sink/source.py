@@ -1,22 +1,8 @@
 """The Spark data source `streamingnode`: a collection straight from its node's cuts, deletes applied. Batch only.
 
-    spark.read.format("streamingnode").option("node", "data").option("subscribe", "orders").load()
-
-| option        | meaning                                                                            |
-|---------------|------------------------------------------------------------------------------------|
-| `node`        | the node directory, as the driver and every executor see it; `data` if left out    |
-| `subscribe`   | the collection                                                                     |
-| `columns`     | only these columns, separated by commas; Spark prunes nothing in a Python source   |
-| `asOfCut`     | the state at this cut, or the newest before it                                     |
-| `asOfTick`    | the state at this tick, or at a time as `2026-11-22T12:00:00+00:00`                |
-
-An option it does not know is refused, and so is a stream: a reader of the node follows what is to come.
-
-Rows come as Arrow batches with `_tick`, `_offset`, `_vchannel` and `_partition` behind the user's columns.
-
-The source takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query of the same
-frame: after `frame.where("id = 30").count()`, `frame.count()` returned the rows of one segment out of two. Without
-pushing, Spark filters the rows we hand it, and is right.
+It takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query of the same frame: after
+`frame.where("id = 30").count()`, `frame.count()` returned the rows of one segment out of two. Without pushing, Spark filters
+the rows we hand it, and is right.
 """
 
 import difflib
@@ -53,7 +39,18 @@ OPTIONS = ("node", "subscribe", "columns", "asOfCut", "asOfTick")
 
 
 class StreamingNodeSource(DataSource):
-    """The source behind `format("streamingnode")`. Raises `InvalidArgument` for an option that is none of `OPTIONS`."""
+    """`spark.read.format("streamingnode").option("node", "data").option("subscribe", "orders").load()`.
+
+    Rows have `_tick`, `_offset`, `_vchannel` and `_partition` behind the user's columns. Options:
+
+    * `node`: the node directory, as the driver and every executor see it; `data` if left out
+    * `subscribe`: the collection
+    * `columns`: only these columns, separated by commas; Spark prunes nothing in a Python source
+    * `asOfCut`: the state at this cut, or the newest before it
+    * `asOfTick`: the state at this tick, or at a time as `2026-11-22T12:00:00+00:00`
+
+    Raises `InvalidArgument` for another option, and for a stream: a reader of the node follows what is to come.
+    """
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
