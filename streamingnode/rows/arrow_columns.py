@@ -48,7 +48,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
         field, column = schema.field(index), batch.column(index)
         _check_nulls(column, field, first_row)
         if _hides_null(column):
-            batch = batch.set_column(index, field, _filled(column.take(pa.array(range(len(column)))), field))
+            batch = batch.set_column(index, field, _nothing_hidden(column.take(pa.array(range(len(column)))), field))
     return batch
 
 
@@ -69,6 +69,11 @@ def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | No
             raise SchemaMismatch(
                 f"column {shown(str(name))}{place} {reason} — the columns are {expected}", column=str(name), row=row
             )
+
+
+def misfit(column: str, row: int, reason: str) -> SchemaMismatch:
+    """Return the error of one cell."""
+    return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
 
 
 def first_row_that(fails: Callable[[Cells], bool], cells: Cells) -> int:
@@ -163,11 +168,8 @@ def _convert(array: AnyArray, field: AnyField, first_row: int) -> AnyArray:
         return exact_cast(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         row = first_row + first_row_that(lambda part: not _casts(part, field.type), array)
-        raise SchemaMismatch(
-            f"column {field.name!r}, row {row}: {brief(str(error))} — give a value that {field.type} holds",
-            column=field.name,
-            row=row,
-        ) from None  # Arrow quotes the value, whole
+        said = brief(str(error))  # Arrow quotes the value, whole
+        raise misfit(field.name, row, f"{said} — give a value that {field.type} holds") from None
 
 
 def _casts(array: AnyArray, target: pa.DataType) -> bool:
@@ -218,8 +220,7 @@ def _check_nulls(array: AnyArray, field: AnyField, first_row: int) -> None:
         reason = f"null in {field.name + inside!r}, which takes none — give a value"
     else:
         return
-    row += first_row
-    raise SchemaMismatch(f"column {field.name!r}, row {row}: {reason}", column=field.name, row=row)
+    raise misfit(field.name, first_row + row, reason)
 
 
 def _null_inside(array: AnyArray) -> str | None:
@@ -247,27 +248,9 @@ def _hides_null(array: AnyArray) -> bool:
     )
 
 
-def _filled(array: AnyArray, field: AnyField) -> AnyArray:
-    """Return an array that was not sliced with some value for each null that `_hides_null` finds."""
-    kind, nulls = field.type, array.is_null()
-    parts = [_filled(part, child) for part, child in zip(_parts(array), child_fields(kind), strict=True)]
-    if isinstance(array, pa.StructArray):
-        array = pa.StructArray.from_arrays(parts, fields=child_fields(kind), mask=nulls)
-    elif isinstance(array, pa.FixedSizeListArray):
-        array = pa.FixedSizeListArray.from_arrays(parts[0], type=kind, mask=nulls)
-    elif isinstance(array, (pa.ListArray, pa.LargeListArray)):
-        array = type(array).from_arrays(array.offsets, parts[0], type=kind, mask=nulls)  # type: ignore[arg-type]  # offsets of its kind
-    if field.nullable or not array.null_count:
-        return array
-    return pc.coalesce(array, pa.array([_some(kind)], kind)[0])
-
-
-def _some(kind: pa.DataType) -> object:
-    """Return a value of the type, for where nobody sees it."""
-    if pt.is_struct(kind):
-        return {field.name: _some(field.type) for field in child_fields(kind)}
-    if isinstance(kind, pa.FixedSizeListType):
-        return [_some(kind.field(0).type)] * kind.list_size
-    if is_list(kind):
-        return []
-    return "" if is_text(kind) else b"" if is_bytes(kind) else False if pt.is_boolean(kind) else 0
+def _nothing_hidden(array: AnyArray, field: AnyField) -> AnyArray:
+    """Return an array that was not sliced with some value for each null that `_hides_null` finds: what lies there anyway."""
+    parts = [_nothing_hidden(part, child) for part, child in zip(_parts(array), child_fields(field.type), strict=True)]
+    validity, *others = array.buffers()[: field.type.num_buffers]
+    buffers = [validity if field.nullable else None, *others]
+    return pa.Array.from_buffers(field.type, len(array), buffers, children=parts)

@@ -28,6 +28,7 @@ from streamingnode.rows.arrow_columns import (
     first_row_that,
     has_required_inside,
     holds_infinity,
+    misfit,
 )
 from streamingnode.rows.schema import (
     AnyArray,
@@ -245,13 +246,13 @@ class ColumnValues:
         try:
             self.build([value])
         except SchemaMismatch as error:
-            column, reason = error.column, str(error)
+            column, reason = error.column or self.column, str(error)
         except _CONVERSION_ERRORS as error:
             said = brief(str(error))  # Arrow quotes the value, whole
             column, reason = self.column, f"{_shown(value)} does not fit {self.arrow_type}: {said} — give one that does"
         else:
             raise AssertionError("a column fails as a whole but no value of it does")
-        return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
+        return misfit(column, row, reason)
 
     def _check(self, values: Values) -> None:
         """Raise `SchemaMismatch`, which tells no row, for a value that this column does not take."""
