@@ -70,7 +70,7 @@ def changes_of(
     until = cuts[-1].tick if until_tick is None else until_tick
     collection_id = entry.collection_id
     _check_state_kept(entry, cuts[-1], until)
-    entries = [found for cut in cuts for found in _entries(collection_id, cut)]
+    entries = [found for cut in cuts for found in entries_of(cut, collection_id)]
     partitions = {partition.partition_id: partition for found in (entry, *entries) for partition in found.partitions}
     dropped = {number: each.name for number, each in partitions.items() if after_tick < each.dropped_tick <= until}
     segments = [file for cut in cuts for file in cut.manifest.segments if file.collection_id == collection_id]
@@ -83,6 +83,11 @@ def changes_of(
         dropped_names=frozenset(dropped.values()),
         changed=_changed(collection_id, cuts),
     )
+
+
+def entries_of(cut: Cut, collection_id: int) -> list[CollectionEntry]:
+    """Return what a cut says about a collection: one entry, or none."""
+    return [each for each in cut.manifest.collections if each.collection_id == collection_id]
 
 
 def split_by_delete(
@@ -119,23 +124,18 @@ def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> 
     return runs
 
 
-def _entries(collection_id: int, cut: Cut) -> list[CollectionEntry]:
-    """Return what a cut says about a collection: one entry, or none."""
-    return [each for each in cut.manifest.collections if each.collection_id == collection_id]
-
-
 def _check_state_kept(entry: CollectionEntry, last: Cut, until: int) -> None:
     before = last.manifest.previous_tick
     drops = [tick for tick in _drops(entry.collection_id, last) if tick > until]
     if until > before and drops:
-        ended = any(each.dropped_tick for each in _entries(entry.collection_id, last))
+        ended = any(each.dropped_tick for each in entries_of(last, entry.collection_id))
         step = f"ask for {before}" + ("" if ended else f", or for {max(drops)} or later")
         raise Truncated(f"the state of {entry.name!r} at {until}, before rows of it were dropped,", max(drops), step)
 
 
 def _drops(collection_id: int, cut: Cut) -> list[int]:
     """Return the ticks since the cut before at which the collection or a partition of it was dropped."""
-    entries = _entries(collection_id, cut)
+    entries = entries_of(cut, collection_id)
     ticks = [each.dropped_tick for each in entries]
     ticks += [partition.dropped_tick for each in entries for partition in each.partitions]
     return [tick for tick in ticks if tick > cut.manifest.previous_tick]

@@ -256,14 +256,14 @@ def telling_lost_jvm(spark: SparkSession) -> Iterator[None]:
     except StreamingNodeError:
         raise
     except Exception as error:
-        if answers(spark):
+        if _answers(spark):
             raise
         raise SparkLost(
             "the Java process of Spark is gone — run it again in a new process; what is committed stays"
         ) from error
 
 
-def answers(spark: SparkSession) -> bool:
+def _answers(spark: SparkSession) -> bool:
     """Whether the session's JVM is there: asked, because a broken connection looks like many things."""
     try:
         jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM

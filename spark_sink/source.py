@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,9 +21,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from flusher.cut_log import CutLog, cut_at, cut_covering, live_collection
-from flusher.manifest import DeleteFile, SegmentFile
+from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, collection_info
 from spark_sink.changes import Changes, changes_of, split_by_delete, verify_file
-from spark_sink.columns import OFFSET, PARTITION, TICK, AnyArray, decode_schema, shaped, table_schema
+from spark_sink.columns import OFFSET, PARTITION, TICK, shaped, table_schema
 from wal.errors import InvalidArgument
 from wal.timetick import tick_given
 
@@ -68,7 +69,7 @@ class StreamingNodeSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the collection's columns at the cut that will be read."""
-        full = table_schema(decode_schema(self._changes.entry.schema))
+        full = table_schema(arrow_schema(collection_info(self._changes.entry)))
         wanted = [name.strip() for name in self.options.get("columns", "").split(",") if name.strip()]
         unknown = sorted(set(wanted) - set(full.names))
         if unknown:
@@ -204,7 +205,7 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
 @lru_cache(maxsize=DELETE_SETS_KEPT)
 def _deleted_keys(
     node: Path, key: str, files: Sequence[DeleteFile], until_tick: int | None
-) -> tuple[AnyArray, AnyArray]:
+) -> "tuple[pa.Array[Any], pa.Array[Any]]":
     """Return each deleted key, and beside it the offset below which its rows are gone."""
     for file in files:
         verify_file(node, file)

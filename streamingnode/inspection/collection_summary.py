@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from flusher.cut_log import Cut, CutLog, lives
-from flusher.manifest import CollectionEntry
+from flusher.manifest import CollectionEntry, arrow_schema, collection_info
 from flusher.retention import UNREADABLE, TableLease, read_leases
-from spark_sink.columns import decode_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ def _summary(entry: CollectionEntry, offsets: Mapping[str, int], last_tick: int)
         id=entry.collection_id,
         name=entry.name,
         primary_key=entry.primary_key,
-        columns={field.name: str(field.type) for field in decode_schema(entry.schema)},
+        columns={field.name: str(field.type) for field in arrow_schema(collection_info(entry))},
         partitions=tuple(partition.name for partition in entry.partitions if not partition.dropped_tick),
         next_offsets={name: offsets.get(name, 0) for name in entry.vchannels},
         last_tick=last_tick,
