@@ -5,7 +5,6 @@ into a float column only where every integer is a float. Everything is columnar.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +25,6 @@ from streamingnode.rows.schema import (
 from wal.errors import brief, shown
 
 NULL_REFUSED = "null where the primary key or a required column needs a value — give one"
-
-Cells = TypeVar("Cells", AnyArray, Sequence[object])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:
@@ -76,16 +73,11 @@ def misfit(column: str, row: int, reason: str) -> SchemaMismatch:
     return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
 
 
-def first_row_that(fails: Callable[[Cells], bool], cells: Cells) -> int:
-    """Return the first row to blame, by halving: the left half is tried, and left out when it is not to blame."""
-    first = 0
-    while len(cells) > 1:
-        half = len(cells) // 2
-        if fails(cells[:half]):
-            cells = cells[:half]
-        else:
-            cells, first = cells[half:], first + half
-    return first
+def too_large(column: str, rows: int) -> SchemaMismatch:
+    """Return the error of a column that is refused whole, though each half of it fits."""
+    return SchemaMismatch(
+        f"column {column!r} holds over 2 GiB in {rows} rows — insert fewer rows at a time", column=column
+    )
 
 
 # --- conversions --------------------------------------------------------------------------------------------------------
@@ -162,22 +154,19 @@ def _check_sound(batch: pa.RecordBatch) -> None:
 
 
 def _convert(array: AnyArray, field: AnyField, first_row: int) -> AnyArray:
+    """Return the array in a field's type; when a value does not fit, halving finds the first row to blame."""
     if array.type == field.type:
         return array
     try:
         return exact_cast(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        row = first_row + first_row_that(lambda part: not _casts(part, field.type), array)
+        if len(array) > 1:
+            half = len(array) // 2
+            _convert(array[:half], field, first_row)
+            _convert(array[half:], field, first_row + half)
+            raise too_large(field.name, len(array)) from None
         said = brief(str(error))  # Arrow quotes the value, whole
-        raise misfit(field.name, row, f"{said} — give a value that {field.type} holds") from None
-
-
-def _casts(array: AnyArray, target: pa.DataType) -> bool:
-    try:
-        exact_cast(array, target)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return False
-    return True
+        raise misfit(field.name, first_row, f"{said} — give a value that {field.type} holds") from None
 
 
 def _widest_decimal(kind: pa.DataType) -> pa.DataType:
@@ -214,13 +203,13 @@ def has_required_inside(kind: pa.DataType) -> bool:
 def _check_nulls(array: AnyArray, field: AnyField, first_row: int) -> None:
     """Raise `SchemaMismatch` for a null in a required column, or inside it where its type allows none."""
     if array.null_count and not (field.nullable and child_fields(field.type)):
-        row, reason = pc.index(array.is_null(), True).as_py(), NULL_REFUSED
-    elif (inside := _null_inside(array)) is not None:
-        row = first_row_that(lambda part: _null_inside(part) is not None, array)
-        reason = f"null in {field.name + inside!r}, which takes none — give a value"
-    else:
-        return
-    raise misfit(field.name, first_row + row, reason)
+        raise misfit(field.name, first_row + pc.index(array.is_null(), True).as_py(), NULL_REFUSED)
+    if (inside := _null_inside(array)) is not None:
+        if len(array) > 1:
+            half = len(array) // 2
+            _check_nulls(array[:half], field, first_row)
+            _check_nulls(array[half:], field, first_row + half)
+        raise misfit(field.name, first_row, f"null in {field.name + inside!r}, which takes none — give a value")
 
 
 def _null_inside(array: AnyArray) -> str | None:
