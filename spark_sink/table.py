@@ -183,14 +183,13 @@ class OpenTable:
             if cls.load(path) is None:
                 raise
             raise CommitConflict(str(error)) from error
-        created = cls.load(path)
-        assert created is not None
-        return created
+        return cls(path, DeltaTable(str(path)))
 
     def at_version(self, version: int | None = None) -> "OpenTable":
-        """Return the table loaded again, at a version, or at the newest one for None."""
-        loaded = OpenTable.load(self.path, version=version)
-        assert loaded is not None, "tables are renamed only under their lock"
+        """Return the table at a version, or loaded again at the newest one for None."""
+        loaded = self if version == self.version else OpenTable.load(self.path, version=version)
+        if loaded is None:
+            raise StorageFailed(f"table {self.path} is gone since it was opened — put it back, or read again")
         return loaded
 
     @property
