@@ -12,10 +12,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.rows import OFFSET, TICK, VCHANNEL, stored_schema
+from flusher.rows import stored_schema
 from wal.errors import Corrupt
-
-__all__ = ["OFFSET", "PARTITION", "TICK", "VCHANNEL"]
 
 PARTITION = "_partition"
 

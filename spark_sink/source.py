@@ -22,8 +22,9 @@ from pyspark.sql.types import StructType
 
 from flusher.cut_log import CutLog, cut_at, cut_covering, live_collection
 from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, collection_info
+from flusher.rows import OFFSET, TICK
 from spark_sink.changes import Changes, changes_of, split_by_delete, verify_file
-from spark_sink.columns import OFFSET, PARTITION, TICK, shaped, table_schema
+from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
 from wal.timetick import tick_given
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from flusher.cut_log import CutLog
 from flusher.manifest import CollectionEntry
-from spark_sink.columns import OFFSET, TICK, VCHANNEL
+from flusher.rows import OFFSET, TICK, VCHANNEL
 from spark_sink.commit import Lease, lease_path
 from spark_sink.table import OpenTable, TableFile, TableIdentity, TableVersion, Watermark
 from streamingnode.inspection.node_files import read_leases
