@@ -14,6 +14,7 @@ import msgspec
 
 from flusher.cut_log import CutLog, lives
 from flusher.directory import Lease
+from flusher.manifest import arrow_schema, collection_info
 from flusher.retention import LEASE_BYTES_MAX, LEASES, UNREADABLE, TableLease, read_leases
 from wal.codec import crc32c
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
