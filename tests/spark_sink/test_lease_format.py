@@ -10,7 +10,7 @@ from flusher.directory import NodeDirectory
 from flusher.retention import TableLease, read_leases
 from spark_sink.commit import Lease, lease_path, write_lease
 
-TEXT = (Path(__file__).parents[3] / "docs" / "format.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
 
 
 def documented() -> str:
