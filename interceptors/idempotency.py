@@ -22,14 +22,12 @@ from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
 from wal.tasks import carry_on
 
 
+@dataclass(slots=True, eq=False)
 class _Try:
     """A first try under way; `waiting` is made when somebody waits for it."""
 
-    __slots__ = ("group", "waiting")
-
-    def __init__(self, group: AppendGroup) -> None:
-        self.group = group
-        self.waiting: asyncio.Future[AppendResult | None] | None = None
+    group: AppendGroup
+    waiting: asyncio.Future[AppendResult | None] | None = None
 
     async def outcome(self) -> AppendResult | None:
         """Return the try's result, None when it was given up before the log had it. Raises what it raised."""

@@ -7,6 +7,7 @@ group that reached the queue its ticket alone decides, whoever still listens.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import anyio
@@ -80,16 +81,14 @@ class MvccManager:
             self.updates += 1
 
 
+@dataclass(slots=True, eq=False)
 class Acker:
     """One allocated tick on its way to an outcome: that of an append, or a mark, which has no `entry` but is waited for."""
 
-    __slots__ = ("confirmed", "ended", "entry", "tick")
-
-    def __init__(self, tick: int) -> None:
-        self.tick = tick
-        self.ended = False
-        self.entry: LogEntry | None = None
-        self.confirmed: asyncio.Future[None] | None = None
+    tick: int
+    ended: bool = False
+    entry: LogEntry | None = None
+    confirmed: asyncio.Future[None] | None = None
 
 
 class AckManager:

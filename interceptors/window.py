@@ -216,7 +216,10 @@ class Window:
 
     def _lowest(self, producer_id: int, known: KnownProducer) -> int:
         """Return the lowest sequence with a result that is not held, 0 for none."""
-        return next((each for each in known.sequences if (producer_id, each) not in self.held), 0)
+        for sequence in known.sequences:  # mostly the first
+            if (producer_id, sequence) not in self.held:
+                return sequence
+        return 0
 
     def _forget(self, known: KnownProducer, sequence: int) -> None:
         known.sequences.remove(sequence)
