@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from flusher.cut_log import CutLog, lives
-from flusher.directory import Lease
-from flusher.retention import LEASE_BYTES_MAX, LEASES, UNREADABLE, TableLease, read_leases
+from flusher.directory import LEASES, Lease
+from flusher.retention import LEASE_BYTES_MAX, UNREADABLE, TableLease, read_leases
 from spark_sink.columns import decode_schema
 from wal.codec import crc32c
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
