@@ -125,8 +125,11 @@ def _open_existing(path: str, flags: int) -> int:
     return open_regular(Path(path), flags & ~os.O_CREAT)
 
 
+LEASES = "leases"
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What one table says it has taken of the node `node_id`, as its ingest writes it; `table` is where it was then."""
+    """What one table has taken of one node; it may lag behind the table, which keeps files longer, and is never ahead."""
 
     table: str
     node_id: str
@@ -137,4 +140,4 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 def lease_path(node: Path, table: Path) -> Path:
     """Return where the lease of a table lies; tables of one name in two places have a lease each."""
-    return node / "leases" / f"{table.name}-{crc32(str(table.resolve().parent).encode()):08x}.json"
+    return node / LEASES / f"{table.name}-{crc32(str(table.resolve().parent).encode()):08x}.json"

@@ -17,7 +17,7 @@ from anyio import to_thread
 from flusher.checkpoint import Checkpoint, CutPosition
 from flusher.cut_log import CUTS, CutLog, cut_numbers, file_paths, manifest_path
 from flusher.cuts import encode_first_kept, kept_cuts_key
-from flusher.directory import NodeDirectory
+from flusher.directory import LEASES, NodeDirectory
 from flusher.manifest import DELETES, SEGMENTS, CutManifest, decode_manifest, manifest_crc32c
 from wal.errors import Corrupt, Truncated, UnsupportedFormat
 from wal.failpoint import failpoint
@@ -26,7 +26,6 @@ from wal.log import Log, LogStore
 SET_ASIDE_SUFFIX = ".removed"
 """Ends the name of a manifest whose files are going."""
 
-LEASES = "leases"
 LEASE_BYTES_MAX = 64 << 10
 UNREADABLE = 0
 """The collection of a lease that cannot be read: all of them, so it holds everything."""

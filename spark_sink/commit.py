@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from urllib.parse import unquote
-from zlib import crc32
 
 import msgspec
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from flusher.directory import LEASES, Lease, lease_path
 from flusher.manifest import SegmentFile
 from spark_sink.changes import Changes, reachable, split_by_delete, verify_files
 from spark_sink.columns import PARTITION, stats_json
@@ -41,7 +41,6 @@ from wal.failpoint import failpoint
 from wal.files import make_directory, make_parents, sync_directory, sync_file, write_file
 
 INTENTS = "_attempts"
-LEASES = "leases"
 
 ABANDONED_AGE_S = 3_600.0
 """An attempt this old without a commit is taken for dead; one cut of a laptop takes seconds, of a cluster minutes."""
@@ -201,21 +200,6 @@ def write_files(spark: SparkSession, node: Path, table: OpenTable, changes: Chan
 
 
 # --- the lease: which cut of its node a table has taken, so that the node may delete what lies before ---
-
-
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What one table has taken of one node; it may lag behind the table, which keeps files longer, and is never ahead."""
-
-    table: str
-    node_id: str
-    collection_id: int
-    cut: int
-    tick: int
-
-
-def lease_path(node: Path, table: Path) -> Path:
-    """Return where the lease of a table lies; tables of one name in two places have a lease each."""
-    return node / LEASES / f"{table.name}-{crc32(str(table.resolve().parent).encode()):08x}.json"
 
 
 def write_lease(node: Path, lease: Lease) -> None:

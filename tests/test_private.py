@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from spark_sink.commit import Lease, check_writable, lease_path, write_lease
+from flusher.directory import Lease, lease_path
+from spark_sink.commit import check_writable, write_lease
 from spark_sink.runtime import _cache
 from streamingnode.cli import main
 from wal.errors import StorageFailed

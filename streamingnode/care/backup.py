@@ -23,9 +23,9 @@ from anyio import from_thread
 from flusher.checkpoint import NO_CHECKPOINT
 from flusher.cut_log import CUTS, CutLog, cut_numbers, living, manifest_path, read_cut
 from flusher.cuts import FIRST_CUT
-from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.directory import LEASES, TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import DataFile, decode_manifest, manifest_crc32c
-from flusher.retention import LEASE_BYTES_MAX, LEASES
+from flusher.retention import LEASE_BYTES_MAX
 from interceptors.errors import AlreadyExists
 from streamingnode.care.database import PCHANNEL, read_node_records
 from streamingnode.care.files import read_through

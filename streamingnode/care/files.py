@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from flusher.checkpoint import Checkpoint
 from flusher.cut_log import CUTS, cut_numbers, living, manifest_path, read_cut
-from flusher.directory import Lease, NodeDirectory, lease_path
+from flusher.directory import LEASES, Lease, NodeDirectory, lease_path
 from flusher.manifest import CutManifest, DataFile, SegmentFile, decode_manifest, manifest_crc32c
-from flusher.retention import LEASE_BYTES_MAX, LEASES, SET_ASIDE_SUFFIX
+from flusher.retention import LEASE_BYTES_MAX, SET_ASIDE_SUFFIX
 from flusher.rows import OFFSET, TICK, VCHANNEL
 from streamingnode.care.database import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.care.findings import Kind, Report

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from deltalake.exceptions import DeltaError
 
-from spark_sink.commit import INTENTS, Lease
+from flusher.directory import Lease
+from spark_sink.commit import INTENTS
 from spark_sink.ingestion import LOCKS
 from spark_sink.table import OpenTable
 from tests.spark_sink.conftest import STEPS, Ingest

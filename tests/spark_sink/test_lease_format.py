@@ -6,9 +6,9 @@ from zlib import crc32
 
 import msgspec
 
-from flusher.directory import NodeDirectory
+from flusher.directory import Lease, NodeDirectory, lease_path
 from flusher.retention import TableLease, read_leases
-from spark_sink.commit import Lease, lease_path, write_lease
+from spark_sink.commit import write_lease
 
 TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
 
