@@ -56,7 +56,7 @@ from wal.rocks.recovery import (
     without_torn_end,
 )
 from wal.rocks.space import SpaceWatch, free_bytes_of
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 _log = event_log(__name__)
 
