@@ -1,6 +1,5 @@
 """The verbs for a node's directory: `info`, `verify`, `backup`, `restore`, `export` and `doctor`."""
 
-import argparse
 import re
 import time
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamingnode.cli.command import SPARK, Command, require
+from streamingnode.cli.command import NODE, SPARK, argument, command, require
 from streamingnode.cli.output import (
     EXIT_FAILED,
     EXIT_OK,
@@ -52,24 +51,41 @@ def show_steps(progress: Progress, directory: Path) -> "OnStep":
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
-def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, help="the node's directory, or a backup of one")
-    parser.add_argument("--tables", type=Path, help="also check the tables in this directory against the node's cuts")
-    parser.add_argument("--pace", metavar="RATE", help="read at most this much each second, such as 10MiB")
+NODE_OR_BACKUP = argument("directory", type=Path, help="the node's directory, or a backup of one")
+EMPTY_TARGET = "a new directory, or an empty one"
 
 
-def _verify(arguments: argparse.Namespace, output: Output) -> int:
-    if arguments.tables is not None:
+@command(
+    NODE_OR_BACKUP,
+    argument("--tables", type=Path, help="also check the tables in this directory against the node's cuts"),
+    argument("--pace", metavar="RATE", help="read at most this much each second, such as 10MiB"),
+    examples=(
+        "streamingnode verify data",
+        "streamingnode verify data --tables tables",
+        "streamingnode verify data --pace 10MiB",
+        "streamingnode verify backup --json",
+    ),
+)
+def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | None) -> int:
+    """Read everything a node has and check it against every checksum, count and order.
+
+    Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with
+    --tables also at the tables: each cut taken once, none the node never made, as many rows as the cuts brought.
+    Changes nothing. A running node checks itself: `await node.verify()`. With --pace other programs keep most of the
+    disk, as for cron.
+    Exit code 0 when all is sound, 1 for warnings by which nothing is lost, 3 for damage.
+    """
+    if tables is not None:
         require(SPARK)
-    bytes_per_s = None if arguments.pace is None else parse_pace(arguments.pace)
+    bytes_per_s = None if pace is None else parse_pace(pace)
     from streamingnode.care.findings import EXIT_CODES
     from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress, arguments.directory)
+        on_step = show_steps(progress, directory)
         if bytes_per_s is not None:
             on_step = paced(on_step, bytes_per_s)
-        report = verify_directory(arguments.directory, tables=arguments.tables, on_step=on_step)
+        report = verify_directory(directory, tables=tables, on_step=on_step)
     _print_report(report, output)
     output.document(
         {
@@ -127,41 +143,25 @@ def _print_report(report: "Report", output: Output) -> None:
     output.line(f"{verdict}, {warnings}")
 
 
-VERIFY = Command(
-    name="verify",
-    summary="read everything a node has and check it against every checksum, count and order",
-    details=(
-        "Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with\n"
-        "--tables also at the tables: each cut taken once, none the node never made, as many rows as the cuts brought.\n"
-        "Changes nothing. A running node checks itself: `await node.verify()`. With --pace other programs keep most of the\n"
-        "disk, as for cron.\n"
-        "Exit code 0 when all is sound, 1 for warnings by which nothing is lost, 3 for damage."
-    ),
-    examples=(
-        "streamingnode verify data",
-        "streamingnode verify data --tables tables",
-        "streamingnode verify data --pace 10MiB",
-        "streamingnode verify backup --json",
-    ),
-    add_arguments=_add_verify,
-    run=_verify,
-)
-
-
 # --- backup and restore -----------------------------------------------------------------------------------------------
 
 
-def _add_backup(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, help="the node's directory")
-    parser.add_argument("target", type=Path, help="a new directory, or an empty one")
+@command(
+    NODE,
+    argument("target", type=Path, help=EMPTY_TARGET),
+    examples=("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"),
+)
+def backup(output: Output, *, directory: Path, target: Path) -> int:
+    """Copy a node into a new directory and verify the copy.
 
-
-def _backup(arguments: argparse.Namespace, output: Output) -> int:
+    For a node that no process has open; a running one backs itself up: `await node.backup(path)`.
+    The copy is read back and checked as `verify` does before it gets its name. A backup is not opened as a node:
+    `restore` makes one of it. Exit code 3 when the node is damaged, 4 when a process has it open.
+    """
     from streamingnode.care.backup import backup_directory
 
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress, arguments.directory)
-        made = backup_directory(arguments.directory, arguments.target, on_step=on_step)
+        made = backup_directory(directory, target, on_step=show_steps(progress, directory))
     _print_made(f"backup of node {made.node_id} up to", made, output)
     return EXIT_OK
 
@@ -174,79 +174,64 @@ def _print_made(what: str, made: "BackupResult | RestoreResult", output: Output)
     output.document(made)
 
 
-BACKUP = Command(
-    name="backup",
-    summary="copy a node into a new directory and verify the copy",
-    details=(
-        "For a node that no process has open; a running one backs itself up: `await node.backup(path)`.\n"
-        "The copy is read back and checked as `verify` does before it gets its name. A backup is not opened as a node:\n"
-        "`restore` makes one of it. Exit code 3 when the node is damaged, 4 when a process has it open."
-    ),
-    examples=("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"),
-    add_arguments=_add_backup,
-    run=_backup,
-)
-
-
-def _add_restore(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("backup", type=Path, help="a directory that `backup` made")
-    parser.add_argument("target", type=Path, help="a new directory, or an empty one; with --file the node's")
-    parser.add_argument("--file", metavar="PATH", help="put back this segment, delete file or manifest only")
-
-
-def _restore(arguments: argparse.Namespace, output: Output) -> int:
-    from streamingnode.care.backup import restore_directory, restore_file
-
-    if arguments.file is not None:
-        file = restore_file(arguments.backup, arguments.target, arguments.file)
-        output.line(f"{file.path} of cut {file.cut}: {format_bytes(file.bytes)}, as the node wrote it")
-        output.document(file)
-        return EXIT_OK
-    with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress, arguments.backup)
-        made = restore_directory(arguments.backup, arguments.target, on_step=on_step)
-    _print_made(f"node {made.node_id} as of", made, output)
-    return EXIT_OK
-
-
-RESTORE = Command(
-    name="restore",
-    summary="make a node directory out of a backup and verify it",
-    details=(
-        "Every file is compared with what the backup says, and the node is read to its end, before it gets its name.\n"
-        "It keeps the node's id and begins a new row of terms. A table that took cuts made after the backup is refused\n"
-        "by `ingest` (TABLE_AHEAD) and named by `verify --tables`. Exit code 3 when the backup is damaged.\n"
-        "With --file one file of a cut comes back into a closed node, when its checksum is the one that the node knows:\n"
-        "from the manifest, or for a manifest from the one after it or the log. Of several manifests the newest first."
-    ),
+@command(
+    argument("backup", type=Path, help="a directory that `backup` made"),
+    argument("target", type=Path, help=f"{EMPTY_TARGET}; with --file the node's"),
+    argument("--file", metavar="PATH", help="put back this segment, delete file or manifest only"),
     examples=(
         "streamingnode restore backups/monday data",
         "streamingnode restore backups/monday data --json",
         "streamingnode restore backups/monday data --file segments/1/3.parquet",
     ),
-    add_arguments=_add_restore,
-    run=_restore,
 )
+def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> int:
+    """Make a node directory out of a backup and verify it.
+
+    Every file is compared with what the backup says, and the node is read to its end, before it gets its name.
+    It keeps the node's id and begins a new row of terms. A table that took cuts made after the backup is refused
+    by `ingest` (TABLE_AHEAD) and named by `verify --tables`. Exit code 3 when the backup is damaged.
+    With --file one file of a cut comes back into a closed node, when its checksum is the one that the node knows:
+    from the manifest, or for a manifest from the one after it or the log. Of several manifests the newest first.
+    """
+    from streamingnode.care.backup import restore_directory, restore_file
+
+    if file is not None:
+        put_back = restore_file(backup, target, file)
+        output.line(f"{put_back.path} of cut {put_back.cut}: {format_bytes(put_back.bytes)}, as the node wrote it")
+        output.document(put_back)
+        return EXIT_OK
+    with show_progress(output.stderr) as progress:
+        made = restore_directory(backup, target, on_step=show_steps(progress, backup))
+    _print_made(f"node {made.node_id} as of", made, output)
+    return EXIT_OK
 
 
 # --- export -----------------------------------------------------------------------------------------------------------
 
 
-def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, help="the node's directory, or a backup of one")
-    parser.add_argument("out", type=Path, help="a new directory, or an empty one")
-    parser.add_argument("--salvage", action="store_true", help="go on past damage, and name what is missing")
+@command(
+    NODE_OR_BACKUP,
+    argument("out", type=Path, help=EMPTY_TARGET),
+    argument("--salvage", action="store_true", help="go on past damage, and name what is missing"),
+    examples=(
+        "streamingnode export data rows",
+        "streamingnode export data rows --salvage",
+        "streamingnode export backups/monday rows --json",
+    ),
+)
+def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
+    """Write the rows of each collection as Parquet, of a damaged node what can be read.
 
-
-def _export(arguments: argparse.Namespace, output: Output) -> int:
+    The state at the newest tick there is: the files of the cuts, then the log behind the newest, deletes applied.
+    Dropped collections are left out. The node must be closed, and its directory stays as it is. Without --salvage
+    the first damage is the error and nothing is written; with it, the rest is written and what is missing is named,
+    by file or positions of the log: rows whose delete is missing come back. Exit code 1 when something is missing.
+    """
     from streamingnode.care.export import export_directory
 
     with show_progress(output.stderr) as progress:
         result = export_directory(
-            arguments.directory,
-            arguments.out,
-            salvage=arguments.salvage,
-            on_collection=lambda name: progress.stage(f"collection {name}"),
+            directory, out, salvage=salvage, on_collection=lambda name: progress.stage(f"collection {name}")
         )
     output.table(["collection", "rows", "file"], [[file.collection, file.rows, file.path] for file in result.files])
     for each in result.missing:
@@ -258,39 +243,26 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
     return EXIT_FAILED if result.missing else EXIT_OK
 
 
-EXPORT = Command(
-    name="export",
-    summary="write the rows of each collection as Parquet, of a damaged node what can be read",
-    details=(
-        "The state at the newest tick there is: the files of the cuts, then the log behind the newest, deletes applied.\n"
-        "Dropped collections are left out. The node must be closed, and its directory stays as it is. Without --salvage\n"
-        "the first damage is the error and nothing is written; with it, the rest is written and what is missing is named,\n"
-        "by file or positions of the log: rows whose delete is missing come back. Exit code 1 when something is missing."
-    ),
-    examples=(
-        "streamingnode export data rows",
-        "streamingnode export data rows --salvage",
-        "streamingnode export backups/monday rows --json",
-    ),
-    add_arguments=_add_export,
-    run=_export,
-)
-
-
 # --- doctor -----------------------------------------------------------------------------------------------------------
 
 
-def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    argument(
         "directory", nargs="?", type=Path, help="a node's directory, or where one shall be (default: only the machine)"
-    )
+    ),
+    examples=("streamingnode doctor", "streamingnode doctor data", "streamingnode doctor data --json"),
+)
+def doctor(output: Output, *, directory: Path | None) -> int:
+    """Check machine, installation and directory; say what to do.
 
-
-def _doctor(arguments: argparse.Namespace, output: Output) -> int:
+    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), the clock and file limits,
+    and at the directory if one is given. Writes one temporary file and removes it.
+    Exit code 1 when something fails; a warning (`warn`) is no failure.
+    """
     from streamingnode.care.health import Status, examine
 
     findings = []
-    for finding in examine(arguments.directory):
+    for finding in examine(directory):
         findings.append(finding)
         output.line(f"{finding.status.value.ljust(4)}  {finding.subject}: {finding.detail}")
         if finding.next_step:
@@ -300,37 +272,25 @@ def _doctor(arguments: argparse.Namespace, output: Output) -> int:
     return EXIT_OK if healthy else EXIT_FAILED
 
 
-DOCTOR = Command(
-    name="doctor",
-    summary="check machine, installation and directory; say what to do",
-    details=(
-        "Looks at Python, packages, Java, disk space, the time an fsync takes (measured), the clock and file limits,\n"
-        "and at the directory if one is given. Writes one temporary file and removes it.\n"
-        "Exit code 1 when something fails; a warning (`warn`) is no failure."
-    ),
-    examples=("streamingnode doctor", "streamingnode doctor data", "streamingnode doctor data --json"),
-    add_arguments=_add_doctor,
-    run=_doctor,
-)
-
-
 # --- info -------------------------------------------------------------------------------------------------------------
 
 
-def _add_info(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, help="the node's directory")
+@command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
+def info(output: Output, *, directory: Path) -> int:
+    """Show a node's identity, owner, ticks, cuts, readers and disk use.
 
-
-def _info(arguments: argparse.Namespace, output: Output) -> int:
+    Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
+    counted and measured until a few seconds ago. Times are UTC.
+    """
     import msgspec
 
     from streamingnode.care.database import read_node_records
     from streamingnode.care.inspect import read_node_files
     from streamingnode.statistics import read_statistics
 
-    files = read_node_files(arguments.directory)
+    files = read_node_files(directory)
     try:
-        records, unread = read_node_records(arguments.directory), ""
+        records, unread = read_node_records(directory), ""
     except StreamingNodeError as error:
         if files.holder is None and not isinstance(error, StorageFailed):
             raise
@@ -351,12 +311,13 @@ def _describe(files: "NodeFiles", records: "tuple[Survey, NodeRecords] | None") 
     """Return everything `info` knows, as machines read it."""
     from streamingnode.care.database import NodeRecords
     from streamingnode.care.inspect import held_files
+    from wal.runtime import unix_ms
 
     floor, cuts = files.floor, files.cuts
     names, kept = ({}, NodeRecords()) if records is None else (records[0].log_ids, records[1])
     positions = {number: name for name, number in names.items()}
     newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
-    ahead_ms = physical_ms(floor.tick) - time.time_ns() // 1_000_000
+    ahead_ms = physical_ms(floor.tick) - unix_ms()
     return {
         "directory": str(files.directory),
         "node_id": floor.node_id,
@@ -463,16 +424,3 @@ def _times(seconds: "Distribution") -> str:
     if not seconds.count:
         return "not measured"
     return f"median {1000 * seconds.p50:.2f} ms, p99 {1000 * seconds.p99:.2f} ms"
-
-
-INFO = Command(
-    name="info",
-    summary="show a node's identity, owner, ticks, cuts, readers and disk use",
-    details=(
-        "Reads files and changes nothing, so it also works beside a running node; then it shows too what the node\n"
-        "counted and measured until a few seconds ago. Times are UTC."
-    ),
-    examples=("streamingnode info data", "streamingnode info data --json"),
-    add_arguments=_add_info,
-    run=_info,
-)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from streamingnode.cli.care import BACKUP, DOCTOR, EXPORT, INFO, RESTORE, VERIFY
+from streamingnode.cli.care import backup, doctor, export, info, restore, verify
 from streamingnode.cli.command import Command
 from streamingnode.cli.data import flush, ls, partitions, tail
 from streamingnode.cli.insert import insert
@@ -17,17 +17,17 @@ from wal.errors import StorageFailed, StreamingNodeError, escaped
 COMMANDS: tuple[Command, ...] = (
     demo,
     ls,
-    INFO,
+    info,
     partitions,
     insert,
     tail,
     flush,
     ingest,
-    VERIFY,
-    BACKUP,
-    RESTORE,
-    EXPORT,
-    DOCTOR,
+    verify,
+    backup,
+    restore,
+    export,
+    doctor,
     bench,
     config,
 )
