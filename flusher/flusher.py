@@ -24,7 +24,7 @@ from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFa
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
 from wal.position import message_id_kind
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 ROOM_LOOK_S = 0.25
 """How often a flusher that is short of something looks whether there is more of it."""

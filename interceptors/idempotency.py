@@ -19,7 +19,7 @@ from interceptors.window import Places, ProducerLimits, Window, Write, result_of
 from wal.errors import Corrupt, Indeterminate, Overloaded
 from wal.log import Append, AppendGroup, AppendResult, LogStore
 from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
-from wal.tasks import carry_on
+from wal.runtime import carry_on
 
 
 @dataclass(slots=True, eq=False)

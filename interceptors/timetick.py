@@ -19,7 +19,7 @@ from wal.headers import CommitTxnHeader, MessageType
 from wal.live_tail import LiveTail
 from wal.log import Append, AppendGroup, AppendResult
 from wal.message import LogEntry, into_entry
-from wal.tasks import event_log
+from wal.runtime import event_log
 from wal.timetick import TickAllocator, add_ms
 
 INTERVAL_S = 0.2

@@ -26,7 +26,7 @@ from wal.headers import DML, EXCLUSIVE, BeginTxnHeader, MessageType, RollbackTxn
 from wal.log import Append, AppendGroup, AppendResult
 from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage, OpenTransaction
 from wal.queue import Budget
-from wal.tasks import event_log
+from wal.runtime import event_log
 from wal.timetick import physical_ms
 
 COMMITS_MAX = 4096

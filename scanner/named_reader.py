@@ -14,7 +14,7 @@ import msgspec
 from scanner.deliver_policy import DeliverPolicy, ReaderBusy
 from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.position import MessageId, message_id_kind
-from wal.tasks import carry_on
+from wal.runtime import carry_on
 
 NAME_PATTERN = re.compile(r"[a-z0-9](?!.*\.\.)[a-z0-9._-]{0,127}")
 _PREFIX = "reader/"

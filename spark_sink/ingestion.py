@@ -20,19 +20,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from flusher.cut_log import Cut, CutLog, lives, living
-<<<<<<< HEAD
 from flusher.directory import Lease
-from flusher.manifest import CollectionEntry
-from interceptors.errors import AlreadyExists
-from spark_sink.changes import Changes, batches, changes_of
-from spark_sink.columns import decode_schema
-from spark_sink.commit import check_writable, clean_up, holds_only_attempts, release, sync_log, write_files, write_lease
-=======
 from flusher.manifest import CollectionEntry, arrow_schema, collection_info
 from interceptors.errors import AlreadyExists
 from spark_sink.changes import Changes, batches, changes_of, entries_of
 from spark_sink.commit import (
-    Lease,
     check_writable,
     clean_up,
     holds_only_attempts,
@@ -41,7 +33,6 @@ from spark_sink.commit import (
     write_files,
     write_lease,
 )
->>>>>>> main
 from spark_sink.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
 from spark_sink.cut_request import request_cut as ask_for_cut
 from spark_sink.errors import TableAhead

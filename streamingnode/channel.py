@@ -155,7 +155,7 @@ class Channel:
         self.wal = Wal(
             store, log, self._open_term, ticks=ticks, options=options.wal, observer=observer, explain=explain
         )
-        self.append = self.wal.append
+        self.append, self.read = self.wal.append, self.scanners.open
         self._term: ChannelTerm | None = None
         self._cutting = asyncio.Lock()
 

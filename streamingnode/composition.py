@@ -6,7 +6,6 @@ other module chooses an implementation.
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -37,25 +36,13 @@ from wal.log import AppendObserver, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.queue import PendingBytes
 from wal.rocks.store import open_rocks_store
-from wal.tasks import event_log
+from wal.runtime import elapsed_ms, event_log, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
-_ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""On Linux the monotonic clock stands still while the machine sleeps; a laptop that wakes up has not seen a leap."""
 _log = event_log(__name__)
 
 PCHANNEL = "p0"
 """The one log of an embedded node."""
-
-
-def unix_ms() -> int:
-    """Return the time of the machine's clock in Unix milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
-def elapsed_ms() -> int:
-    """Return milliseconds from an arbitrary start, those the machine slept included, by a clock that nobody sets."""
-    return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
 
 async def compose(

@@ -50,7 +50,7 @@ from streamingnode.writing.write import Writes, append_rows, check_txn_id, delet
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.log import AppendGroup, AppendResult
-from wal.tasks import outlast
+from wal.runtime import outlast
 
 T = TypeVar("T")
 

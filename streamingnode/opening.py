@@ -27,7 +27,7 @@ from streamingnode.supervisor import Supervisor
 from wal.errors import InvalidArgument, OnShutdown
 from wal.files import disk_errors_typed
 from wal.log import AppendObserver
-from wal.tasks import event_log, outlast
+from wal.runtime import event_log, outlast
 
 _log = event_log(__name__)
 

@@ -70,7 +70,7 @@ async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpo
     # A position before the first cut too, not "all there is": by now there may be a cut, and log given up behind it.
     policy = DeliverPolicy.start_from(message_id_kind(channel.log.wal_name)(checkpoint.start_position))
     vchannels, confirmed_tick = frozenset(info.vchannels), checkpoint.tick
-    async with channel.scanners.open(policy, vchannels=vchannels, after_tick=confirmed_tick) as scanner:
+    async with channel.read(policy, vchannels=vchannels, after_tick=confirmed_tick) as scanner:
         while confirmed_tick < until:
             batch = await scanner.next_batch()
             messages += (message for message in batch.messages if message.time_tick <= until)

@@ -20,7 +20,7 @@ from wal.errors import Corrupt
 from wal.files import create_file, read_regular
 from wal.lifecycle import LogStatus
 from wal.measure import Distribution
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 
 class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import streamingnode as sn
 from streamingnode.cli import main
 from streamingnode.cli.output import Output, to_json
 from wal.errors import SHOWN_MAX, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, brief, escaped, shown
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 SECRET = "hunter2"
 LONG = "x" * SHOWN_MAX + SECRET

@@ -38,7 +38,7 @@ from wal.lifecycle import (
 from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore, log_end
 from wal.message import LogEntry, MutableMessage, into_entry
 from wal.position import NODE_PRODUCER_ID, ProducerStamp
-from wal.tasks import event_log
+from wal.runtime import event_log
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)

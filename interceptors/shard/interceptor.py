@@ -17,7 +17,7 @@ from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
 from wal.log import Append, AppendGroup, AppendResult
 from wal.message import Change, MutableMessage
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 ATTEMPTS_MAX = 16
 """With the pauses below about ten seconds: longer than a disk hiccup, shorter than the wait of those who asked."""

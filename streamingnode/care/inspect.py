@@ -13,15 +13,9 @@ from pathlib import Path
 import msgspec
 
 from flusher.cut_log import CutLog, lives
-<<<<<<< HEAD
 from flusher.directory import LEASES, Lease
-from flusher.retention import LEASE_BYTES_MAX, UNREADABLE, TableLease, read_leases
-from spark_sink.columns import decode_schema
-=======
-from flusher.directory import Lease
 from flusher.manifest import arrow_schema, collection_info
-from flusher.retention import LEASE_BYTES_MAX, LEASES, UNREADABLE, TableLease, read_leases
->>>>>>> main
+from flusher.retention import LEASE_BYTES_MAX, UNREADABLE, TableLease, read_leases
 from wal.codec import crc32c
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
 from wal.files import LOCK_NAME, open_regular, read_regular

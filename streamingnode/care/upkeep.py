@@ -23,7 +23,7 @@ from streamingnode.flush import flush
 from wal.errors import Indeterminate, InvalidArgument
 from wal.files import disk_errors_typed
 from wal.rocks.store import RocksStore
-from wal.tasks import outlast
+from wal.runtime import outlast
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The command line. `main` is the console script; one module per command, nothing heavy is loaded before one runs."""
+"""The command line. `main` is the console script; nothing heavy is loaded before one runs."""
 
 from streamingnode.cli.program import main
 

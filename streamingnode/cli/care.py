@@ -51,8 +51,12 @@ def show_steps(progress: Progress, directory: Path) -> "OnStep":
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
+NODE_OR_BACKUP = argument("directory", type=Path, help="the node's directory, or a backup of one")
+EMPTY_TARGET = "a new directory, or an empty one"
+
+
 @command(
-    argument("directory", type=Path, help="the node's directory, or a backup of one"),
+    NODE_OR_BACKUP,
     argument("--tables", type=Path, help="also check the tables in this directory against the node's cuts"),
     argument("--pace", metavar="RATE", help="read at most this much each second, such as 10MiB"),
     examples=(
@@ -62,7 +66,7 @@ def show_steps(progress: Progress, directory: Path) -> "OnStep":
         "streamingnode verify backup --json",
     ),
 )
-def verify(output: Output, directory: Path, tables: Path | None, pace: str | None) -> int:
+def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | None) -> int:
     """Read everything a node has and check it against every checksum, count and order.
 
     Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with
@@ -144,10 +148,10 @@ def _print_report(report: "Report", output: Output) -> None:
 
 @command(
     NODE,
-    argument("target", type=Path, help="a new directory, or an empty one"),
+    argument("target", type=Path, help=EMPTY_TARGET),
     examples=("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"),
 )
-def backup(output: Output, directory: Path, target: Path) -> int:
+def backup(output: Output, *, directory: Path, target: Path) -> int:
     """Copy a node into a new directory and verify the copy.
 
     For a node that no process has open; a running one backs itself up: `await node.backup(path)`.
@@ -157,8 +161,7 @@ def backup(output: Output, directory: Path, target: Path) -> int:
     from streamingnode.care.backup import backup_directory
 
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress, directory)
-        made = backup_directory(directory, target, on_step=on_step)
+        made = backup_directory(directory, target, on_step=show_steps(progress, directory))
     _print_made(f"backup of node {made.node_id} up to", made, output)
     return EXIT_OK
 
@@ -173,7 +176,7 @@ def _print_made(what: str, made: "BackupResult | RestoreResult", output: Output)
 
 @command(
     argument("backup", type=Path, help="a directory that `backup` made"),
-    argument("target", type=Path, help="a new directory, or an empty one; with --file the node's"),
+    argument("target", type=Path, help=f"{EMPTY_TARGET}; with --file the node's"),
     argument("--file", metavar="PATH", help="put back this segment, delete file or manifest only"),
     examples=(
         "streamingnode restore backups/monday data",
@@ -181,7 +184,7 @@ def _print_made(what: str, made: "BackupResult | RestoreResult", output: Output)
         "streamingnode restore backups/monday data --file segments/1/3.parquet",
     ),
 )
-def restore(output: Output, backup: Path, target: Path, file: str | None) -> int:
+def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> int:
     """Make a node directory out of a backup and verify it.
 
     Every file is compared with what the backup says, and the node is read to its end, before it gets its name.
@@ -193,13 +196,12 @@ def restore(output: Output, backup: Path, target: Path, file: str | None) -> int
     from streamingnode.care.backup import restore_directory, restore_file
 
     if file is not None:
-        back = restore_file(backup, target, file)
-        output.line(f"{back.path} of cut {back.cut}: {format_bytes(back.bytes)}, as the node wrote it")
-        output.document(back)
+        put_back = restore_file(backup, target, file)
+        output.line(f"{put_back.path} of cut {put_back.cut}: {format_bytes(put_back.bytes)}, as the node wrote it")
+        output.document(put_back)
         return EXIT_OK
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress, backup)
-        made = restore_directory(backup, target, on_step=on_step)
+        made = restore_directory(backup, target, on_step=show_steps(progress, backup))
     _print_made(f"node {made.node_id} as of", made, output)
     return EXIT_OK
 
@@ -208,8 +210,8 @@ def restore(output: Output, backup: Path, target: Path, file: str | None) -> int
 
 
 @command(
-    argument("directory", type=Path, help="the node's directory, or a backup of one"),
-    argument("out", type=Path, help="a new directory, or an empty one"),
+    NODE_OR_BACKUP,
+    argument("out", type=Path, help=EMPTY_TARGET),
     argument("--salvage", action="store_true", help="go on past damage, and name what is missing"),
     examples=(
         "streamingnode export data rows",
@@ -217,7 +219,7 @@ def restore(output: Output, backup: Path, target: Path, file: str | None) -> int
         "streamingnode export backups/monday rows --json",
     ),
 )
-def export(output: Output, directory: Path, out: Path, *, salvage: bool) -> int:
+def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
     """Write the rows of each collection as Parquet, of a damaged node what can be read.
 
     The state at the newest tick there is: the files of the cuts, then the log behind the newest, deletes applied.
@@ -229,10 +231,7 @@ def export(output: Output, directory: Path, out: Path, *, salvage: bool) -> int:
 
     with show_progress(output.stderr) as progress:
         result = export_directory(
-            directory,
-            out,
-            salvage=salvage,
-            on_collection=lambda name: progress.stage(f"collection {name}"),
+            directory, out, salvage=salvage, on_collection=lambda name: progress.stage(f"collection {name}")
         )
     output.table(["collection", "rows", "file"], [[file.collection, file.rows, file.path] for file in result.files])
     for each in result.missing:
@@ -253,7 +252,7 @@ def export(output: Output, directory: Path, out: Path, *, salvage: bool) -> int:
     ),
     examples=("streamingnode doctor", "streamingnode doctor data", "streamingnode doctor data --json"),
 )
-def doctor(output: Output, directory: Path | None) -> int:
+def doctor(output: Output, *, directory: Path | None) -> int:
     """Check machine, installation and directory; say what to do.
 
     Looks at Python, packages, Java, disk space, the time an fsync takes (measured), the clock and file limits,
@@ -276,11 +275,8 @@ def doctor(output: Output, directory: Path | None) -> int:
 # --- info -------------------------------------------------------------------------------------------------------------
 
 
-@command(
-    NODE,
-    examples=("streamingnode info data", "streamingnode info data --json"),
-)
-def info(output: Output, directory: Path) -> int:
+@command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
+def info(output: Output, *, directory: Path) -> int:
     """Show a node's identity, owner, ticks, cuts, readers and disk use.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
@@ -315,12 +311,13 @@ def _describe(files: "NodeFiles", records: "tuple[Survey, NodeRecords] | None") 
     """Return everything `info` knows, as machines read it."""
     from streamingnode.care.database import NodeRecords
     from streamingnode.care.inspect import held_files
+    from wal.runtime import unix_ms
 
     floor, cuts = files.floor, files.cuts
     names, kept = ({}, NodeRecords()) if records is None else (records[0].log_ids, records[1])
     positions = {number: name for name, number in names.items()}
     newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
-    ahead_ms = physical_ms(floor.tick) - time.time_ns() // 1_000_000
+    ahead_ms = physical_ms(floor.tick) - unix_ms()
     return {
         "directory": str(files.directory),
         "node_id": floor.node_id,

@@ -20,46 +20,46 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command of the program; `run` returns the exit code and raises typed errors.
+    """One command of the program: `function` is called with its arguments by name, and returns the exit code.
 
-    `examples` are complete command lines; `details` says what the summary leaves out.
+    `examples` are complete command lines; `details` says what the summary leaves out. Of the arguments in a list one at
+    most may be given.
     """
 
     name: str
     summary: str
     details: str
     examples: tuple[str, ...]
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Output], int]
+    arguments: tuple[Argument | list[Argument], ...]
+    function: Callable[..., int]
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments on a parser."""
+        for each in self.arguments:
+            group = parser.add_mutually_exclusive_group() if isinstance(each, list) else parser
+            for names, options in each if isinstance(each, list) else [each]:
+                group.add_argument(*names, **options)
+
+    def run(self, given: argparse.Namespace, output: Output) -> int:
+        """Do it with what was parsed. Raises typed errors."""
+        own = {name: value for name, value in vars(given).items() if name not in {"command", "as_json", "debug"}}
+        return self.function(output, **own)
 
 
 def command(
     *arguments: Argument | list[Argument], examples: tuple[str, ...]
 ) -> Callable[[Callable[..., int]], Command]:
-    """Make a function a command of its name: its docstring is the help, and it is called with the arguments by name.
-
-    Of the arguments in a list one at most may be given.
-    """
-
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        for each in arguments:
-            group = parser.add_mutually_exclusive_group() if isinstance(each, list) else parser
-            for names, options in each if isinstance(each, list) else [each]:
-                group.add_argument(*names, **options)
+    """Make a function a command of its name; its docstring is the help."""
 
     def declare(function: Callable[..., int]) -> Command:
-        def run(given: argparse.Namespace, output: Output) -> int:
-            own = {name: value for name, value in vars(given).items() if name not in {"command", "as_json", "debug"}}
-            return function(output, **own)
-
         summary, _, details = inspect.cleandoc(function.__doc__ or function.__name__).partition("\n\n")
         return Command(
             name=function.__name__,
             summary=f"{summary[0].lower()}{summary[1:].rstrip('.')}",
             details=details,
             examples=examples,
-            add_arguments=add_arguments,
-            run=run,
+            arguments=arguments,
+            function=function,
         )
 
     return declare

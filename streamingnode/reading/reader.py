@@ -32,7 +32,7 @@ from streamingnode.rows.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
 from wal.headers import SYSTEM, MessageType
 from wal.position import message_id_kind
-from wal.tasks import outlast
+from wal.runtime import outlast
 from wal.timetick import tick_given
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class CollectionReader:
             await self._open()
 
     async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
-        self._scanner = self._channel.scanners.open(
+        self._scanner = self._channel.read(
             policy, vchannels=self._vchannels, types=self._scanned_types, after_tick=after_tick
         )
         await self._scanner.open()
@@ -204,7 +204,7 @@ class CollectionReader:
     async def _find_position(self, policy: DeliverPolicy) -> ReaderPosition:
         """Return where a policy starts, for a reader that is new to its name."""
         log = self._channel.log
-        async with self._channel.scanners.open(policy) as scanner:
+        async with self._channel.read(policy) as scanner:
             return ReaderPosition(log.name, log.wal_name, scanner.place.position, scanner.place.after_tick)
 
     async def _explained(self, call: Awaitable[T]) -> T:

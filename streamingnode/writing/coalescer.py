@@ -11,11 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import pyarrow as pa
 
-from streamingnode.rows.rows import DictRows, dicts_to_batch, route
+from streamingnode.rows.rows import DictRows, Routed, dicts_to_batch, route
 from streamingnode.writing.result import WriteResult, result_of, share_result
 from streamingnode.writing.write import (
     Progress,
@@ -32,6 +31,7 @@ from wal.log import AppendGroup
 Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 """Start a task that somebody owns."""
 
+_LANES_MAX = 1024
 _ROW_BYTES_GUESS_PER_CELL = 16
 
 
@@ -51,19 +51,14 @@ class CoalescerLimits:
 
 
 class _Insert:
-    """One caller's rows, waiting or under way."""
+    """One caller's rows; `taken` once they are in a group."""
 
     __slots__ = ("future", "rows", "size_bytes", "taken")
 
     def __init__(self, rows: DictRows, future: "asyncio.Future[WriteResult]") -> None:
-        self.rows = rows
-        self.future = future
+        self.rows, self.future = rows, future
         self.size_bytes = sum(map(_guess_row_bytes, rows))
         self.taken = False
-
-    def succeed(self, result: WriteResult) -> None:
-        if not self.future.done():
-            self.future.set_result(result)
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():
@@ -73,15 +68,11 @@ class _Insert:
 class Coalescer:
     """The lanes of one node; lives on the event loop. Waiting rows count as pending until their group has ended."""
 
-    def __init__(
-        self,
-        spawn: Spawn,
-        writes: Writes,
-        limits: CoalescerLimits,
-    ) -> None:
-        self._spawn, self._writes, self.limits = spawn, writes, limits
+    def __init__(self, spawn: Spawn, writes: Writes, limits: CoalescerLimits) -> None:
+        self._spawn, self._writes, self._limits = spawn, writes, limits
         self._memory = writes.pending.rows
         self._group_bytes_max = writes.limits.group_bytes_max
+        self._loop = asyncio.get_running_loop()
         self._lanes: dict[tuple[int, int], _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -105,29 +96,24 @@ class Coalescer:
         """
         lane = self._lanes.get((target.info.id, partition_id)) or self._open_lane(target, partition_id, rows)
         lane.target = target
-        if timeout is not None:
-            insert = _Insert(rows, lane.loop.create_future())
-            return within(timeout, lambda: self._join(lane, insert), "the insert", begun=lambda: insert.taken)
-        if lane.lonely:
-            return self._insert_now(lane, target, rows)
-        return self._join(lane, _Insert(rows, lane.loop.create_future()))
-
-    async def _write_alone(self, lane: "_Lane", batch: pa.RecordBatch) -> WriteResult:
-        """Insert what is more than one group."""
-        return await append_batches(self._writes, insert_of(lane.target, lane.partition_id), [batch], Progress())
+        if lane.lonely and timeout is None:
+            return self._insert_now(lane, rows)
+        insert = _Insert(rows, self._loop.create_future())
+        if timeout is None:
+            return self._join(lane, insert)
+        return within(timeout, lambda: self._join(lane, insert), "the insert", begun=lambda: insert.taken)
 
     async def drain(self) -> None:
         """Return once every insert that came before has ended."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _insert_now(self, lane: "_Lane", target: WriteTarget, rows: DictRows) -> WriteResult:
+    async def _insert_now(self, lane: "_Lane", rows: DictRows) -> WriteResult:
         """Send an insert from its caller's own task: none came together with another lately, so none is waited for."""
         lane.sending += 1
         try:
-            batch = dicts_to_batch(rows, target.rows)
-            routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
-            group = AppendGroup(insert_messages(target, lane.partition_id, routed))
+            batch = dicts_to_batch(rows, lane.target.rows)
+            _, group = lane.group_of(batch)
             if group.size_bytes > self._group_bytes_max:
                 return await self._write_alone(lane, batch)
             return result_of(await self._writes.append(group))
@@ -153,7 +139,7 @@ class Coalescer:
 
     def _start(self, lane: "_Lane") -> None:
         """Have what waits sent in the next turn of the event loop, unless enough groups are on their way."""
-        if not lane.starting and lane.sending < self.limits.groups_in_flight_max:
+        if not lane.starting and lane.sending < self._limits.groups_in_flight_max:
             lane.starting = True
             lane.sending += 1
             task = self._spawn(self._send_waiting(lane))
@@ -172,89 +158,69 @@ class Coalescer:
         inserts: list[_Insert] = []
         try:
             lane.starting = False
-            while inserts := self._take(lane):
+            while inserts := lane.take(self._limits):
                 try:
                     await self._send(lane, inserts)
                 finally:
-                    self._memory.give_back(_bytes_of(inserts))
+                    self._give_back(inserts)
         except asyncio.CancelledError:
-            _fail(
-                inserts, Indeterminate("the node closed before the insert was acknowledged — read back after reopening")
-            )
-            while inserts := self._take(lane):
-                _fail(inserts, OnShutdown("the node closed before the insert was begun — open it again"))
-                self._memory.give_back(_bytes_of(inserts))
+            for insert in inserts:
+                insert.fail(
+                    Indeterminate("the node closed before the insert was acknowledged — read back after reopening")
+                )
+            while inserts := lane.take(self._limits):
+                for insert in inserts:
+                    insert.fail(OnShutdown("the node closed before the insert was begun — open it again"))
+                self._give_back(inserts)
             raise
         finally:
             lane.sending -= 1
             if lane.waiting:  # a bug ended this task; it was in a group that is gone
                 self._start(lane)
 
-    def _take(self, lane: "_Lane") -> list[_Insert]:
-        inserts, abandoned_bytes = lane.take(self.limits)
-        self._memory.give_back(abandoned_bytes)
-        return inserts
+    def _give_back(self, inserts: list[_Insert]) -> None:
+        self._memory.give_back(sum([insert.size_bytes for insert in inserts]))
 
     async def _send(self, lane: "_Lane", inserts: list[_Insert]) -> None:
+        """Send one group, and tell each insert what became of it."""
         try:
-            await self._send_group(lane, lane.target, inserts)
-        except StreamingNodeError as error:
-            _fail(inserts, error)
-        except Exception as error:  # a bug: its callers see it, and so does whoever owns the task
-            _fail(inserts, error)
-            raise
+            inserts, batch = _encode([insert for insert in inserts if not insert.future.done()], lane.target)
+            if batch is None:
+                return
+            routed, group = lane.group_of(batch)
+            size_bytes = group.size_bytes
+            lane.learn_row_bytes(size_bytes // batch.num_rows)
+            if size_bytes <= self._group_bytes_max:
+                appended, counts = await self._writes.append(group), [len(insert.rows) for insert in inserts]
+                results = share_result(appended, routed, lane.target.info.vchannels, counts)
+            elif len(inserts) == 1:
+                results = [await self._write_alone(lane, batch)]
+            else:  # rows are larger than they were: halve the group
+                half = len(inserts) // 2
+                await self._send(lane, inserts[:half])
+                await self._send(lane, inserts[half:])
+                return
+            for insert, result in zip(inserts, results, strict=True):
+                if not insert.future.done():
+                    insert.future.set_result(result)
+        except Exception as error:
+            for insert in inserts:
+                insert.fail(error)
+            if not isinstance(error, StreamingNodeError):  # a bug: whoever owns the task sees it, too
+                raise
 
-    async def _send_group(self, lane: "_Lane", target: WriteTarget, inserts: list[_Insert]) -> None:
-        inserts, batch = _encode(inserts, target)
-        if batch is None:
-            return
-        routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
-        group = AppendGroup(insert_messages(target, lane.partition_id, routed))
-        size_bytes = group.size_bytes
-        lane.learn_row_bytes(size_bytes // batch.num_rows)
-        if size_bytes > self._group_bytes_max:
-            await self._send_apart(lane, target, inserts, batch)
-            return
-        appended = await self._writes.append(group)
-        row_counts = [len(insert.rows) for insert in inserts]
-        results = share_result(appended, routed, target.info.vchannels, row_counts)
-        for insert, result in zip(inserts, results, strict=True):
-            insert.succeed(result)
-
-    async def _send_apart(
-        self, lane: "_Lane", target: WriteTarget, inserts: list[_Insert], batch: pa.RecordBatch
-    ) -> None:
-        """Halve a group of unexpectedly large rows; one insert that is too large alone is split by rows."""
-        if len(inserts) == 1:
-            inserts[0].succeed(await self._write_alone(lane, batch))
-            return
-        half = len(inserts) // 2
-        await self._send(lane, inserts[:half])
-        await self._send(lane, inserts[half:])
+    async def _write_alone(self, lane: "_Lane", batch: pa.RecordBatch) -> WriteResult:
+        """Insert what is more than one group."""
+        return await append_batches(self._writes, insert_of(lane.target, lane.partition_id), [batch], Progress())
 
 
 class _Lane:
     """Inserts into one partition; `sending` tasks take from it, the next one is `starting`."""
 
-    __slots__ = (
-        "_row_bytes",
-        "_together",
-        "loop",
-        "partition_id",
-        "sending",
-        "starting",
-        "target",
-        "waiting",
-        "waiting_rows",
-    )
-
     def __init__(self, target: WriteTarget, partition_id: int, row_bytes: int) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.target = target
-        self.partition_id = partition_id
+        self.target, self.partition_id = target, partition_id
         self.waiting: deque[_Insert] = deque()
-        self.waiting_rows = 0
-        self.sending = 0
+        self.waiting_rows = self.sending = 0
         self.starting = False
         self._row_bytes = row_bytes
         self._together = True
@@ -264,57 +230,43 @@ class _Lane:
         """Whether nothing waits or is on its way, and the last group was one insert; a new lane does not know yet."""
         return not self.sending and not self.waiting and not self._together
 
-    def take(self, limits: CoalescerLimits) -> tuple[list[_Insert], int]:
-        """Return the inserts of the next group, oldest first, and the bytes of those passed whose callers are gone."""
+    def group_of(self, batch: pa.RecordBatch) -> tuple[Routed, AppendGroup]:
+        """Return the rows by shard, and the group that inserts them."""
+        target = self.target
+        routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
+        return routed, AppendGroup(insert_messages(target, self.partition_id, routed))
+
+    def take(self, limits: CoalescerLimits) -> list[_Insert]:
+        """Return the inserts of the next group, oldest first; some of their callers may be gone."""
         rows_max = max(1, min(limits.group_rows_max, limits.group_bytes // self._row_bytes))
-        waiting, taken, rows, abandoned_bytes = self.waiting, [], 0, 0
-        while waiting and (not rows or rows + len(waiting[0].rows) <= rows_max):
-            insert = waiting.popleft()
-            self.waiting_rows -= len(insert.rows)
-            if insert.future.done():
-                abandoned_bytes += insert.size_bytes
-            else:
-                insert.taken = True
-                taken.append(insert)
-                rows += len(insert.rows)
+        taken: list[_Insert] = []
+        rows = 0
+        while self.waiting and (not rows or rows + len(self.waiting[0].rows) <= rows_max):
+            insert = self.waiting.popleft()
+            insert.taken = not insert.future.done()
+            rows += len(insert.rows)
+            taken.append(insert)
+        self.waiting_rows -= rows
         if taken:
             self._together = len(taken) > 1
-        return taken, abandoned_bytes
+        return taken
 
     def learn_row_bytes(self, row_bytes: int) -> None:
         """Remember how large rows are lately: up at once, down slowly."""
         self._row_bytes = max(1, row_bytes, self._row_bytes - (self._row_bytes >> 3))
 
 
-_LANES_MAX = 1024
-
-
 def _encode(inserts: list[_Insert], target: WriteTarget) -> tuple[list[_Insert], pa.RecordBatch | None]:
     """Return the inserts whose rows fit the schema, and these rows; the others have failed."""
+    if not inserts:
+        return [], None
     try:
-        return inserts, dicts_to_batch(list(chain.from_iterable([insert.rows for insert in inserts])), target.rows)
-    except StreamingNodeError:
-        fitting = [insert for insert in inserts if _fits(insert, target)]
-        rows = [row for insert in fitting for row in insert.rows]
-        return fitting, dicts_to_batch(rows, target.rows) if rows else None
-
-
-def _fits(insert: _Insert, target: WriteTarget) -> bool:
-    try:
-        dicts_to_batch(insert.rows, target.rows)
+        return inserts, dicts_to_batch([row for insert in inserts for row in insert.rows], target.rows)
     except StreamingNodeError as error:
-        insert.fail(error)
-        return False
-    return True
-
-
-def _fail(inserts: list[_Insert], error: Exception) -> None:
-    for insert in inserts:
-        insert.fail(error)
-
-
-def _bytes_of(inserts: list[_Insert]) -> int:
-    return sum([insert.size_bytes for insert in inserts])
+        if len(inserts) == 1:
+            inserts[0].fail(error)
+            return [], None
+    return _encode([insert for insert in inserts if _encode([insert], target)[0]], target)
 
 
 def _guess_row_bytes(row: Mapping[str, object]) -> int:

@@ -2,7 +2,7 @@
 
 In: inserts, upserts and deletes on any collections. Out: all of them at one tick, or nothing. Bodies are
 buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed under a
-session that the node keeps, and only the commit makes them appear. `TRANSITIONS` says what may follow what.
+session that the node keeps, and only the commit makes them appear.
 """
 
 import asyncio
@@ -34,7 +34,6 @@ from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup
 from wal.message import MutableMessage
-from wal.queue import Budget
 
 TRANSACTION_MESSAGES = 2
 """Its begin and its commit, beside the bodies."""
@@ -57,61 +56,8 @@ class TransactionState(Enum):
     """Its commit raised: not in the log, or indeterminate, as the error says."""
 
 
-class TransactionEvent(Enum):
-    """What can happen to a transaction."""
-
-    OUTGREW = auto()
-    BODIES_LOST = auto()
-    COMMIT = auto()
-    COMMIT_DONE = auto()
-    COMMIT_FAILED = auto()
-    ROLLBACK = auto()
-
-
-_S, _E = TransactionState, TransactionEvent
-TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], TransactionState] = {
-    (_S.BUFFERING, _E.OUTGREW): _S.STREAMING,
-    (_S.BUFFERING, _E.BODIES_LOST): _S.BROKEN,
-    (_S.STREAMING, _E.BODIES_LOST): _S.BROKEN,
-    (_S.BUFFERING, _E.COMMIT): _S.COMMITTING,
-    (_S.STREAMING, _E.COMMIT): _S.COMMITTING,
-    (_S.COMMITTING, _E.COMMIT_DONE): _S.COMMITTED,
-    (_S.COMMITTING, _E.COMMIT_FAILED): _S.FAILED,
-    (_S.BUFFERING, _E.ROLLBACK): _S.ROLLED_BACK,
-    (_S.STREAMING, _E.ROLLBACK): _S.ROLLED_BACK,
-    (_S.BROKEN, _E.ROLLBACK): _S.ROLLED_BACK,
-}
-OPEN = frozenset({_S.BUFFERING, _S.STREAMING})
-NOT_ENDED = OPEN | {_S.BROKEN}
-
-
-class Buffered:
-    """What one transaction holds of the node's memory; gives it back at the latest when the transaction is collected."""
-
-    __slots__ = ("_memory", "bytes")
-
-    def __init__(self, memory: Budget) -> None:
-        self._memory = memory
-        self.bytes = 0
-
-    def take(self, size_bytes: int) -> None:
-        """Hold so many bytes more. Raises `Overloaded`: it must not wait for other transactions, which may wait for it."""
-        if not self._memory.try_take(size_bytes):
-            raise Overloaded(
-                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
-                "end some of them first, or raise writes.pending_bytes_max"
-            )
-        self.bytes += size_bytes
-
-    def give_back(self) -> None:
-        """Hold nothing any more."""
-        size_bytes, self.bytes = self.bytes, 0
-        self._memory.give_back(size_bytes)
-
-    def __del__(self) -> None:
-        """Give back what a transaction held that nobody ended; in whatever thread garbage is collected."""
-        if self.bytes:
-            self._memory.give_back_later(self.bytes)
+OPEN = frozenset({TransactionState.BUFFERING, TransactionState.STREAMING})
+NOT_ENDED = OPEN | {TransactionState.BROKEN}
 
 
 class Transaction:
@@ -125,7 +71,7 @@ class Transaction:
 
     def __init__(self, writes: Writes, *, keepalive_ms: int = 0, append_commit: Append | None = None) -> None:
         self._writes = writes
-        self._memory = Buffered(writes.pending.transactions)
+        self._memory = writes.pending.transactions
         self._bodies_bytes_max = writes.limits.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
         self._bodies_max = writes.limits.group_messages_max - TRANSACTION_MESSAGES
         self._keepalive_ms = keepalive_ms
@@ -133,11 +79,17 @@ class Transaction:
         self._state = TransactionState.BUFFERING
         self._bodies: list[MutableMessage] = []
         self._bodies_bytes = 0
+        """What they hold of the node's memory."""
         self._txn_id = 0
         self._sending = asyncio.Lock()
         self._last: AppendGroup | None = None
         """The group that makes it appear, once there is one."""
         self._result: WriteResult | None = None
+
+    def __del__(self) -> None:
+        """Give back what a transaction held that nobody ended; in whatever thread garbage is collected."""
+        if self._bodies_bytes:
+            self._memory.give_back_later(self._bodies_bytes)
 
     @property
     def state(self) -> TransactionState:
@@ -187,23 +139,22 @@ class Transaction:
         the session ended meanwhile, and what an append raises.
         """
         self._check_open()
-        self._apply(TransactionEvent.COMMIT)
+        self._state = TransactionState.COMMITTING
         try:
             async with self._sending:
                 self._result = await self._commit()
         except BaseException:
-            self._apply(TransactionEvent.COMMIT_FAILED)
+            self._state = TransactionState.FAILED
             await self._release()
             raise
-        self._apply(TransactionEvent.COMMIT_DONE)
+        self._state = TransactionState.COMMITTED
         return self._result
 
     async def rollback(self) -> None:
         """Give everything up. Raises `InvalidTransactionState` after the end."""
         self._check_in(NOT_ENDED)
-        self._apply(TransactionEvent.ROLLBACK)
-        self._bodies, self._bodies_bytes = [], 0
-        self._memory.give_back()
+        self._state = TransactionState.ROLLED_BACK
+        self._drop_bodies()
         async with self._sending:
             if self._txn_id:
                 await self._append(rollback_group(self._txn_id, reason="rolled back by its caller"))
@@ -236,22 +187,19 @@ class Transaction:
         added = False
         for messages in bodies_of(write, batches, self._bodies_bytes_max):
             size_bytes = sum(message.size_bytes for message in messages)
-            if self._outgrows(len(messages), size_bytes):
+            too_large = self._bodies_bytes + size_bytes > self._bodies_bytes_max
+            if too_large or len(self._bodies) + len(messages) > self._bodies_max:
                 await self._stream_bodies()
-            try:
-                self._memory.take(size_bytes)
-            except Overloaded:
+            if not self._memory.try_take(size_bytes):  # it must not wait for other transactions, which may wait for it
                 if added and self._state in OPEN:
-                    self._apply(TransactionEvent.BODIES_LOST)  # half of the call's rows are in
-                raise
+                    self._state = TransactionState.BROKEN  # half of the call's rows are in
+                raise Overloaded(
+                    f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
+                    "end some of them first, or raise writes.pending_bytes_max"
+                )
             added = True
             self._bodies += messages
             self._bodies_bytes += size_bytes
-
-    def _outgrows(self, count: int, size_bytes: int) -> bool:
-        """Whether these, with what is buffered, are more than one group takes."""
-        too_large = self._bodies_bytes + size_bytes > self._bodies_bytes_max
-        return too_large or len(self._bodies) + count > self._bodies_max
 
     async def _stream_bodies(self) -> None:
         """Send what is buffered under the session, which begins with the first of them."""
@@ -261,34 +209,34 @@ class Transaction:
                 if not self._txn_id:
                     self._txn_id = (await self._append(begin_group(self._keepalive_ms))).txn_id
                     self._check_open()  # it may have been ended by another task meanwhile
-                    self._apply(TransactionEvent.OUTGREW)
+                    self._state = TransactionState.STREAMING
                 await self._send_bodies()
                 self._check_open()  # nothing may be added to what ended meanwhile
             except BaseException:
                 if self._state in OPEN:
-                    self._apply(TransactionEvent.BODIES_LOST)
+                    self._state = TransactionState.BROKEN
                 raise
 
     async def _send_bodies(self) -> None:
-        bodies, self._bodies, self._bodies_bytes = self._bodies, [], 0
+        bodies = self._bodies
         if bodies:
             for body in bodies:
                 body.txn_id = self._txn_id
-            self._memory.give_back()  # they count as the session's from its append on
+            self._drop_bodies()  # they count as the session's from its append on
             await self._append(AppendGroup(bodies))
 
-    async def _commit(self) -> WriteResult:
-        if self._txn_id:
-            return await self._commit_streamed()
-        bodies, self._bodies, self._bodies_bytes = self._bodies, [], 0
-        try:
-            if not bodies:
-                return nothing_at(await self._writes.consistent_tick())
-            return await self._append_last(AppendGroup(as_transaction(bodies)))
-        finally:
-            self._memory.give_back()
+    def _drop_bodies(self) -> None:
+        size_bytes, self._bodies, self._bodies_bytes = self._bodies_bytes, [], 0
+        self._memory.give_back(size_bytes)
 
-    async def _commit_streamed(self) -> WriteResult:
+    async def _commit(self) -> WriteResult:
+        if not self._txn_id:
+            try:
+                if not self._bodies:
+                    return nothing_at(await self._writes.consistent_tick())
+                return await self._append_last(AppendGroup(as_transaction(self._bodies)))
+            finally:
+                self._drop_bodies()
         await self._send_bodies()
         result = await self._append_last(commit_group(self._txn_id))
         if result.txn_id != self._txn_id:  # an earlier try of the same write is in the log, so this one may not be
@@ -298,8 +246,7 @@ class Transaction:
 
     async def _release(self) -> None:
         """Hold nothing after a commit that failed; its session, too, now and not when it expires: others wait for room."""
-        self._bodies, self._bodies_bytes = [], 0
-        self._memory.give_back()
+        self._drop_bodies()
         if self._last is not None and self._last.begun:
             return  # the log decides
         with anyio.move_on_after(ROLLBACK_S_MAX, shield=True), suppress(StreamingNodeError):
@@ -322,11 +269,6 @@ class Transaction:
             raise InvalidTransactionState(
                 f"the transaction is {self._state.name.lower().replace('_', ' ')} — begin another with node.transaction()"
             )
-
-    def _apply(self, event: TransactionEvent) -> None:
-        after = TRANSITIONS.get((self._state, event))
-        assert after is not None, f"{event} in {self._state}"
-        self._state = after
 
 
 KEEPALIVE_S_MIN = 0.001

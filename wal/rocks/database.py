@@ -20,7 +20,7 @@ from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, Storage
 from wal.files import no_descriptor_left
 from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY
 from wal.rocks.space import REPLAY_BYTES, free_bytes_of, log_bytes_of
-from wal.tasks import outlast
+from wal.runtime import outlast
 
 READERS_MAX = 2
 """Reading is decoding, which holds the interpreter lock: more threads would only take turns."""

@@ -19,7 +19,7 @@ from wal.queue import Admission, SyncedPosition
 from wal.rocks.database import Engine
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 _log = event_log(__name__)
 

@@ -49,7 +49,7 @@ from wal.rocks.recovery import (
     write_term,
 )
 from wal.rocks.space import SpaceWatch
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 _log = event_log(__name__)
 

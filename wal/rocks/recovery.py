@@ -38,7 +38,7 @@ from wal.rocks.layout import (
     split_entry_key,
 )
 from wal.rocks.log import last_position
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 _log = event_log(__name__)
 

@@ -20,7 +20,7 @@ import msgspec
 from wal.errors import Corrupt
 from wal.files import open_regular
 from wal.rocks.layout import DATABASE_NAME
-from wal.tasks import event_log
+from wal.runtime import event_log
 
 MIB = 1 << 20
 LOG_FACTOR = 2

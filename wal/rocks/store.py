@@ -38,7 +38,7 @@ from wal.rocks.opening import OpenedDatabase, OwnedDirectory, open_again, open_f
 from wal.rocks.recovery import scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.writer import Writer
-from wal.tasks import event_log, outlast
+from wal.runtime import event_log, outlast
 
 _log = event_log(__name__)
 

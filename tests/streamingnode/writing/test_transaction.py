@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, SchemaMismatch, TransactionExpired
 from streamingnode.writing.result import nothing_at
-from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionEvent, TransactionState
+from streamingnode.writing.transaction import OPEN, Transaction, TransactionState
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of, writes_on
 from wal.errors import StorageFull
 from wal.headers import MessageType
@@ -254,12 +254,6 @@ async def test_rows_of_a_task_are_refused_when_another_ends_the_transaction_unde
     await asyncio.wait([insert, rollback])
     assert isinstance(insert.exception(), InvalidTransactionState)
     assert memory.held_bytes == 0
-
-
-def test_every_ended_state_is_final() -> None:
-    ended = {TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.FAILED}
-    assert not [event for state, event in TRANSITIONS if state in ended]
-    assert {state for state, event in TRANSITIONS if event is TransactionEvent.COMMIT} == OPEN
 
 
 class TransactionModel(RuleBasedStateMachine):

@@ -1,7 +1,8 @@
-"""Work that no cancellation cuts short, and events for operators."""
+"""Event log, clocks, and tasks that outlast their caller."""
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -13,6 +14,20 @@ from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 from wal.errors import escaped
 
 T = TypeVar("T")
+
+_ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""On Linux the monotonic clock stands still while the machine sleeps; a laptop that wakes up has not seen a leap."""
+
+
+def unix_ms() -> int:
+    """Return the time of the machine's clock in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def elapsed_ms() -> int:
+    """Return milliseconds from an arbitrary start, those the machine slept included, by a clock that nobody sets."""
+    return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
+
 
 _going_on: set[asyncio.Task[Any]] = set()
 """The event loop itself holds on to no task."""

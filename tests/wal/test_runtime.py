@@ -5,7 +5,7 @@ import asyncio
 import anyio
 import pytest
 
-from wal.tasks import outlast
+from wal.runtime import outlast
 
 pytestmark = pytest.mark.anyio
 
