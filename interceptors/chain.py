@@ -1,15 +1,15 @@
 """The append path as one callable, and what an append may wait for on it: room, a redo, its locks.
 
-ADR 0003 gives the order of the interceptors. Only these three wait; further in nothing suspends until the log has the group.
+ADR 0003 gives the order of the interceptors. Only these wait: further in nothing suspends until the log has the group. An
+append that is cancelled while it waits here never happened.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Protocol
 
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, Overloaded, StorageFailed
 from wal.failpoint import failpoint
@@ -74,10 +74,8 @@ async def _timed(
         return await interceptor.do_append(group, append)
     finally:
         ended = clock()
-        if called_at:
-            observer.interceptor_timed(interceptor.name, called_at - started, ended - returned_at, failed_before=False)
-        else:
-            observer.interceptor_timed(interceptor.name, ended - started, 0.0, failed_before=True)
+        before_s, after_s = (called_at - started, ended - returned_at) if called_at else (ended - started, 0.0)
+        observer.interceptor_timed(interceptor.name, before_s, after_s, failed_before=not called_at)
 
 
 class BaseInterceptor(Interceptor):
@@ -90,32 +88,18 @@ class BaseInterceptor(Interceptor):
         """Do nothing."""
 
 
-# --- room -------------------------------------------------------------------------------------------------------------
-
-
-class Admit(Protocol):
-    """Wait for room in a log's queue; see `wal.log.Log.admit`."""
-
-    async def __call__(self, size_bytes: int, *, makes_room: bool = False) -> None:
-        """Return once there is room."""
-
-
 class RoomInterceptor(BaseInterceptor):
-    """Lets appends in as there is room in `memory`, which all of the node's logs share, and in the log's queue."""
+    """Lets appends in as there is room in `memory`, which all of the node's logs share, and in the queue (`Log.admit`)."""
 
     name = "room"
 
-    def __init__(self, admit: Admit, memory: Budget) -> None:
+    def __init__(self, admit: Callable[..., Awaitable[None]], memory: Budget) -> None:
         self._admit = admit
         self._memory = memory
         self._closing = False
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append once there is room; the group's bytes count until the log has acknowledged it, or it failed.
-
-        Raises `TooLarge`, `OnShutdown` when the log closes meanwhile, and what `admit` raises. Cancelling while it waits
-        means that the append never happened.
-        """
+        """Append once there is room; the group's bytes count until the log has acknowledged it, or it failed."""
         size_bytes = _counted_bytes(group)
         if size_bytes and not self._memory.try_take(size_bytes):
             await self._memory.take(size_bytes)
@@ -140,9 +124,6 @@ def _counted_bytes(group: AppendGroup) -> int:
     # Appends that hold room wait for groups without rows: a segment that is made, a commit or a schema change that ends.
     # If those waited for room in turn, nobody would go on.
     return 0
-
-
-# --- redo -------------------------------------------------------------------------------------------------------------
 
 
 class Redo(Exception):
@@ -172,11 +153,7 @@ class RedoInterceptor(BaseInterceptor):
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append, and append again after each `Redo`.
-
-        Raises `Overloaded` at a bound, `OnShutdown` when the WAL closes meanwhile. Cancelling while it waits means
-        that the append never happened.
-        """
+        """Append, and append again after each `Redo`. Raises `Overloaded` at a bound."""
         try:
             return await append(group)
         except Redo as redo:
@@ -208,9 +185,6 @@ class RedoInterceptor(BaseInterceptor):
             raise Overloaded(f"the append waited {self._wait_s_max:g} s for {signal.waiting_for} — try again later")
         if not until.cancelled():  # whoever owned it gave up without a verdict: the next attempt will tell
             until.result()
-
-
-# --- lock -------------------------------------------------------------------------------------------------------------
 
 
 class RWLock:
@@ -275,9 +249,8 @@ class RWLock:
 class LockInterceptor(BaseInterceptor):
     """Gives an exclusive group its vchannels for itself, lets all others share theirs.
 
-    `scope_of` names the vchannels a group concerns, for a commit those of its session. After an exclusive group that is in
-    the log, and before anybody else gets its vchannels, `overtake` ends the transactions on them as of its tick: no
-    transaction spans a change of what it writes to.
+    `scope_of` names the vchannels a group concerns, for a commit those of its session; `overtake` ends the transactions on
+    vchannels that an exclusive group at a tick has changed.
     """
 
     name = "lock"
@@ -290,7 +263,7 @@ class LockInterceptor(BaseInterceptor):
         self._locks: dict[str, RWLock] = {}
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append under the group's locks. Cancelling while it waits means that the append never happened."""
+        """Append under the group's locks."""
         held: list[tuple[str, RWLock]] = []
         exclusive = group.exclusive
         try:
@@ -298,6 +271,7 @@ class LockInterceptor(BaseInterceptor):
             try:
                 return await append(group)
             finally:
+                # Before anybody else gets the vchannels: no transaction spans a change of what it writes to.
                 if exclusive and group.ticket is not None:
                     self._overtake([name for name, _ in held], group.time_tick)
         finally:

@@ -22,14 +22,12 @@ from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
 from wal.runtime import carry_on
 
 
+@dataclass(slots=True, eq=False)
 class _Try:
     """A first try under way; `waiting` is made when somebody waits for it."""
 
-    __slots__ = ("group", "waiting")
-
-    def __init__(self, group: AppendGroup) -> None:
-        self.group = group
-        self.waiting: asyncio.Future[AppendResult | None] | None = None
+    group: AppendGroup
+    waiting: asyncio.Future[AppendResult | None] | None = None
 
     async def outcome(self) -> AppendResult | None:
         """Return the try's result, None when it was given up before the log had it. Raises what it raised."""
@@ -50,11 +48,7 @@ class IdempotencyInterceptor(BaseInterceptor):
         self._under_way: dict[Write, _Try] = {}
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append a write that is not in the log yet, once.
-
-        Cancelling a retry that waits for another try leaves that one alone. Raises `ProducerFenced` and `SequenceTooOld`,
-        and for a retry what the try it joined raised.
-        """
+        """Append a write that is not in the log yet, once. A retry raises what the try raised that it joined."""
         stamp = group.producer
         if stamp is None:
             return await append(group)
@@ -157,10 +151,10 @@ class OpenedProducer:
 
 
 class Producers:
-    """The producers of one pchannel: an id for each name, and an epoch that each opening raises, durable before it is used.
+    """The named producers of one pchannel, which outlive terms: each name's id, and its epoch, durable before it is used.
 
-    Names and the places of writes that somebody may still send outlive terms of the log. Writes are checked against the
-    window of the present term's interceptor, which `bind` brings. `load` and `bind` come first.
+    `load` comes first, and `bind` in each term, with the interceptor whose window writes are checked against. What was begun
+    here may still take place when its caller is cancelled.
     """
 
     def __init__(
@@ -187,9 +181,7 @@ class Producers:
 
     def bind(self, interceptor: IdempotencyInterceptor) -> None:
         """Check against this interceptor's window from now on."""
-        window = (
-            interceptor.window
-        )  # what was rebuilt knows only what the log says: not who was opened or deleted since
+        window = interceptor.window  # rebuilt from the log, which does not say who was opened or deleted
         window.keep_only(self._live_ids())
         window.fence(NODE_PRODUCER_ID, 0)
         for record in self._records.values():
@@ -208,46 +200,33 @@ class Producers:
         return self._bound.window.last_sequence(producer_id)
 
     def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
-        """Return the place of a write: nothing of it is forgotten, and no floor refuses it, while something refers to that.
-
-        A write that is forgotten already gets a place that keeps nothing, and will be refused.
-        """
+        """Return the place of a write: nothing of it is forgotten while something refers to that."""
         place = Place(ProducerStamp(producer_id, epoch, sequence))
         write = (producer_id, sequence)
         if write not in self.places and self._bound.window.has_forgotten(write):
-            return place
+            return place  # it keeps nothing, and the write will be refused
         return self.places.hold(place)
 
     async def open(self, name: str) -> OpenedProducer:
         """Open a producer, made if it is new, and fence whoever opened it before; durable when this returns.
 
-        What an older one still has under way is waited for, so that `last_sequence` says all there will ever be of it.
-        Raises `Overloaded` when there are too many, and what the log store raises; then the older one may be fenced, as it
-        may when the call is cancelled.
+        Raises `Overloaded` when there are too many, and what the log store raises; the older one may be fenced then.
         """
         return await carry_on(self._open(name))
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a name for its next opening; durable when this returns.
-
-        Raises `ProducerFenced` unless `epoch` is the last one, and what the log store raises. Cancelled, it may still take
-        place.
-        """
+        """Note something with a name for its next opening. Raises `ProducerFenced` unless `epoch` is the last one."""
         await carry_on(self._put_note(name, epoch, note))
 
     async def delete(self, name: str) -> bool:
-        """Forget a producer; return whether there was one. A later one of this name starts anew.
-
-        Cancelled, it may still take place. Raises what the log store raises; the producer is fenced when nobody knows
-        whether the store has forgotten it.
-        """
+        """Forget a producer; return whether there was one. It is fenced when nobody knows whether the store forgot it."""
         return await carry_on(self._delete(name))
 
     async def _open(self, name: str) -> OpenedProducer:
         async with self._changing:
             record = self._next_record(name)
             await self._put(name, record)
-            await self._fence(record)
+            await self._fence(record)  # so that `last_sequence` says all there will ever be of the older one
             return OpenedProducer(record.producer_id, record.epoch, self.last_sequence(record.producer_id), record.note)
 
     async def _put_note(self, name: str, epoch: int, note: bytes) -> None:

@@ -1,12 +1,13 @@
 """Gives each append its tick, and tells readers of it once it is durable and everything below it has ended.
 
 From `allocate` to the log's queue nothing suspends, so position order is tick order is durability order. What became of a
-group that reached the queue is decided by its ticket alone, whoever still listens.
+group that reached the queue its ticket alone decides, whoever still listens.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import anyio
@@ -16,7 +17,7 @@ from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StreamingNodeEr
 from wal.failpoint import failpoint
 from wal.headers import CommitTxnHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import Append, AppendGroup, AppendResult, AppendTicket
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import LogEntry, into_entry
 from wal.runtime import event_log
 from wal.timetick import TickAllocator, add_ms
@@ -80,31 +81,14 @@ class MvccManager:
             self.updates += 1
 
 
-# --- which ticks are confirmed ----------------------------------------------------------------------------------------
-
-
-class Unpromised(Exception):
-    """A mark has to wait until ticks from `tick` on are promised; never leaves this module."""
-
-    def __init__(self, tick: int) -> None:
-        self.tick = tick
-        super().__init__(tick)
-
-
+@dataclass(slots=True, eq=False)
 class Acker:
-    """One allocated tick on its way to an outcome.
+    """One allocated tick on its way to an outcome: that of an append, or a mark, which has no `entry` but is waited for."""
 
-    A durable append has its `entry`. A mark is in no entry and has no append: it says only that everything below it has
-    ended, and `confirmed` is for those who wait for that.
-    """
-
-    __slots__ = ("confirmed", "ended", "entry", "tick")
-
-    def __init__(self, tick: int) -> None:
-        self.tick = tick
-        self.ended = False
-        self.entry: LogEntry | None = None
-        self.confirmed: asyncio.Future[None] | None = None
+    tick: int
+    ended: bool = False
+    entry: LogEntry | None = None
+    confirmed: asyncio.Future[None] | None = None
 
 
 class AckManager:
@@ -112,7 +96,6 @@ class AckManager:
 
     `confirmed_tick` starts at the term's first tick: every append at or below it has ended, and readers may know it. An
     append whose outcome is unknown is never acknowledged, so nothing at or above its tick is ever confirmed in this term.
-    Ticks are allocated in ascending order, hence a queue where the reference needs heaps. Lives on the event loop.
     """
 
     def __init__(self, ticks: TickAllocator, *, confirmed_tick: int, tail: LiveTail, mvcc: MvccManager) -> None:
@@ -120,16 +103,16 @@ class AckManager:
         self.confirmed_tick = confirmed_tick
         self.promised_tick = 0
         """No later term goes below it, so readers may have ticks without an entry up to it; only ever raised."""
-        self._ticks = ticks
+        self.ticks = ticks
         self._tail = tail
         self._mvcc = mvcc
-        self._pending: deque[Acker] = deque()
+        self._pending: deque[Acker] = deque()  # allocated in ascending order, hence no heap
         self._indeterminate_tick = 0
         """The smallest tick whose outcome nobody knows, 0 while there is none."""
 
     @property
     def oldest_pending_tick(self) -> int | None:
-        """The smallest tick without an outcome, or whose outcome waits for nothing but a turn; None when idle."""
+        """The smallest tick that is not confirmed; None when idle."""
         return self._pending[0].tick if self._pending else None
 
     @property
@@ -138,13 +121,14 @@ class AckManager:
         return len(self._pending)
 
     def allocate(self) -> Acker:
-        """Return a new tick; it ends with exactly one of `confirm`, `fail` and `abandon`."""
-        acker = Acker(self._ticks.allocate())
+        """Return a new tick, which ends once: by `confirm`, `fail` or `abandon`."""
+        acker = Acker(self.ticks.allocate())
         self._pending.append(acker)
         return acker
 
     def confirm(self, acker: Acker, entry: LogEntry) -> None:
         """The append is durable as `entry`."""
+        assert entry.time_tick == acker.tick, "an entry confirms its own tick"
         acker.entry = entry
         self._mvcc.update(entry)
         self._end(acker)
@@ -159,25 +143,19 @@ class AckManager:
         self._confirm_nothing_from(acker.tick)
 
     def end(self) -> None:
-        """End the term: no further tick is given to readers, and nobody waits for one; idempotent.
-
-        The live tail may belong to the next term from here on, whose appends this manager knows nothing of.
-        """
+        """End the term: nobody waits for one of its ticks any more; idempotent."""
         self._confirm_nothing_from(self.confirmed_tick + 1)
 
-    def mark(self) -> Acker:
-        """Return a tick above every allocated one; marks with no append between them are one.
-
-        Raises `Unpromised` beyond `promised_tick`, `Indeterminate` when no tick can be confirmed any more.
-        """
+    def mark(self) -> Acker | None:
+        """Return a tick above every allocated one, confirmed once those have ended; None when it is not promised."""
         if self._indeterminate_tick:
-            raise self._unreachable(self._ticks.last + 1)
+            raise self._unreachable(self.ticks.last + 1)
         if self._pending and self._pending[-1].confirmed is not None:
-            return self._pending[-1]
+            return self._pending[-1]  # with no append between them, marks are one
         mark = self.allocate()
         if mark.tick > self.promised_tick:
             self._pending.pop()  # a tick that nobody has heard of needs no end
-            raise Unpromised(mark.tick)
+            return None
         mark.confirmed = asyncio.get_running_loop().create_future()
         self._end(mark)
         return mark
@@ -215,15 +193,8 @@ class AckManager:
         )
 
 
-# --- on the append path -----------------------------------------------------------------------------------------------
-
-
 class TimeTickInterceptor(BaseInterceptor):
-    """The tick and the last-confirmed position of every append of one log.
-
-    `oldest_open_begin` returns the position of the oldest begin among the open transactions, those in the log's queue too:
-    that is where a reader of the next entry resumes, since all it could miss are bodies that came before.
-    """
+    """The tick and the last-confirmed position of every append of one log."""
 
     name = "timetick"
 
@@ -235,6 +206,7 @@ class TimeTickInterceptor(BaseInterceptor):
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         """Append at a new tick."""
         acker = self._acks.allocate()
+        # A reader of this entry resumes at the oldest open begin: all it could miss are bodies that came before.
         group.stamp_time_tick(acker.tick, self._oldest_open_begin())
         failpoint("append.stamped")
         try:
@@ -247,7 +219,15 @@ class TimeTickInterceptor(BaseInterceptor):
         if ticket is None:
             self._acks.fail(acker)
             return
-        entry = self._entry(group, ticket)  # now: the appender may use its messages again once it has the result
+        # Now, because the appender may use its messages again once it has the result.
+        entry = into_entry(
+            group.messages,
+            wal_name=self._wal_name,
+            first_position=ticket.first_position,
+            crc32c=ticket.crc32c,
+            size_bytes=ticket.size_bytes,
+            producer=group.producer,
+        )
         if ticket.durable.done():
             self._acknowledge(acker, entry, ticket.durable)
         else:
@@ -256,23 +236,10 @@ class TimeTickInterceptor(BaseInterceptor):
     def _acknowledge(self, acker: Acker, entry: LogEntry, durable: asyncio.Future[None]) -> None:
         if durable.cancelled() or durable.exception() is not None:
             self._acks.abandon(acker)
-            return
-        failpoint("append.confirming")
-        self._acks.confirm(acker, entry)
-        failpoint("append.published")
-
-    def _entry(self, group: AppendGroup, ticket: AppendTicket) -> LogEntry:
-        return into_entry(
-            group.messages,
-            wal_name=self._wal_name,
-            first_position=ticket.first_position,
-            crc32c=ticket.crc32c,
-            size_bytes=ticket.size_bytes,
-            producer=group.producer,
-        )
-
-
-# --- ticks without rows -----------------------------------------------------------------------------------------------
+        else:
+            failpoint("append.confirming")
+            self._acks.confirm(acker, entry)
+            failpoint("append.published")
 
 
 class TimeTickSyncOperator:
@@ -290,26 +257,18 @@ class TimeTickSyncOperator:
     async def sync(self) -> int:
         """Return a new confirmed tick, above every append that was acknowledged before the call; readers have been told.
 
-        Waits for the appends in flight and costs an fsync a second at most. Cancelling leaves nothing behind. Raises
-        `Indeterminate` when an append in flight has no known outcome, and what keeps the store from remembering the tick.
+        Raises `Indeterminate` when an append in flight has no known outcome, and what keeps the store from promising.
         """
         await asyncio.sleep(0)  # on an idle log nothing else suspends, and a loop of this would let nobody run
-        while True:
-            try:
-                mark = self._acks.mark()
-            except Unpromised as unpromised:
-                await self._promise(unpromised.tick)
-            else:
-                assert mark.confirmed is not None, "a mark is waited for"
-                await asyncio.shield(mark.confirmed)
-                return mark.tick
-
-    async def _promise(self, tick: int) -> None:
-        async with self._promising:
-            if tick > self._acks.promised_tick:
-                promised_tick = add_ms(tick, PROMISED_AHEAD_MS)
-                await self._promise_tick(promised_tick)
-                self._acks.promised_tick = promised_tick
+        while (mark := self._acks.mark()) is None:
+            async with self._promising:
+                if (tick := self._acks.ticks.last) > self._acks.promised_tick:
+                    promised_tick = add_ms(tick, PROMISED_AHEAD_MS)
+                    await self._promise_tick(promised_tick)
+                    self._acks.promised_tick = promised_tick
+        assert mark.confirmed is not None, "a mark is waited for"
+        await asyncio.shield(mark.confirmed)
+        return mark.tick
 
 
 class TimeTickInspector:

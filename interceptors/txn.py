@@ -42,8 +42,7 @@ _log = event_log(__name__)
 class Commits:
     """The ids of the latest commits, so that a commit that is repeated hears what became of the first.
 
-    An id is the tick of its begin. At or below `known_after` nobody can say any more whether another one committed, and
-    nobody guesses.
+    At or below `known_after` nobody can say any more whether another one committed, and nobody guesses.
     """
 
     __slots__ = ("_ids", "known_after")
@@ -60,7 +59,6 @@ class Commits:
             self.known_after = max(self.known_after, forgotten)
 
     def __contains__(self, txn_id: int) -> bool:
-        """Whether the transaction is known to have committed."""
         return txn_id in self._ids
 
 
@@ -69,13 +67,15 @@ def steady_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class TxnManager:
-    """Holds the sessions, oldest first. Lives on the event loop; `now_ms` is a clock that never leaps.
+class TxnInterceptor(BaseInterceptor):
+    """The sessions of one log, oldest first, on its append path. Lives on the event loop; `now_ms` never leaps.
 
     It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels to the tick of their last
-    exclusive message, `commits` has what the log says of others. The bodies of all sessions count against `memory`, which is
-    the node's, until their transactions end or the manager is closed.
+    exclusive message. All bodies count against `memory`, which is the node's, until their transactions or the term end. What
+    is open then stays open in the log, and the next term goes on with it.
     """
+
+    name = "txn"
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class TxnManager:
         commits: Commits | None = None,
         now_ms: Callable[[], int] = steady_ms,
     ) -> None:
-        self.limits = limits
         self.failed = asyncio.Event()
         """Set when a session needs a rollback in the log."""
+        self._limits = limits
         self._memory = memory
         self._now_ms = now_ms
         self._commits = Commits() if commits is None else commits
@@ -135,181 +135,10 @@ class TxnManager:
             vchannels += session.vchannels
         return vchannels
 
-    # --- what the interceptor asks for, in the step of the group's tick -------------------------------------------------
-
-    def begin(self, group: AppendGroup, keepalive_ms: int) -> Session:
-        """Open a session whose begin is `group`. Raises `InvalidArgument` or `Overloaded`, and changes nothing then."""
-        keepalive_ms = keepalive_ms or self.limits.keepalive_ms_default
-        if not 1 <= keepalive_ms <= self.limits.age_s_max * 1000:
-            raise InvalidArgument(
-                f"a keepalive of {keepalive_ms} ms is not within 1 ms and {self.limits.age_s_max:g} s — ask for one that is"
-            )
-        if len(self._sessions) >= self.limits.sessions_max:
-            raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")
-        now_ms = self._now_ms()
-        session = Session(group.time_tick, keepalive_ms, self.limits, begun_ms=now_ms, active_ms=now_ms)
-        self._sessions[session.txn_id] = session
-        self._begins[session.txn_id] = group
-        return session
-
-    def join(self, group: AppendGroup, txn_id: int) -> tuple[Session, list[Change]]:
-        """Add a group of bodies to its session. Raises a typed error, after failing the session where that is why."""
-        session = self._get(txn_id)
-        bodies = [Change.of(message) for message in group.messages]
-        self._judge(session, {body.vchannel for body in bodies})
-        if session.state is SessionState.IN_FLIGHT and session.overflows(bodies):
-            self._fail(session, Failure.TOO_LARGE)
-        size_bytes = size_of_bodies(bodies)
-        if session.state is SessionState.IN_FLIGHT and not self._memory.has_room(size_bytes):
-            # Never waited for: room comes from other transactions, whose callers may be waiting in the same way.
-            raise Overloaded(
-                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
-                "end some of them first, or raise writes.pending_bytes_max"
-            )
-        session.add_bodies(bodies)
-        self._memory.keep(size_bytes)
-        return session, bodies
-
-    def bodies_ended(self, session: Session, bodies: list[Change], *, logged: bool, acknowledged: bool) -> None:
-        """Count one append of bodies as over; only one that was acknowledged keeps the session alive."""
-        if not logged:
-            session.drop_bodies(bodies)
-            self._memory.give_back(size_of_bodies(bodies))
-        if session.bodies_ended(self._now_ms() if acknowledged else None):
-            self._let_commit_come_again(session)
-
-    def request_commit(self, txn_id: int) -> Session:
-        """Return the session, committing. Raises `Redo` while bodies are on their way, and a typed error if it may not."""
-        session = self._get(txn_id)
-        self._judge(session, session.vchannels)
-        if not session.request_commit():
-            drained = self._drained.setdefault(txn_id, asyncio.get_running_loop().create_future())
-            raise Redo(drained, waiting_for=f"the bodies of transaction {txn_id}")
-        return session
-
-    def request_rollback(self, txn_id: int) -> Session:
-        """Return the session, rolling back; bodies on their way come before the rollback in the log, so nothing waits."""
-        session = self._get(txn_id)
-        session.apply(SessionEvent.ROLLBACK)
-        return session
-
-    def refuse(self, session: Session, event: SessionEvent, failure: Failure) -> None:
-        """Take note that the log never had the session's end; a rollback has to follow."""
-        session.apply(event)
-        session.failure = session.failure or failure
-        if event is SessionEvent.COMMIT_REFUSED:  # a rollback that was refused is left to the interval
-            self.failed.set()
-
-    def end(self, session: Session, event: SessionEvent | None = None) -> None:
-        """Forget a session whose commit or rollback is in the log (no event: whose begin never got there)."""
-        if event is not None:
-            session.apply(event)
-        if session.state is SessionState.COMMITTED:
-            self._commits.add(session.txn_id)
-        del self._sessions[session.txn_id], self._begins[session.txn_id]
-        self._memory.give_back(session.size_bytes)
-        if not self._sessions:
-            self._fences.clear()
-
-    def close(self) -> None:
-        """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
-        self._memory.give_back(self.size_bytes)
-        self._sessions.clear()
-        self._begins.clear()
-
-    # --- what ends a session without its client -------------------------------------------------------------------------
-
-    def overtake(self, vchannels: Iterable[str], tick: int) -> None:
-        """Let no session that began before the exclusive message at `tick` commit anything at its vchannels."""
-        if self._sessions:
-            self._fences.update(dict.fromkeys(vchannels, tick))
-        for session in self._sessions.values():
-            if session.state in OPEN and self._is_fenced(session, session.vchannels):
-                self._fail(session, Failure.OVERTAKEN)
-
-    def expire(self) -> int:
-        """Fail every session whose time is over, by idleness or age; return how many. For a timer."""
-        now_ms = self._now_ms()
-        due = [(session, failure) for session in self._sessions.values() if (failure := session.due(now_ms))]
-        for session, failure in due:
-            self._fail(session, failure)
-        return len(due)
-
-    def take_failed(self) -> list[Session]:
-        """Hand out the sessions that need a rollback in the log; one that did not get it comes again."""
-        self.failed.clear()
-        return [session for session in self._sessions.values() if session.state is SessionState.FAILED]
-
-    def _fail(self, session: Session, failure: Failure) -> None:
-        session.fail(failure)
-        self.failed.set()
-        self._let_commit_come_again(session)  # to hear the verdict
-
-    def _let_commit_come_again(self, session: Session) -> None:
-        drained = self._drained.pop(session.txn_id, None)
-        if drained is not None:
-            drained.set_result(None)
-
-    def _judge(self, session: Session, vchannels: Iterable[str]) -> None:
-        """Fail the session if its time is over or a fence is above its begin; the transition that follows raises."""
-        if session.state not in OPEN:
-            return
-        if failure := session.due(self._now_ms()):
-            self._fail(session, failure)
-        elif self._is_fenced(session, vchannels):
-            self._fail(session, Failure.OVERTAKEN)
-
-    def _is_fenced(self, session: Session, vchannels: Iterable[str]) -> bool:
-        return any(self._fences.get(vchannel, 0) > session.txn_id for vchannel in vchannels)
-
-    def _get(self, txn_id: int) -> Session:
-        session = self._sessions.get(txn_id)
-        if session is not None:
-            return session
-        if txn_id in self._commits:
-            raise InvalidTransactionState(f"transaction {txn_id} is committed already — begin a new one")
-        if txn_id <= self._commits.known_after:
-            raise InvalidTransactionState(
-                f"transaction {txn_id} ended too long ago to say whether it committed — read back whether its rows are there"
-            )
-        raise TransactionExpired(f"transaction {txn_id} is not open: rolled back, expired or unknown — begin a new one")
-
-    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
-        assert isinstance(begin.header, BeginTxnHeader)
-        now_ms, last_tick = self._now_ms(), max(message.time_tick for message in (begin, *bodies))
-        # How long ago that was only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
-        session = Session(
-            begin.txn_id,
-            begin.header.keepalive_ms,
-            self.limits,
-            begun_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(begin.time_tick)),
-            active_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(last_tick)),
-        )
-        if bodies:
-            session.add_bodies([Change.of(body) for body in bodies])
-            session.bodies_ended(None)
-            self._memory.keep(session.size_bytes)
-        self._sessions[session.txn_id] = session
-        self._begins[session.txn_id] = begin.position
-
-
-class TxnInterceptor(BaseInterceptor):
-    """Wraps the append path with the sessions of `manager`.
-
-    Open transactions stay open in the log when the WAL closes; the next open goes on with them or ends them.
-    """
-
-    name = "txn"
-
-    def __init__(self, manager: TxnManager) -> None:
-        self._sessions = manager
+    # --- on the append path ---------------------------------------------------------------------------------------------
 
     def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
-        """Stamp the transaction id and keep the session's books.
-
-        Raises `InvalidArgument` for a group that is no transaction's shape, `TransactionExpired`,
-        `InvalidTransactionState` or `Overloaded` for its session's state, `Redo` for a commit whose bodies are on their way.
-        """
+        """Stamp the transaction id and keep the session's books."""
         messages = group.messages
         head = messages[0]
         if head.type in _CONTROL:
@@ -324,8 +153,6 @@ class TxnInterceptor(BaseInterceptor):
 
     def _control(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
         head = group.messages[0]
-        if head.type is MessageType.BEGIN_TXN and not isinstance(head.header, BeginTxnHeader):
-            raise InvalidArgument("a begin carries another header — give it that of a begin")
         if head.type is MessageType.BEGIN_TXN and len(group.messages) > 1:
             return self._buffered(group, append)
         if len(group.messages) > 1 or head.vchannel != ALL_VCHANNELS:
@@ -356,39 +183,68 @@ class TxnInterceptor(BaseInterceptor):
         return replace(result, txn_id=group.time_tick)
 
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
-        begin = group.messages[0]
-        assert isinstance(begin.header, BeginTxnHeader)
-        session = self._sessions.begin(group, begin.header.keepalive_ms)
-        begin.txn_id = session.txn_id
-        begin.header = msgspec.structs.replace(begin.header, keepalive_ms=session.keepalive_ms)
+        begin, limits, now_ms = group.messages[0], self._limits, self._now_ms()
+        assert isinstance(begin.header, BeginTxnHeader), "a begin has its own header"
+        keepalive_ms = begin.header.keepalive_ms or limits.keepalive_ms_default
+        if not 1 <= keepalive_ms <= limits.age_s_max * 1000:
+            raise InvalidArgument(
+                f"a keepalive of {keepalive_ms} ms is not within 1 ms and {limits.age_s_max:g} s — ask for one that is"
+            )
+        if len(self._sessions) >= limits.sessions_max:
+            raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")
+        txn_id = begin.txn_id = group.time_tick
+        begin.header = msgspec.structs.replace(begin.header, keepalive_ms=keepalive_ms)
+        session = Session(txn_id, keepalive_ms, limits, begun_ms=now_ms, active_ms=now_ms)
+        self._sessions[txn_id], self._begins[txn_id] = session, group
         try:
             failpoint("txn.beginning")
             result = await append(group)
             failpoint("txn.begun")
         except BaseException:
             if group.ticket is None:
-                self._sessions.end(session)
+                self._forget(session)
             raise
-        return replace(result, txn_id=session.txn_id)
+        return replace(result, txn_id=txn_id)
 
     async def _bodies(self, group: AppendGroup, append: Append) -> AppendResult:
         txn_id = group.messages[0].txn_id
         if any(message.txn_id != txn_id or message.type not in DML for message in group.messages):
             raise InvalidArgument("bodies are inserts and deletes of one transaction — append others apart")
-        session, bodies = self._sessions.join(group, txn_id)
-        acknowledged = False
+        session = self._session(txn_id)
+        bodies = [Change.of(message) for message in group.messages]
+        size_bytes = size_of_bodies(bodies)
+        self._judge(session, {body.vchannel for body in bodies})
+        if session.state is SessionState.IN_FLIGHT and session.overflows(bodies):
+            self._fail(session, Failure.TOO_LARGE)
+        if session.state is SessionState.IN_FLIGHT and not self._memory.has_room(size_bytes):
+            # Never waited for: room comes from other transactions, whose callers may be waiting in the same way.
+            raise Overloaded(
+                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
+                "end some of them first, or raise writes.pending_bytes_max"
+            )
+        session.add_bodies(bodies)
+        self._memory.keep(size_bytes)
+        acknowledged_ms: int | None = None
         try:
             failpoint("txn.body_joined")
             result = await append(group)
             failpoint("txn.body_durable")
-            acknowledged = True
+            acknowledged_ms = self._now_ms()
         finally:
-            logged = group.ticket is not None
-            self._sessions.bodies_ended(session, bodies, logged=logged, acknowledged=acknowledged)
+            if group.ticket is None:
+                session.drop_bodies(bodies)
+                self._memory.give_back(size_bytes)
+            if session.bodies_ended(acknowledged_ms):
+                self._let_commit_come_again(session)
         return replace(result, txn_id=txn_id)
 
     async def _commit(self, group: AppendGroup, append: Append) -> AppendResult:
-        session = self._sessions.request_commit(group.messages[0].txn_id)
+        txn_id = group.messages[0].txn_id
+        session = self._session(txn_id)
+        self._judge(session, session.vchannels)
+        if not session.request_commit():
+            drained = self._drained.setdefault(txn_id, asyncio.get_running_loop().create_future())
+            raise Redo(drained, waiting_for=f"the bodies of transaction {txn_id}")
         try:
             failpoint("txn.committing")
             result = await append(group)
@@ -397,44 +253,135 @@ class TxnInterceptor(BaseInterceptor):
             session.apply(SessionEvent.SENT_BACK)
             raise
         except BaseException:  # cancelled is refused too: what waits here is before the log's queue
-            self._not_ended(group, session, SessionEvent.COMMIT_REFUSED, Failure.COMMIT_FAILED)
+            # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
+            if group.ticket is None:
+                session.fail(Failure.COMMIT_FAILED, SessionEvent.COMMIT_REFUSED)
+                self.failed.set()
             raise
-        self._sessions.end(session, SessionEvent.COMMIT_DONE)
-        return replace(result, txn_id=session.txn_id)
+        session.apply(SessionEvent.COMMIT_DONE)
+        self._commits.add(txn_id)
+        self._forget(session)
+        return replace(result, txn_id=txn_id)
 
     async def _rollback(self, group: AppendGroup, append: Append) -> AppendResult:
-        session = self._sessions.request_rollback(group.messages[0].txn_id)
+        session = self._session(group.messages[0].txn_id)
+        session.apply(SessionEvent.ROLLBACK)  # bodies on their way come before it in the log, so nothing waits
         try:
             failpoint("txn.rolling_back")
             result = await append(group)
             failpoint("txn.rollback_durable")
         except BaseException:
-            self._not_ended(group, session, SessionEvent.ROLLBACK_REFUSED, Failure.ROLLBACK_FAILED)
+            if group.ticket is None:
+                session.fail(Failure.ROLLBACK_FAILED, SessionEvent.ROLLBACK_REFUSED)
             raise
-        self._sessions.end(session, SessionEvent.ROLLBACK_DONE)
+        session.apply(SessionEvent.ROLLBACK_DONE)
+        self._forget(session)
         return replace(result, txn_id=session.txn_id)
 
-    def _not_ended(self, group: AppendGroup, session: Session, event: SessionEvent, failure: Failure) -> None:
-        # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
-        if group.ticket is None:
-            self._sessions.refuse(session, event, failure)
+    # --- what ends a session without its client -------------------------------------------------------------------------
+
+    def overtake(self, vchannels: Iterable[str], tick: int) -> None:
+        """Let no session that began before the exclusive message at `tick` commit at its vchannels."""
+        if self._sessions:
+            self._fences.update(dict.fromkeys(vchannels, tick))
+        for session in self._sessions.values():
+            if session.state in OPEN and self._is_fenced(session, session.vchannels):
+                self._fail(session, Failure.OVERTAKEN)
+
+    def expire(self) -> int:
+        """Fail every session whose time is over, by idleness or age; return how many. For a timer."""
+        now_ms = self._now_ms()
+        due = [(session, failure) for session in self._sessions.values() if (failure := session.due(now_ms))]
+        for session, failure in due:
+            self._fail(session, failure)
+        return len(due)
+
+    def take_failed(self) -> list[Session]:
+        """Hand out the sessions that need a rollback in the log; one that did not get it comes again."""
+        self.failed.clear()
+        return [session for session in self._sessions.values() if session.state is SessionState.FAILED]
+
+    def end(self) -> None:
+        """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
+        self._memory.give_back(self.size_bytes)
+        self._sessions.clear()
+        self._begins.clear()
+
+    # --- inside ---------------------------------------------------------------------------------------------------------
+
+    def _session(self, txn_id: int) -> Session:
+        session = self._sessions.get(txn_id)
+        if session is not None:
+            return session
+        if txn_id in self._commits:
+            raise InvalidTransactionState(f"transaction {txn_id} is committed already — begin a new one")
+        if txn_id <= self._commits.known_after:
+            raise InvalidTransactionState(
+                f"transaction {txn_id} ended too long ago to say whether it committed — read back whether its rows are there"
+            )
+        raise TransactionExpired(f"transaction {txn_id} is not open: rolled back, expired or unknown — begin a new one")
+
+    def _judge(self, session: Session, vchannels: Iterable[str]) -> None:
+        """Fail the session if its time is over or a fence is above its begin; the transition that follows raises."""
+        if session.state not in OPEN:
+            return
+        if failure := session.due(self._now_ms()):
+            self._fail(session, failure)
+        elif self._is_fenced(session, vchannels):
+            self._fail(session, Failure.OVERTAKEN)
+
+    def _is_fenced(self, session: Session, vchannels: Iterable[str]) -> bool:
+        return any(self._fences.get(vchannel, 0) > session.txn_id for vchannel in vchannels)
+
+    def _fail(self, session: Session, failure: Failure) -> None:
+        session.fail(failure)
+        self.failed.set()
+        self._let_commit_come_again(session)  # to hear the verdict
+
+    def _let_commit_come_again(self, session: Session) -> None:
+        drained = self._drained.pop(session.txn_id, None)
+        if drained is not None:
+            drained.set_result(None)
+
+    def _forget(self, session: Session) -> None:
+        del self._sessions[session.txn_id], self._begins[session.txn_id]
+        self._memory.give_back(session.size_bytes)
+        if not self._sessions:
+            self._fences.clear()
+
+    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
+        assert isinstance(begin.header, BeginTxnHeader)
+        now_ms, last_tick = self._now_ms(), max(message.time_tick for message in (begin, *bodies))
+        # How long ago that was only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
+        session = Session(
+            begin.txn_id,
+            begin.header.keepalive_ms,
+            self._limits,
+            begun_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(begin.time_tick)),
+            active_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(last_tick)),
+        )
+        if bodies:
+            session.add_bodies([Change.of(body) for body in bodies])
+            session.bodies_ended(None)
+            self._memory.keep(session.size_bytes)
+        self._sessions[session.txn_id] = session
+        self._begins[session.txn_id] = begin.position
 
 
 class RollbackWorker:
-    """Expires sessions of `manager`, and appends rollbacks for those that may not commit any more.
+    """Expires `transactions`, and appends rollbacks for those that may not commit any more.
 
-    Readers drop a transaction only when the log says so, and the log cannot be truncated past its begin until then; so the
-    worker does not give up while the log takes appends.
+    It does not give up while the log takes appends: only a rollback lets readers drop one, and its log be truncated.
     """
 
-    def __init__(self, manager: TxnManager) -> None:
-        self._manager = manager
+    def __init__(self, transactions: TxnInterceptor) -> None:
+        self._transactions = transactions
 
     async def run(self, append: Append) -> None:
-        """Work until cancelled, or until the log takes no more; the rest is the next open's."""
+        """Work until cancelled, or until the log takes no more."""
         while True:
             with anyio.move_on_after(EXPIRY_INTERVAL_S):
-                await self._manager.failed.wait()
+                await self._transactions.failed.wait()
             try:
                 await self.roll_back_due(append)
             except FINAL as error:
@@ -442,13 +389,10 @@ class RollbackWorker:
                 return
 
     async def roll_back_due(self, append: Append) -> int:
-        """Expire what is due now and roll back what has failed; return how many rollbacks the log has taken.
-
-        Raises the errors of `FINAL`; after any other refusal the session is left for the next time.
-        """
-        self._manager.expire()
+        """Expire what is due and roll back what has failed; return how often the log took it. Raises `FINAL` errors."""
+        self._transactions.expire()
         rolled_back = 0
-        for session in self._manager.take_failed():
+        for session in self._transactions.take_failed():
             if session.state is not SessionState.FAILED:
                 continue  # its client was faster
             assert session.failure is not None, "a failed session has a reason"

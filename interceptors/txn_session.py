@@ -77,33 +77,24 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxnLimits:
-    """Bounds of streamed transactions.
-
-    Keepalive is what a begin gets that names none. Readers hold a transaction in memory until its commit, hence the size;
-    a commit carries one assignment for each body and must fit in a log entry, hence the bodies; an open transaction holds
-    back truncation, hence the age.
-    """
+    """Bounds of streamed transactions; the keepalive is what a begin gets that names none."""
 
     keepalive_ms_default: int = 10_000
-    age_s_max: float = 600
-    size_bytes_max: int = 128 << 20
-    bodies_max: int = 65_536
+    age_s_max: float = 600  # an open transaction holds back truncation
+    size_bytes_max: int = 128 << 20  # readers hold a transaction in memory until its commit
+    bodies_max: int = 65_536  # a commit carries one assignment for each body and must fit in a log entry
     sessions_max: int = 1024
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One transaction; its id is the tick of its begin. `bodies` are in log order.
+    """One transaction; `bodies` are in log order. Milliseconds are those of a clock that never leaps (ADR 0013)."""
 
-    `begun_ms` and `active_ms` say when it began and when its last body was acknowledged, on a clock that never leaps
-    (ADR 0013): ticks follow the machine's clock, and when that is set back they stand still for as long.
-    """
-
-    txn_id: int
+    txn_id: int  # the tick of its begin
     keepalive_ms: int
     limits: TxnLimits
     begun_ms: int
-    active_ms: int
+    active_ms: int  # when its last body was acknowledged
     state: SessionState = SessionState.IN_FLIGHT
     failure: Failure | None = None
     in_flight: int = 0
@@ -139,10 +130,10 @@ class Session:
         size_bytes = self.size_bytes + size_of_bodies(bodies)
         return size_bytes > self.limits.size_bytes_max or len(self.bodies) + len(bodies) > self.limits.bodies_max
 
-    def fail(self, failure: Failure) -> None:
-        """Let the session never commit."""
-        self.apply(SessionEvent.FAIL)
-        self.failure = failure
+    def fail(self, failure: Failure, event: SessionEvent = SessionEvent.FAIL) -> None:
+        """Let the session never commit; `event` says when the log never had its end. A rollback has to follow."""
+        self.apply(event)
+        self.failure = self.failure or failure
 
     def add_bodies(self, bodies: list[Change]) -> None:
         """Take bodies that are on their way, in log order. Raises a typed error when the session takes none."""
@@ -166,11 +157,8 @@ class Session:
         return not self.in_flight
 
     def request_commit(self) -> bool:
-        """Ask for the commit; return whether it may go to the log now, or has to wait for bodies on their way.
-
-        Asking again is how it comes back after a wait, and how a client repeats a commit that gave up waiting: of two, the
-        first to be handed over is the commit. Raises a typed error when the session cannot commit any more.
-        """
+        """Ask for the commit; return whether it may go to the log now, or has to wait for bodies on their way."""
+        # Asked again after a wait, and by a client whose first commit gave up waiting: the first handed over is the commit.
         self.apply(SessionEvent.COMMIT)
         if self.in_flight:
             return False

@@ -27,38 +27,31 @@ Write = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLimits:
-    """How much is remembered of producers.
-
-    `results_per_producer_max` bounds how many writes of a named producer may be under way or in doubt at a time, and so how
-    far a retry may lie behind after a restart. `results_max` bounds all of them together (some 500 bytes of memory and 60 of
-    each checkpoint for one); the least active producers lose theirs first. Results older than `results_age_s` go with the
-    next cut. What is held (`Places`) comes on top. `producers_max` named producers can exist; one costs 40 bytes of each
-    checkpoint.
-    """
+    """How much is remembered of producers; what is held (`Places`) comes on top."""
 
     results_per_producer_max: int = 256
+    """How many of its writes may be under way or in doubt at a time, so how far a retry may lie behind after a restart."""
     results_max: int = 65_536
+    """One costs some 500 bytes of memory and 60 of each checkpoint; the least active producers lose theirs first."""
     results_age_s: float = 86_400
+    """Older ones go with the next cut."""
     producers_max: int = 4_096
+    """Named ones; each costs 40 bytes of each checkpoint."""
 
 
 class Places:
-    """The writes that somebody may still send, and how far each producer's sequences have come; outlives terms of the log.
-
-    A write is held for as long as anything refers to its place: the call or transaction that sends it, its group while the
-    log has that. So there is nothing to give back, and nothing that could be given back too early.
-    """
+    """The writes that somebody may still send, and how far each producer's sequences have come; outlives terms."""
 
     def __init__(self) -> None:
+        # Held for as long as anything refers to the place: the call or transaction that sends the write, or its group. So
+        # there is nothing to give back, and nothing that could be given back too early.
         self._held: WeakValueDictionary[Write, Place] = WeakValueDictionary()
         self._last: dict[int, int] = {}
 
     def __contains__(self, write: object) -> bool:
-        """Whether the write is held."""
         return write in self._held
 
     def __len__(self) -> int:
-        """How many writes are held."""
         return len(self._held)
 
     def writes(self) -> frozenset[Write]:
@@ -76,10 +69,7 @@ class Places:
         return place
 
     def draw(self, producer_id: int, epoch: int) -> ProducerStamp:
-        """Return the stamp of the producer's next write, which is not held.
-
-        Raises `InvalidArgument` after the last sequence there is.
-        """
+        """Return the stamp of the producer's next write, which is not held."""
         sequence = self._last.get(producer_id, 0) + 1
         if sequence > SEQUENCE_MAX:
             raise InvalidArgument(f"the producer has used sequence {SEQUENCE_MAX} — use another producer")
@@ -110,10 +100,7 @@ class KnownProducer:
 
 
 class Window:
-    """The producers of one log. Everything at or below `tick` was in it when it was saved; `held` are writes to keep.
-
-    Producers are forgotten only when they are deleted.
-    """
+    """The producers of one log. Everything at or below `tick` was in it when it was saved; `held` are writes to keep."""
 
     def __init__(
         self, limits: ProducerLimits | None = None, *, tick: int = 0, held: Places | frozenset[Write] = frozenset()
@@ -125,8 +112,6 @@ class Window:
         """How many results are kept."""
         self.producers: OrderedDict[int, KnownProducer] = OrderedDict()
         """In the order of their last results, oldest first."""
-
-    # --- asking -----------------------------------------------------------------------------------------------------------
 
     def find(self, stamp: ProducerStamp) -> AppendResult | None:
         """Return what the first try of this write came to, None when the log has none.
@@ -160,8 +145,6 @@ class Window:
         if known is None:
             return 0
         return max(known.floor, known.sequences[-1]) if known.sequences else known.floor
-
-    # --- learning ---------------------------------------------------------------------------------------------------------
 
     def fence(self, producer_id: int, epoch: int) -> None:
         """Know a producer, and refuse older epochs of it, from now on."""
@@ -197,19 +180,17 @@ class Window:
         for producer_id in [each for each in self.producers if each not in producer_ids]:
             self.results -= len(self.producers.pop(producer_id).results)
 
-    # --- on disk ----------------------------------------------------------------------------------------------------------
-
     def freeze(self, tick: int) -> "Window":
         """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched by later changes.
 
         Results above the tick are left out: they are read from the log again. Those past their age that have no younger one
-        below them are forgotten first. Here too and not only in the checkpoint: what the window has, one that is rebuilt
-        from checkpoint and log has as well, so a write that is held between the two is in neither or in both.
+        below them are forgotten first, so that the floor never passes a sequence that is kept, or one still to come.
         """
         frozen = Window(self.limits, tick=tick)
         oldest_tick = add_ms(tick, -int(self.limits.results_age_s * 1000))
         for producer_id, known in self.producers.items():
-            # From the lowest up, as everywhere: the floor never passes a sequence that is kept, or one still to come.
+            # Here too and not only in the copy: what the window has, one that is rebuilt from checkpoint and log has as
+            # well, so a write that is held between the two is in neither or in both.
             while (lowest := self._lowest(producer_id, known)) and known.results[lowest].time_tick < oldest_tick:
                 self._forget(known, lowest)
             kept = {each: known.results[each] for each in known.sequences if known.results[each].time_tick <= tick}
@@ -219,17 +200,13 @@ class Window:
 
     def _forget_one(self) -> bool:
         """Forget a result of the producer whose last one is the oldest; return whether there was one not held."""
-        without: list[int] = []
-        found = False
-        for producer_id, known in self.producers.items():
+        for _ in range(len(self.producers)):
+            producer_id, known = next(iter(self.producers.items()))
             if lowest := self._lowest(producer_id, known):
                 self._forget(known, lowest)
-                found = True
-                break
-            without.append(producer_id)
-        for producer_id in without:  # so that they are not passed each time
-            self.producers.move_to_end(producer_id)
-        return found
+                return True
+            self.producers.move_to_end(producer_id)  # so that it is not passed each time
+        return False
 
     def _known(self, producer_id: int) -> KnownProducer:
         known = self.producers.get(producer_id)

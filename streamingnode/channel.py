@@ -17,8 +17,7 @@ from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInte
 from interceptors.idempotency import IdempotencyInterceptor, OpenedProducer, Producers
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog
-from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
-from interceptors.shard.manager import ShardManager
+from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.shard.state import SegmentLimits
 from interceptors.timetick import (
     AckManager,
@@ -27,7 +26,7 @@ from interceptors.timetick import (
     TimeTickInterceptor,
     TimeTickSyncOperator,
 )
-from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
+from interceptors.txn import RollbackWorker, TxnInterceptor
 from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits
 from scanner.scanner import ScannerRegistry
@@ -67,7 +66,7 @@ class ChannelTerm:
         confirmed_tick = first_tick.time_tick
         self.checkpoint = checkpoint
         """What the term was rebuilt from."""
-        self.transactions = TxnManager(
+        self.transactions = TxnInterceptor(
             options.txn,
             pending.transactions,
             at_tick=confirmed_tick,
@@ -82,13 +81,9 @@ class ChannelTerm:
         self.mvcc = MvccManager(confirmed_tick)
         self.acks = AckManager(channel.ticks, confirmed_tick=confirmed_tick, tail=channel.tail, mvcc=self.mvcc)
         self.ticks = TimeTickSyncOperator(self.acks, promise_tick=store.promise_tick)
-        allocator, sealer = (
+        self._workers = (
             SegmentAllocator(self.shards),
             SealWorker(self.shards, last_tick=lambda: channel.ticks.last),
-        )
-        self._workers = (
-            allocator,
-            sealer,
             RollbackWorker(self.transactions),
             TimeTickInspector(self.ticks, interval_s=options.tick_interval_s),
         )
@@ -101,8 +96,8 @@ class ChannelTerm:
                 TimeTickInterceptor(
                     wal_name=log.wal_name, acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin
                 ),
-                TxnInterceptor(self.transactions),
-                ShardInterceptor(self.shards, allocator, sealer),
+                self.transactions,
+                self.shards,
             ),
             end,
             observer=channel.observer if options.time_interceptors else None,
@@ -135,7 +130,7 @@ class ChannelTerm:
     def end(self) -> None:
         """Let nobody wait for a tick of this term, nor give one out; idempotent."""
         self.acks.end()
-        self.transactions.close()
+        self.transactions.end()
 
 
 class Channel:

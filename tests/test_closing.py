@@ -52,7 +52,9 @@ async def test_who_waits_for_a_tick_when_the_term_ends_hears_that_it_does_not_co
     async with opened(None) as node:
         acks = node._channel.term.acks
         acks.promised_tick = acks.allocate().tick + (1 << 40)  # an append that does not end
-        waiting = acks.mark().confirmed
+        mark = acks.mark()
+        assert mark is not None
+        waiting = mark.confirmed
         assert waiting is not None
         assert not waiting.done()
     assert waiting.done()

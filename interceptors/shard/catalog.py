@@ -1,18 +1,16 @@
 """Collections and partitions of one log: what exists, what was dropped, and who may write where. Pure.
 
-In come headers of DDL messages, first to be checked and later, with the tick they got in the log, to take effect; out go
-frozen descriptions. What is dropped stays known until `forget_below`, because cuts name it and readers of older entries
-need its schema. Taking effect never fails: an entity unknown on replay is reported as False, so that damage done once does
-not become a crash at every start.
+Headers of DDL messages are first checked, and take effect later, with the tick they got in the log. What is dropped stays
+known until `forget_below`, because cuts name it and readers of older entries need its schema.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
 from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
-from wal.errors import InvalidArgument, StreamingNodeError
+from wal.errors import InvalidArgument
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -98,13 +96,11 @@ class Catalog:
     def __init__(self, collections: Iterable[CollectionInfo] = ()) -> None:
         self._collections: dict[int, CollectionInfo] = {}
         self._ids: dict[str, int] = {}
-        self._owners: dict[str, int] = {}
+        """By name: the live collection's id."""
         self._writable: dict[tuple[str, int], tuple[int, int]] = {}
         """By vchannel and partition id: the collection's id and schema version. One lookup admits an insert."""
         for info in collections:
             self._put(info)
-
-    # --- reading --------------------------------------------------------------------------------------------------------
 
     def collections(self, *, dropped: bool = False) -> tuple[CollectionInfo, ...]:
         """Return the live collections by id, with `dropped` also the remembered dropped ones."""
@@ -119,6 +115,13 @@ class Catalog:
             )
         return info
 
+    def live(self, collection_id: int) -> CollectionInfo:
+        """Return the live collection of this id. Raises `CollectionNotFound`."""
+        info = self._collections.get(collection_id)
+        if info is None or info.dropped_tick:
+            raise CollectionNotFound(f"no live collection has the id {collection_id} — it was dropped, or never was")
+        return info
+
     def collection_by_name(self, name: str) -> CollectionInfo:
         """Return the live collection of this name. Raises `CollectionNotFound`."""
         collection_id = self._ids.get(name)
@@ -126,23 +129,9 @@ class Catalog:
             raise CollectionNotFound(f"no collection is named {name!r} — create it first, or choose one that is there")
         return self._collections[collection_id]
 
-    def schema(self, collection_id: int, version: int) -> bytes:
-        """Return the Arrow IPC schema message of one schema version, also of a dropped collection.
-
-        Raises `CollectionNotFound` or `SchemaMismatch`.
-        """
-        info = self.collection(collection_id)
-        if info.schema_version != version:
-            raise SchemaMismatch(f"collection {info.name!r} has no schema version {version} — read its schema again")
-        return info.schema
-
     def knows(self, collection_id: int) -> bool:
         """Whether a collection of this id lives, or is remembered as dropped."""
         return collection_id in self._collections
-
-    def owner(self, vchannel: str) -> int | None:
-        """Return the id of the live collection that a vchannel belongs to, None if there is none."""
-        return self._owners.get(vchannel)
 
     def is_writable(self, vchannel: str, partition_id: int) -> bool:
         """Whether rows of this partition may be written to this vchannel."""
@@ -153,13 +142,20 @@ class Catalog:
     def check_insert(self, vchannel: str, header: InsertHeader) -> None:
         """Raise `CollectionNotFound`, `PartitionNotFound`, `SchemaMismatch` or `InvalidArgument` for a misfit."""
         found = self._writable.get((vchannel, header.partition_id))
-        if found != (header.collection_id, header.schema_version) or header.rows <= 0:
-            raise self._why_not(vchannel, header)
+        if found == (header.collection_id, header.schema_version) and header.rows > 0:
+            return
+        info = self._check_vchannel(vchannel, header.collection_id)
+        info.partition(header.partition_id)
+        if header.schema_version != info.schema_version:
+            raise SchemaMismatch(
+                f"rows of schema version {header.schema_version} do not fit collection {info.name!r}, "
+                f"which is at version {info.schema_version} — read its schema again"
+            )
+        raise InvalidArgument(f"an insert of {header.rows} rows inserts nothing — leave it out")
 
     def check_delete(self, vchannel: str, header: DeleteHeader) -> None:
         """Raise `CollectionNotFound` or `InvalidArgument` for a misfit."""
-        if self._owners.get(vchannel) != header.collection_id:
-            raise self._why_no_vchannel(vchannel, header.collection_id)
+        self._check_vchannel(vchannel, header.collection_id)
         if header.rows <= 0:
             raise InvalidArgument(f"a delete of {header.rows} keys deletes nothing — leave it out")
 
@@ -168,7 +164,8 @@ class Catalog:
         check_name(header.name)
         if header.name in self._ids:
             raise AlreadyExists(f"collection {header.name!r} exists — use it as it is, or choose another name")
-        if header.collection_id in self._collections or any(vchannel in self._owners for vchannel in header.vchannels):
+        taken = {vchannel for info in self.collections() for vchannel in info.vchannels}
+        if header.collection_id in self._collections or taken.intersection(header.vchannels):
             raise AlreadyExists(f"collection id {header.collection_id} is taken — allocate a new one")
         if not header.vchannels or len(set(header.vchannels)) < len(header.vchannels):
             raise InvalidArgument("a collection has no vchannel, or one twice — name at least one, each once")
@@ -180,13 +177,9 @@ class Catalog:
         for name in set(names) - {DEFAULT_PARTITION}:
             check_name(name)
 
-    def check_drop_collection(self, header: DropCollectionHeader) -> None:
-        """Raise `CollectionNotFound` unless the collection lives."""
-        self._live(header.collection_id)
-
     def check_create_partition(self, header: CreatePartitionHeader) -> None:
         """Raise `CollectionNotFound`, `InvalidArgument` or `AlreadyExists` unless the partition may be created."""
-        info = self._live(header.collection_id)
+        info = self.live(header.collection_id)
         if any(header.name == each.name and not each.dropped_tick for each in info.partitions):
             raise AlreadyExists(
                 f"partition {header.name!r} of {info.name!r} exists — use it as it is, or choose another name"
@@ -197,7 +190,7 @@ class Catalog:
 
     def check_drop_partition(self, header: DropPartitionHeader) -> None:
         """Raise `CollectionNotFound`, `PartitionNotFound` or `InvalidArgument` unless the partition may be dropped."""
-        info = self._live(header.collection_id)
+        info = self.live(header.collection_id)
         if info.partition(header.partition_id).name == DEFAULT_PARTITION:
             raise InvalidArgument(
                 f"the partition {DEFAULT_PARTITION!r} cannot be dropped — drop the collection instead"
@@ -214,28 +207,38 @@ class Catalog:
 
     def drop_collection(self, header: DropCollectionHeader, tick: int) -> CollectionInfo | None:
         """Mark a collection as dropped and return it; None if no such collection lives."""
-        return self._change(header.collection_id, lambda info: msgspec.structs.replace(info, dropped_tick=tick))
+        info = self._collections.get(header.collection_id)
+        if info is None or info.dropped_tick:
+            return None
+        del self._ids[info.name]
+        for vchannel in info.vchannels:
+            for partition in info.partitions:
+                self._writable.pop((vchannel, partition.id), None)
+        self._collections[info.id] = msgspec.structs.replace(info, dropped_tick=tick)
+        return info
 
-    def create_partition(self, header: CreatePartitionHeader, tick: int) -> CollectionInfo | None:
-        """Add a partition and return its collection; None if there is nothing to add to, or it is there already."""
+    def create_partition(self, header: CreatePartitionHeader, tick: int) -> bool:
+        """Add a partition; return False if there is nothing to add to, or it is there already."""
+        info = self._collections.get(header.collection_id)
+        if info is None or info.dropped_tick or any(each.id == header.partition_id for each in info.partitions):
+            return False
         added = PartitionInfo(header.partition_id, header.name, tick)
-        info = self._collections.get(header.collection_id)
-        if info is None or any(each.id == added.id for each in info.partitions):
-            return None
-        return self._change(info.id, lambda info: msgspec.structs.replace(info, partitions=(*info.partitions, added)))
+        self._put(msgspec.structs.replace(info, partitions=(*info.partitions, added)))
+        return True
 
-    def drop_partition(self, header: DropPartitionHeader, tick: int) -> CollectionInfo | None:
-        """Mark a partition as dropped and return its collection; None if no such partition lives."""
+    def drop_partition(self, header: DropPartitionHeader, tick: int) -> bool:
+        """Mark a partition as dropped; return False if no such partition lives."""
         info = self._collections.get(header.collection_id)
-        if info is None or not any(
-            each.id == header.partition_id and not each.dropped_tick for each in info.partitions
-        ):
-            return None
+        if info is None or not self.is_writable(info.vchannels[0], header.partition_id):
+            return False
+        for vchannel in info.vchannels:
+            del self._writable[vchannel, header.partition_id]
         partitions = tuple(
             msgspec.structs.replace(each, dropped_tick=tick) if each.id == header.partition_id else each
             for each in info.partitions
         )
-        return self._change(info.id, lambda info: msgspec.structs.replace(info, partitions=partitions))
+        self._put(msgspec.structs.replace(info, partitions=partitions))
+        return True
 
     def forget_below(self, tick: int) -> None:
         """Forget what was dropped before `tick`: nobody reads entries or makes cuts that still name it."""
@@ -247,63 +250,20 @@ class Catalog:
             if len(kept) < len(info.partitions):
                 self._collections[info.id] = msgspec.structs.replace(info, partitions=kept)
 
-    # --- the indexes ----------------------------------------------------------------------------------------------------
-
-    def _change(self, collection_id: int, change: Callable[[CollectionInfo], CollectionInfo]) -> CollectionInfo | None:
-        info = self._collections.get(collection_id)
-        if info is None or info.dropped_tick:
-            return None
-        self._unindex(info)
-        changed = change(info)
-        self._put(changed)
-        return changed
-
     def _put(self, info: CollectionInfo) -> None:
         self._collections[info.id] = info
         if info.dropped_tick:
             return
         self._ids[info.name] = info.id
         for vchannel in info.vchannels:
-            self._owners[vchannel] = info.id
             for partition in info.partitions:
                 if not partition.dropped_tick:
                     self._writable[vchannel, partition.id] = (info.id, info.schema_version)
 
-    def _unindex(self, info: CollectionInfo) -> None:
-        del self._ids[info.name]
-        for vchannel in info.vchannels:
-            del self._owners[vchannel]
-            for partition in info.partitions:
-                self._writable.pop((vchannel, partition.id), None)
-
-    # --- reasons --------------------------------------------------------------------------------------------------------
-
-    def _live(self, collection_id: int) -> CollectionInfo:
-        info = self._collections.get(collection_id)
-        if info is None or info.dropped_tick:
-            raise CollectionNotFound(f"no live collection has the id {collection_id} — it was dropped, or never was")
-        return info
-
-    def _why_no_vchannel(self, vchannel: str, collection_id: int) -> StreamingNodeError:
-        try:
-            info = self._live(collection_id)
-        except CollectionNotFound as error:
-            return error
-        return InvalidArgument(
-            f"{vchannel!r} is no vchannel of collection {info.name!r} — one of {list(info.vchannels)}"
-        )
-
-    def _why_not(self, vchannel: str, header: InsertHeader) -> StreamingNodeError:
-        if self._owners.get(vchannel) != header.collection_id:
-            return self._why_no_vchannel(vchannel, header.collection_id)
-        info = self._collections[header.collection_id]
-        try:
-            info.partition(header.partition_id)
-        except PartitionNotFound as error:
-            return error
-        if header.schema_version != info.schema_version:
-            return SchemaMismatch(
-                f"rows of schema version {header.schema_version} do not fit collection {info.name!r}, "
-                f"which is at version {info.schema_version} — read its schema again"
+    def _check_vchannel(self, vchannel: str, collection_id: int) -> CollectionInfo:
+        info = self.live(collection_id)
+        if vchannel not in info.vchannels:
+            raise InvalidArgument(
+                f"{vchannel!r} is no vchannel of collection {info.name!r} — one of {list(info.vchannels)}"
             )
-        return InvalidArgument(f"an insert of {header.rows} rows inserts nothing — leave it out")
+        return info

@@ -1,22 +1,22 @@
-"""Shards on the append path: the last look at a group before the log, and what makes and seals its segments.
+"""Shards on the append path: the live channel, which is the last to see a group before the log, and its two workers.
 
-In comes a group with its tick and transaction id; out goes the same group with segments, row offsets and cut numbers, to
-the log end. Never suspends before the log has the group: rows without a segment are sent back with `Redo` while the
-allocator makes one.
+Nothing suspends before the log has the group: rows without a segment are sent back with `Redo` while one is made.
 """
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import anyio
 
 from interceptors.chain import FINAL, BaseInterceptor, Redo
-from interceptors.shard.manager import ShardManager
-from interceptors.shard.state import SegmentKey, due_seals
+from interceptors.shard.catalog import Catalog
+from interceptors.shard.decision import BodiesOf, decide
+from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError
-from wal.headers import FlushHeader, MessageType
+from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
 from wal.log import Append, AppendGroup, AppendResult
-from wal.message import MutableMessage
+from wal.message import Change, MutableMessage
 from wal.runtime import event_log
 
 ATTEMPTS_MAX = 16
@@ -30,48 +30,167 @@ SEAL_INTERVAL_S = 1.0
 _log = event_log(__name__)
 
 
-class SegmentAllocator:
-    """Appends CREATE_SEGMENT messages for `manager`, for all requests that come together in one group.
+class ShardManager(BaseInterceptor):
+    """The state of one channel, in step with the log: it decides and stamps groups in the step of their tick.
 
-    Every wait ends: with the segment, with a typed error when it cannot be made within the bound, or with `OnShutdown`.
+    `bodies_of` names the bodies of an open transaction; `draw` returns random numbers from 0 up to 1.
+    """
+
+    name = "shard"
+
+    def __init__(
+        self,
+        state: ShardState,
+        *,
+        bodies_of: BodiesOf,
+        limits: SegmentLimits,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.limits = limits
+        self.wanted: dict[SegmentKey, asyncio.Future[None]] = {}
+        """The segments that appends wait for."""
+        self.segment_wanted, self.segment_full = asyncio.Event(), asyncio.Event()
+        """Set for the workers, which clear them."""
+        self._state = state
+        self._bodies_of = bodies_of
+        self._draw = draw
+        self._next_id = 0
+        self._closed = False
+        self._pending: tuple[AppendGroup, Sequence[Change]] | None = None
+        """The group admitted last: its place is known once the log's end has run, and until then nothing else can run."""
+
+    @property
+    def state(self) -> ShardState:
+        """The channel as of the last group in the log's queue."""
+        self._settle()
+        return self._state
+
+    @property
+    def catalog(self) -> Catalog:
+        """What exists as of the last group in the log's queue."""
+        return self.state.catalog
+
+    @property
+    def something_to_cut(self) -> bool:
+        """Whether rows, deletes or drops came since the last cut."""
+        return self.state.changes_since_cut > 0
+
+    def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
+        """Check and stamp the group; one that does not fit, or lacks a segment, changes nothing."""
+        headers, changes, row_offsets, missing = decide(
+            self.state, group.messages, self._bodies_of, tick=group.time_tick
+        )
+        if missing:
+            self.segment_full.set()  # rows without a segment are often rows behind a full one
+            raise Redo(self._segments(missing), waiting_for=f"a segment of collection {missing[-1].collection_id}")
+        for message, header in zip(group.messages, headers, strict=True):
+            message.header = header
+        group.row_offsets = row_offsets or {}
+        if changes is not None:
+            self._pending = (group, changes)
+        return append(group)
+
+    async def close(self) -> None:
+        """End the waits for segments: nothing is appended any more."""
+        self.refuse_segments()
+
+    # --- ids and segments -----------------------------------------------------------------------------------------------
+
+    def allocate_id(self) -> int:
+        """Return an id for a new collection, partition or segment, higher than every one in the log."""
+        number = self.next_id
+        self._next_id = number + 1
+        return number
+
+    @property
+    def next_id(self) -> int:
+        """The id that `allocate_id` gives out next."""
+        return max(self._next_id, self.state.next_id)
+
+    def skip_ids_below(self, next_id: int) -> None:
+        """Give out no id below `next_id`: an earlier term of this log gave them to messages that may still come."""
+        self._next_id = max(self._next_id, next_id)
+
+    def needs_segment(self, key: SegmentKey) -> bool:
+        """Whether rows for `key` are welcome and there is no segment to take them."""
+        state = self.state
+        is_writable = state.catalog.is_writable(key.vchannel, key.partition_id)
+        return is_writable and state.open_segment(key.vchannel, key.partition_id) is None
+
+    def new_segment(self, key: SegmentKey) -> MutableMessage:
+        """Return a CREATE_SEGMENT message for `key`, with an id of its own each time."""
+        header = CreateSegmentHeader(
+            collection_id=key.collection_id,
+            partition_id=key.partition_id,
+            segment_id=self.allocate_id(),
+            schema_version=self.catalog.collection(key.collection_id).schema_version,
+            bytes_max=self.limits.bytes_max_of_next(self._draw()),
+            rows_max=self.limits.rows_max,
+        )
+        return MutableMessage(MessageType.CREATE_SEGMENT, header, key.vchannel)
+
+    def end_waits(self, keys: Iterable[SegmentKey], error: StreamingNodeError | None) -> None:
+        """Tell who waits for these segments that they are made, or why not."""
+        for key in keys:
+            wanted = self.wanted.pop(key, None)
+            if wanted is None:  # closed while its segment was on the way
+                continue
+            if error is None:
+                wanted.set_result(None)
+            else:
+                wanted.set_exception(error)
+                wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
+
+    def refuse_segments(self) -> None:
+        """End all waits with `OnShutdown` and take no more requests; idempotent."""
+        self._closed = True
+        self.end_waits(tuple(self.wanted), OnShutdown("the channel closed before the segment was made"))
+
+    def forget_below(self, tick: int) -> None:
+        """Forget what was dropped before `tick` and a cut has named; call once no reader starts below `tick`."""
+        self.state.forget_below(tick)
+
+    def _settle(self) -> None:
+        """Apply the pending group once the log has it; one that the log refused is replaced by the next."""
+        if self._pending is None or (ticket := self._pending[0].ticket) is None:
+            return
+        (group, changes), self._pending = self._pending, None
+        position = ticket.first_position + len(group.messages) - 1
+        self._state.apply(changes, tick=group.time_tick, position=position)
+
+    def _segments(self, keys: Sequence[SegmentKey]) -> asyncio.Future[None]:
+        """Ask for segments; return a shared future that ends with the last of them."""
+        if self._closed:
+            raise OnShutdown("the channel is closing and makes no more segments")
+        for key in keys:
+            if key not in self.wanted:
+                self.wanted[key] = asyncio.get_running_loop().create_future()
+                self.segment_wanted.set()
+        return self.wanted[keys[-1]]
+
+
+class SegmentAllocator:
+    """Appends CREATE_SEGMENT messages, in one group for all requests that come together.
+
+    Every wait ends: with the segment, with `Overloaded` when it cannot be made within the bound, or with `OnShutdown`.
     """
 
     def __init__(self, manager: ShardManager, *, sleep: Callable[[float], Awaitable[None]] = anyio.sleep) -> None:
         self._manager = manager
         self._sleep = sleep
-        self._wanted: dict[SegmentKey, asyncio.Future[None]] = {}
-        self._wake = asyncio.Event()
-        self._closed = False
-
-    def request(self, keys: Sequence[SegmentKey]) -> asyncio.Future[None]:
-        """Ask for segments and return a shared future that ends with the last of them.
-
-        It fails with `Overloaded` when the segment cannot be made. Raises `OnShutdown` when closed.
-        """
-        if self._closed:
-            raise OnShutdown("the channel is closing and makes no more segments")
-        for key in keys:
-            if key not in self._wanted:
-                self._wanted[key] = asyncio.get_running_loop().create_future()
-                self._wake.set()
-        return self._wanted[keys[-1]]
 
     async def run(self, append: Append) -> None:
-        """Work until cancelled, which ends all waits with `OnShutdown`."""
+        """Work until cancelled."""
         try:
             while True:
-                await self._wake.wait()
-                self._wake.clear()
-                await self._allocate(tuple(self._wanted), append)
+                await self._manager.segment_wanted.wait()
+                self._manager.segment_wanted.clear()
+                keys = tuple(self._manager.wanted)
+                self._manager.end_waits(keys, await self._allocate(keys, append))
         finally:
-            self.close()
+            self._manager.refuse_segments()
 
-    def close(self) -> None:
-        """End all waits with `OnShutdown` and take no more requests; idempotent."""
-        self._closed = True
-        self._end(tuple(self._wanted), OnShutdown("the channel closed before the segment was made"))
-
-    async def _allocate(self, keys: Sequence[SegmentKey], append: Append) -> None:
+    async def _allocate(self, keys: Sequence[SegmentKey], append: Append) -> Overloaded | None:
         pause_s, reason = RETRY_S_MIN, ""
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -84,50 +203,30 @@ class SegmentAllocator:
                 await self._sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
             else:
-                self._end(keys, None)
-                return
+                return None
         else:
             _log.warning("segments_not_made", segments=len(keys), attempts=ATTEMPTS_MAX, error=reason)
-        self._end(keys, Overloaded(f"no segment could be made for the rows: {reason} — try again"))
+        return Overloaded(f"no segment could be made for the rows: {reason} — try again")
 
     async def _try(self, keys: Sequence[SegmentKey], append: Append) -> None:
         # What was dropped meanwhile, or has a segment by now, is let through: its insert hears the reason itself.
         if needed := [key for key in keys if self._manager.needs_segment(key)]:
             await append(AppendGroup([self._manager.new_segment(key) for key in needed]))
 
-    def _end(self, keys: Iterable[SegmentKey], error: StreamingNodeError | None) -> None:
-        for key in keys:
-            wanted = self._wanted.pop(key, None)
-            if wanted is None:  # closed while its segment was on the way
-                continue
-            if error is None:
-                wanted.set_result(None)
-            else:
-                wanted.set_exception(error)
-                wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
-
 
 class SealWorker:
-    """Appends FLUSH messages for the segments of `manager` that a policy calls due; cuts seal the rest.
-
-    It looks at an interval, and at once when an insert meets a full segment. `last_tick` returns the newest tick handed out.
-    """
+    """Appends FLUSH messages for the segments that a policy calls due; `last_tick` returns the newest tick handed out."""
 
     def __init__(self, manager: ShardManager, *, last_tick: Callable[[], int]) -> None:
         self._manager = manager
         self._last_tick = last_tick
-        self._wake = asyncio.Event()
-
-    def wake(self) -> None:
-        """Look now: a segment is full."""
-        self._wake.set()
 
     async def run(self, append: Append) -> None:
         """Work until cancelled, or until the log takes no more."""
         while True:
             with anyio.move_on_after(SEAL_INTERVAL_S):
-                await self._wake.wait()
-            self._wake.clear()
+                await self._manager.segment_full.wait()
+            self._manager.segment_full.clear()
             try:
                 await self.seal_due(append)
             except FINAL as error:
@@ -135,10 +234,7 @@ class SealWorker:
                 return
 
     async def seal_due(self, append: Append) -> int:
-        """Seal what is due now, in one group; return how many.
-
-        Raises the errors of `FINAL`; any other refusal (a cut or a drop was first) is left to the next look.
-        """
+        """Seal what is due now, in one group; return how many. Raises the errors of `FINAL`."""
         due = due_seals(self._manager.state.segments.values(), self._manager.limits, tick=self._last_tick())
         messages = []
         for segment, reason in due:
@@ -150,35 +246,7 @@ class SealWorker:
             await append(AppendGroup(messages))
         except FINAL:
             raise
-        except StreamingNodeError as error:
+        except StreamingNodeError as error:  # a cut or a drop was first; the next look will tell
             _log.debug("seal_delayed", segments=len(due), error=str(error))
             return 0
         return len(due)
-
-
-class ShardInterceptor(BaseInterceptor):
-    """Wraps the log end with the state of one channel, which is recovered before the chain is built."""
-
-    name = "shard"
-
-    def __init__(self, manager: ShardManager, allocator: SegmentAllocator, sealer: SealWorker) -> None:
-        self._manager = manager
-        self._allocator = allocator
-        self._sealer = sealer
-
-    def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
-        """Check and stamp the group; there is nothing to do afterwards, so the caller awaits the append itself.
-
-        Raises `CollectionNotFound`, `PartitionNotFound`, `AlreadyExists`, `SchemaMismatch` or `InvalidArgument` for what
-        does not fit, `Redo` while a segment is being made; nothing is changed then.
-        """
-        missing = self._manager.admit(group)
-        if missing:
-            self._sealer.wake()  # rows without a segment are often rows behind a full one
-            until = self._allocator.request(missing)
-            raise Redo(until, waiting_for=f"a segment of collection {missing[-1].collection_id}")
-        return append(group)
-
-    async def close(self) -> None:
-        """End the waits for segments: nothing is appended any more."""
-        self._allocator.close()

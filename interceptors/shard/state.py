@@ -66,9 +66,6 @@ class GrowingSegment(msgspec.Struct, array_like=True):
     stats: SegmentStats
 
 
-# --- in a checkpoint --------------------------------------------------------------------------------------------------
-
-
 SNAPSHOT_FORMAT = 1
 
 
@@ -109,9 +106,6 @@ def decode_snapshot(data: bytes) -> ShardSnapshot:
         raise Corrupt(f"the checkpoint's shard state does not decode: {error}") from error
 
 
-# --- the state --------------------------------------------------------------------------------------------------------
-
-
 class ShardState:
     """One channel as of `position` and `tick`; readers take what they need and change nothing.
 
@@ -135,8 +129,6 @@ class ShardState:
         self.next_offsets: dict[str, int] = {}
         """The row offset that the next row gets, for every live vchannel."""
 
-    # --- reading --------------------------------------------------------------------------------------------------------
-
     @property
     def growing_bytes(self) -> int:
         """Payload bytes in all growing segments."""
@@ -146,8 +138,6 @@ class ShardState:
         """Return the segment that takes the next rows of a partition on a vchannel, None if one has to be made."""
         segment = self._open.get((vchannel, partition_id))
         return None if segment is None or segment.stats.reached else segment
-
-    # --- changing -------------------------------------------------------------------------------------------------------
 
     def observe(self, message: AnyMessage) -> None:
         """Apply a message as readers see it: plain, or a whole transaction. Repeating one does nothing."""
@@ -170,8 +160,6 @@ class ShardState:
     def forget_below(self, tick: int) -> None:
         """Forget what was dropped before `tick` and before the last cut; call once no reader starts below `tick`."""
         self.catalog.forget_below(min(tick, self.cut_tick))
-
-    # --- on disk --------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
         """Return the state for a checkpoint."""
@@ -261,17 +249,11 @@ class ShardState:
         self._saw_id(header.segment_id)
         if not self.catalog.is_writable(vchannel, header.partition_id):
             return False
-        self._add_segment(
-            GrowingSegment(
-                header.segment_id,
-                vchannel,
-                header.collection_id,
-                header.partition_id,
-                header.schema_version,
-                created_tick=tick,
-                stats=SegmentStats(header.bytes_max, header.rows_max),
-            )
+        stats = SegmentStats(header.bytes_max, header.rows_max)
+        segment = GrowingSegment(
+            header.segment_id, vchannel, header.collection_id, header.partition_id, header.schema_version, tick, stats
         )
+        self._add_segment(segment)
         return True
 
     def _seal(self, segment_id: int) -> bool:
@@ -303,7 +285,7 @@ class ShardState:
             del self.next_offsets[vchannel]
 
     def _drop_partition(self, header: DropPartitionHeader, tick: int) -> None:
-        if self.catalog.drop_partition(header, tick) is not None:
+        if self.catalog.drop_partition(header, tick):
             self.changes_since_cut += 1
             self._discard(lambda segment: segment.partition_id == header.partition_id)
 

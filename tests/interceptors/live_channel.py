@@ -14,10 +14,9 @@ from interceptors.chain import BaseInterceptor, Chain, LockInterceptor, RedoInte
 from interceptors.idempotency import IdempotencyInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import CollectionInfo
-from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
-from interceptors.shard.manager import ShardManager
+from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.shard.state import SegmentLimits
-from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
+from interceptors.txn import RollbackWorker, TxnInterceptor
 from interceptors.txn_session import TxnLimits
 from interceptors.window import Places
 from wal.headers import (
@@ -109,7 +108,7 @@ class LiveChannel:
         self.steady_ms = 0
         self.pauses: list[float] = []
         self.ticks = TickAllocator(lambda: self.now_ms, above=memory.last_tick)
-        self.txn = TxnManager(
+        self.txn = TxnInterceptor(
             limits.txn,
             Budget(1 << 40),
             at_tick=self.ticks.allocate(),
@@ -130,8 +129,8 @@ class LiveChannel:
             RedoInterceptor(),
             LockInterceptor(self.txn.scope_of, self.txn.overtake),
             Stamp(self.ticks, self.txn.oldest_open_begin),
-            TxnInterceptor(self.txn),
-            ShardInterceptor(self.shard, self.allocator, self.sealer),
+            self.txn,
+            self.shard,
         ]
         self.append_group = Chain(interceptors, log_end(cast("Log", self.log))).append
 

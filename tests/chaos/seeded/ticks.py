@@ -1,9 +1,12 @@
 """Bugs of ticks: given twice, told too early, forgotten, and outcomes that are guessed."""
 
+import asyncio
 from typing import Any
 
+import msgspec
+
 from interceptors.timetick import TimeTickInterceptor, TimeTickSyncOperator
-from interceptors.txn import TxnManager
+from interceptors.txn import TxnInterceptor
 from tests.chaos.seeded.bug import Right, SeededBug
 from tests.chaos.simulation.store import SimulatedStore
 from wal.timetick import TickAllocator, compose_tick
@@ -24,12 +27,13 @@ def _stale_tick(_right: Right) -> Right:
     return sync
 
 
-def _confirmed_when_queued(_right: Right) -> Right:
+def _confirmed_when_queued(right: Right) -> Right:
     def decide(interceptor: TimeTickInterceptor, group: Any, acker: Any) -> None:
-        if group.ticket is None:
-            interceptor._acks.fail(acker)
-        else:
-            interceptor._acks.confirm(acker, interceptor._entry(group, group.ticket))
+        ticket, durable = group.ticket, asyncio.get_running_loop().create_future()
+        durable.set_result(None)
+        group.ticket = None if ticket is None else msgspec.structs.replace(ticket, durable=durable)
+        right(interceptor, group, acker)
+        group.ticket = ticket
 
     return decide
 
@@ -39,7 +43,7 @@ def _own_position_confirmed(_right: Right) -> Right:
 
 
 def _last_confirmed_one_too_far(right: Right) -> Right:
-    def oldest_open_begin(manager: TxnManager) -> int | None:
+    def oldest_open_begin(manager: TxnInterceptor) -> int | None:
         begin = right(manager)
         return None if begin is None else begin + 1
 
@@ -60,6 +64,6 @@ CONFIRMED_WHEN_QUEUED = SeededBug(
 STALE_TICK = SeededBug("stale consistent tick", TimeTickSyncOperator, "sync", _stale_tick)
 OTHERS = (
     SeededBug("the floor does not know what readers know", SimulatedStore, "promise_tick", _promise_nothing),
-    SeededBug("readers resume at their own position", TxnManager, "oldest_open_begin", _own_position_confirmed),
-    SeededBug("last-confirmed one too far", TxnManager, "oldest_open_begin", _last_confirmed_one_too_far),
+    SeededBug("readers resume at their own position", TxnInterceptor, "oldest_open_begin", _own_position_confirmed),
+    SeededBug("last-confirmed one too far", TxnInterceptor, "oldest_open_begin", _last_confirmed_one_too_far),
 )

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
+from interceptors.shard.decision import decide
 from interceptors.shard.state import SegmentLimits
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
 from wal.errors import InvalidArgument, StorageFull
@@ -79,7 +80,7 @@ async def test_rows_waiting_for_one_segment_share_it(channel: LiveChannel) -> No
         for _ in range(10):
             tasks.start_soon(channel.append, insert(info))
     assert len(await of_type(channel, MessageType.CREATE_SEGMENT)) == 1
-    assert len(channel.allocator._wanted) == 0
+    assert len(channel.shard.wanted) == 0
 
 
 async def test_segments_that_are_missing_together_are_made_in_one_group(channel: LiveChannel) -> None:
@@ -254,7 +255,7 @@ async def test_rows_waiting_for_a_segment_of_what_is_dropped_meanwhile_hear_it(c
         await anyio.lowlevel.checkpoint()
         tasks.start_soon(channel.drop_partition, info, eu)
     assert len(errors) == 1
-    assert len(channel.allocator._wanted) == 0
+    assert len(channel.shard.wanted) == 0
 
 
 def _refuse_segments(group: AppendGroup) -> Exception | None:
@@ -383,6 +384,6 @@ async def test_rows_older_than_their_segment_are_a_bug(channel: LiveChannel) -> 
     group = AppendGroup([insert(info)])
     group.stamp_time_tick(segment.created_tick, None)
     with pytest.raises(AssertionError):
-        channel.shard.admit(group)
+        decide(channel.shard.state, group.messages, channel.txn.bodies_of, tick=group.time_tick)
     group.stamp_time_tick(segment.created_tick + 1, None)
-    assert channel.shard.admit(group) == ()
+    assert decide(channel.shard.state, group.messages, channel.txn.bodies_of, tick=group.time_tick).missing == ()

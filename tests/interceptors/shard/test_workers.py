@@ -8,7 +8,7 @@ from interceptors.shard.interceptor import ATTEMPTS_MAX, RETRY_S_MAX
 from tests.interceptors.live_channel import LiveChannel, insert, settle_tasks
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull
 from wal.headers import MessageType
-from wal.log import AppendGroup
+from wal.log import AppendGroup, AppendResult
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +60,7 @@ async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error
     assert len(errors) == 3
     assert len(refusal.tried) == ATTEMPTS_MAX
     assert max(channel.pauses) == RETRY_S_MAX
-    assert channel.allocator._wanted == {}
+    assert channel.shard.wanted == {}
 
 
 async def test_insert_after_a_failed_allocation_asks_again(channel: LiveChannel) -> None:
@@ -92,9 +92,40 @@ async def test_closing_ends_the_waits_and_refuses_new_ones(channel: LiveChannel)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(append, one)
         await settle_tasks()
-        channel.allocator.close()
+        channel.shard.refuse_segments()
     await append(two)
     channel.log.release()
     await settle_tasks()  # the segment that was on its way arrives, and nobody waits for it
     assert len(errors) == 2
     assert len(channel.shard.state.segments) == 1
+
+
+# --- seals ------------------------------------------------------------------------------------------------------------
+
+
+class Refuse:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.groups: list[AppendGroup] = []
+
+    async def __call__(self, group: AppendGroup) -> AppendResult:
+        self.groups.append(group)
+        raise self.error
+
+
+async def test_refused_seal_is_left_to_the_next_look() -> None:
+    async with LiveChannel.open() as channel:
+        await channel.append(insert(await channel.create_collection("a"), 1))
+        channel.now_ms += 86_400_000 + 1
+        assert await channel.sealer.seal_due(Refuse(StorageFull("disk", 1, 2))) == 0
+        assert await channel.sealer.seal_due(channel.append_group) == 1
+
+
+async def test_sealer_ends_when_the_log_takes_no_more() -> None:
+    async with LiveChannel.open() as channel:
+        await channel.append(insert(await channel.create_collection("a"), 1))
+        channel.now_ms += 86_400_000 + 1
+        closed = Refuse(OnShutdown("closed"))
+        channel.shard.segment_full.set()
+        await channel.sealer.run(closed)
+        assert len(closed.groups) == 1

@@ -1,0 +1,201 @@
+"""What becomes of an append group: its stamped headers and what it will change, or why it may not be appended. Pure.
+
+Everything is checked before anything is stamped, so a refused group changes nothing, neither itself nor the state.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from interceptors.shard.state import SegmentKey, ShardState
+from wal.errors import InvalidArgument
+from wal.headers import (
+    DDL,
+    DML,
+    BodyAssignment,
+    CommitTxnHeader,
+    CreateCollectionHeader,
+    CreatePartitionHeader,
+    CreateSegmentHeader,
+    CutHeader,
+    DeleteHeader,
+    DropCollectionHeader,
+    DropPartitionHeader,
+    FlushHeader,
+    Header,
+    InsertHeader,
+    MessageType,
+)
+from wal.message import ALL_VCHANNELS, Change, MutableMessage
+
+BodiesOf = Callable[[int], Sequence[Change]]
+"""The bodies of an open transaction, in log order."""
+
+
+class Decision(NamedTuple):
+    """A group that may be appended, or that has to wait until `missing` segments are made.
+
+    `headers` are the messages' headers, stamped. `changes` is what the state applies once the log has the group; None for
+    what readers do not see by itself: a tick, a begin, a body, a rollback.
+    """
+
+    headers: Sequence[Header]
+    changes: Sequence[Change] | None = None
+    row_offsets: dict[str, tuple[int, int]] | None = None
+    missing: tuple[SegmentKey, ...] = ()
+
+
+def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: BodiesOf, *, tick: int) -> Decision:
+    """Return what becomes of a group at `tick`. Raises the typed error of the first message that does not fit."""
+    head = messages[0]
+    kind = head.type
+    if kind in DML:
+        return _decide_rows(state, messages, tick=tick)
+    if kind is MessageType.BEGIN_TXN and len(messages) > 1:
+        return _decide_buffered(state, messages, tick=tick)
+    if len(messages) > 1 and any(message.type is not kind for message in messages):
+        raise InvalidArgument(f"{kind.name} does not share a group with other types — append them apart")
+    if kind in DDL:
+        return _decide_ddl(state, messages)
+    match kind:
+        case MessageType.COMMIT_TXN:
+            return _decide_commit(state, bodies_of(head.txn_id), tick=tick)
+        case MessageType.CUT:
+            return _decide_cut(state, messages)
+        case MessageType.CREATE_SEGMENT:
+            return _decide_create_segments(state, messages)
+        case MessageType.FLUSH:
+            return _decide_flush(state, messages)
+        case _:  # ticks, begins and rollbacks concern no shard
+            return Decision([message.header for message in messages])
+
+
+def _decide_rows(state: ShardState, messages: Sequence[MutableMessage], *, tick: int) -> Decision:
+    changes = [_check_rows(state, message) for message in messages]
+    if messages[0].txn_id:
+        return Decision([change.header for change in changes])  # assigned at the commit
+    return _assign(state, changes, tick=tick)
+
+
+def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decision:
+    """Return inserts and deletes at `tick` with their segments and offsets, in their order; the state is not changed."""
+    stamped: list[Change] = []
+    next_offsets: dict[str, int] = {}
+    row_offsets: dict[str, tuple[int, int]] = {}
+    missing: dict[SegmentKey, None] = {}
+    for kind, vchannel, header, payload_bytes in changes:
+        offset = next_offsets.get(vchannel)
+        if offset is None:
+            offset = state.next_offsets[vchannel]
+        if isinstance(header, DeleteHeader):
+            # The next offset of this moment: it removes what came before it and nothing after.
+            stamped.append(Change(kind, vchannel, replace(header, next_offset=offset), payload_bytes))
+            continue
+        assert isinstance(header, InsertHeader), "only rows are assigned anything"
+        next_offsets[vchannel] = offset + header.rows
+        segment = state.open_segment(vchannel, header.partition_id)
+        if segment is None:
+            missing[SegmentKey(vchannel, header.collection_id, header.partition_id)] = None
+            continue
+        assert segment.created_tick < tick, "a segment is older than the rows in it"
+        first, count = row_offsets.get(vchannel, (offset, 0))
+        row_offsets[vchannel] = (first, count + header.rows)
+        assigned = replace(header, segment_id=segment.segment_id, first_offset=offset)
+        stamped.append(Change(kind, vchannel, assigned, payload_bytes))
+    return Decision([change.header for change in stamped], stamped, row_offsets, tuple(missing))
+
+
+def _decide_buffered(state: ShardState, messages: Sequence[MutableMessage], *, tick: int) -> Decision:
+    begin, *bodies, commit = messages
+    assert commit.type is MessageType.COMMIT_TXN, "the txn interceptor lets no other shape through"
+    changes = [_check_rows(state, body) for body in bodies]
+    decision = _decide_commit(state, changes, tick=tick)
+    return decision._replace(headers=[begin.header, *(change.header for change in changes), *decision.headers])
+
+
+def _decide_commit(state: ShardState, bodies: Sequence[Change], *, tick: int) -> Decision:
+    decision = _assign(state, bodies, tick=tick)
+    vchannels = tuple(sorted({body.vchannel for body in bodies}))
+    assignments = tuple(
+        BodyAssignment(header.segment_id, header.first_offset)
+        if isinstance(header, InsertHeader)
+        else BodyAssignment(0, header.next_offset)
+        for header in decision.headers
+        if isinstance(header, InsertHeader | DeleteHeader)
+    )
+    return decision._replace(headers=[CommitTxnHeader(vchannels, assignments)])
+
+
+def _check_rows(state: ShardState, message: MutableMessage) -> Change:
+    header = message.header
+    if isinstance(header, InsertHeader) and message.type is MessageType.INSERT:
+        state.catalog.check_insert(message.vchannel, header)
+    elif isinstance(header, DeleteHeader) and message.type is MessageType.DELETE:
+        state.catalog.check_delete(message.vchannel, header)
+    else:
+        raise InvalidArgument(
+            f"{message.type.name} with {type(header).__name__} does not belong among rows — append it by itself"
+        )
+    return Change.of(message)
+
+
+def _decide_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
+    head = messages[0]
+    assert all(message.header == head.header for message in messages), "the parts of one change say the same"
+    vchannels = _check_ddl(state, head.header)
+    if sorted(message.vchannel for message in messages) != sorted(vchannels):
+        raise InvalidArgument(
+            f"{head.type.name} misses vchannels of its collection, or names others — "
+            f"send one message to each of {list(vchannels)}"
+        )
+    return _unstamped(messages)
+
+
+def _check_ddl(state: ShardState, header: Header) -> tuple[str, ...]:
+    """Raise unless the change may happen; return the vchannels it concerns."""
+    catalog = state.catalog
+    match header:
+        case CreateCollectionHeader():
+            catalog.check_create_collection(header)
+            return header.vchannels
+        case DropCollectionHeader():
+            return catalog.live(header.collection_id).vchannels
+        case CreatePartitionHeader():
+            catalog.check_create_partition(header)
+        case DropPartitionHeader():
+            catalog.check_drop_partition(header)
+        case _:
+            raise InvalidArgument(f"{type(header).__name__} is no header of a DDL message — use that of its type")
+    return catalog.collection(header.collection_id).vchannels
+
+
+def _decide_cut(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
+    if len(messages) > 1 or messages[0].vchannel != ALL_VCHANNELS:
+        raise InvalidArgument("a cut has several messages, or names a vchannel — send one message to all vchannels")
+    header = CutHeader(state.cut_number + 1, tuple(sorted(state.segments)))
+    return Decision([header], changes=[Change.of(messages[0])._replace(header=header)])
+
+
+def _decide_create_segments(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
+    for message in messages:
+        header = message.header
+        assert isinstance(header, CreateSegmentHeader), "a CREATE_SEGMENT has its own header"
+        assert header.segment_id not in state.segments, "a segment gets a new id"
+        if not state.catalog.is_writable(message.vchannel, header.partition_id):
+            raise InvalidArgument(
+                f"partition {header.partition_id} on {message.vchannel!r} was dropped — make no segment"
+            )
+    return _unstamped(messages)
+
+
+def _decide_flush(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
+    for message in messages:
+        assert isinstance(message.header, FlushHeader), "a FLUSH has its own header"
+        if message.header.segment_id not in state.segments:
+            raise InvalidArgument(f"{message.header!r} names no growing segment — it is sealed already")
+    return _unstamped(messages)
+
+
+def _unstamped(messages: Sequence[MutableMessage]) -> Decision:
+    return Decision([message.header for message in messages], changes=[Change.of(message) for message in messages])
