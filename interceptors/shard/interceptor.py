@@ -151,7 +151,7 @@ class ShardManager(BaseInterceptor):
         self.state.forget_below(tick)
 
     def _settle(self) -> None:
-        """Apply the pending group once the log has it."""
+        """Apply the pending group once the log has it; one that the log refused is replaced by the next."""
         if self._pending is None or (ticket := self._pending[0].ticket) is None:
             return
         (group, changes), self._pending = self._pending, None
