@@ -40,7 +40,7 @@ from flusher.manifest import (
     segment_path,
 )
 from flusher.rows import stored_schema
-from spark_sink.columns import AnyArray, AnyField
+from streamingnode.rows.schema import AnyArray, AnyField
 from wal.codec import crc32c
 
 _USER_FIELDS: list[AnyField] = [

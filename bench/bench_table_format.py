@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from spark_sink.columns import AnyField, stats_json
+from spark_sink.columns import stats_json
+from streamingnode.rows.schema import AnyField
 
 ROUNDS = 7
 _FIELDS: list[AnyField] = [

@@ -57,11 +57,11 @@ class IdempotencyInterceptor(BaseInterceptor):
         if stamp.sequence:
             known = self.window.find(stamp)
             while known is None and (other := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
-                group.twin = other.group
+                group.other_try = other.group
                 known = await other.outcome() or self.window.find(stamp)
             if known is not None:
                 return known
-            group.twin = None
+            group.other_try = None
             attempt = self._under_way[stamp.producer_id, stamp.sequence] = _Try(group)
         else:  # the producer's next write, whichever that will be, which nobody can have sent before
             self.window.check_epoch(stamp)

@@ -13,17 +13,10 @@ if TYPE_CHECKING:
     from spark_sink.tables import TablesAt, read_table, read_tables
 
 _HOMES = {
-    "IngestReport": "spark_sink.ingestion",
-    "Progress": "spark_sink.ingestion",
-    "TableReport": "spark_sink.ingestion",
-    "TablesAt": "spark_sink.tables",
-    "ingest": "spark_sink.ingestion",
-    "read_table": "spark_sink.tables",
-    "read_tables": "spark_sink.tables",
-    "register": "spark_sink.runtime",
-    "session": "spark_sink.runtime",
+    "spark_sink.ingestion": {"IngestReport", "Progress", "TableReport", "ingest"},
+    "spark_sink.runtime": {"register", "session"},
+    "spark_sink.tables": {"TablesAt", "read_table", "read_tables"},
 }
-
 _OF_THE_EXTRA = ("deltalake", "pandas", "py4j", "pyspark")
 
 __all__ = [
@@ -40,10 +33,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         from spark_sink.errors import PackageMissing
 

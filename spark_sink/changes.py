@@ -22,6 +22,8 @@ from wal.files import open_binary, place_beneath
 if TYPE_CHECKING:
     from spark_sink.table import TableFile  # an executor that imports this has no need of deltalake
 
+_Range = tuple[int | str, int | str]
+
 CHUNK_BYTES = 1 << 20
 """Read at a time by each thread that checks files; large enough to cost nothing per call, small enough to forget."""
 
@@ -68,7 +70,7 @@ def changes_of(
     until = cuts[-1].tick if until_tick is None else until_tick
     collection_id = entry.collection_id
     _check_state_kept(entry, cuts[-1], until)
-    entries = [found for cut in cuts for found in _entries(collection_id, cut)]
+    entries = [found for cut in cuts for found in entries_of(cut, collection_id)]
     partitions = {partition.partition_id: partition for found in (entry, *entries) for partition in found.partitions}
     dropped = {number: each.name for number, each in partitions.items() if after_tick < each.dropped_tick <= until}
     segments = [file for cut in cuts for file in cut.manifest.segments if file.collection_id == collection_id]
@@ -83,26 +85,30 @@ def changes_of(
     )
 
 
+def entries_of(cut: Cut, collection_id: int) -> list[CollectionEntry]:
+    """Return what a cut says about a collection: one entry, or none."""
+    return [each for each in cut.manifest.collections if each.collection_id == collection_id]
+
+
 def split_by_delete(
     segments: Iterable[SegmentFile], deletes: Sequence[DeleteFile]
 ) -> tuple[list[SegmentFile], list[SegmentFile]]:
     """Return the segments that some delete can reach, and the others."""
     reached: list[SegmentFile] = []
     others: list[SegmentFile] = []
-    for segment in segments:
-        hit = any(
-            delete.vchannel == segment.vchannel
-            and segment.offset_min < delete.offset_max
-            and _ranges_meet(_key_range(delete), _key_range(segment))
-            for delete in deletes
-        )
-        (reached if hit else others).append(segment)
+    for file in segments:
+        hit = any(_reaches(each, file.offset_min, (file.vchannel, file.vchannel), _key_range(file)) for each in deletes)
+        (reached if hit else others).append(file)
     return reached, others
 
 
 def reachable(files: "Iterable[TableFile]", deletes: Sequence[DeleteFile]) -> "list[TableFile]":
     """Return the table's files that may hold a row some delete removes; a file without ranges may hold anything."""
-    return [file for file in files if any(_reaches(delete, file) for delete in deletes)]
+    return [
+        file
+        for file in files
+        if any(_reaches(each, file.offset_min, file.vchannel_range, file.key_range) for each in deletes)
+    ]
 
 
 def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> list[list[Cut]]:
@@ -118,23 +124,18 @@ def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> 
     return runs
 
 
-def _entries(collection_id: int, cut: Cut) -> list[CollectionEntry]:
-    """Return what a cut says about a collection: one entry, or none."""
-    return [each for each in cut.manifest.collections if each.collection_id == collection_id]
-
-
 def _check_state_kept(entry: CollectionEntry, last: Cut, until: int) -> None:
     before = last.manifest.previous_tick
     drops = [tick for tick in _drops(entry.collection_id, last) if tick > until]
     if until > before and drops:
-        ended = any(each.dropped_tick for each in _entries(entry.collection_id, last))
+        ended = any(each.dropped_tick for each in entries_of(last, entry.collection_id))
         step = f"ask for {before}" + ("" if ended else f", or for {max(drops)} or later")
         raise Truncated(f"the state of {entry.name!r} at {until}, before rows of it were dropped,", max(drops), step)
 
 
 def _drops(collection_id: int, cut: Cut) -> list[int]:
     """Return the ticks since the cut before at which the collection or a partition of it was dropped."""
-    entries = _entries(collection_id, cut)
+    entries = entries_of(cut, collection_id)
     ticks = [each.dropped_tick for each in entries]
     ticks += [partition.dropped_tick for each in entries for partition in each.partitions]
     return [tick for tick in ticks if tick > cut.manifest.previous_tick]
@@ -152,20 +153,18 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 
-def _reaches(delete: DeleteFile, file: "TableFile") -> bool:
-    if file.offset_min is not None and file.offset_min >= delete.offset_max:
-        return False
-    if file.vchannel_range is not None and not file.vchannel_range[0] <= delete.vchannel <= file.vchannel_range[1]:
-        return False
-    return _ranges_meet(_key_range(delete), file.key_range)
+def _reaches(delete: DeleteFile, offset_min: int | None, vchannels: _Range | None, keys: _Range | None) -> bool:
+    """Whether rows from an offset on, in these inclusive ranges, may be removed; one that is not known holds anything."""
+    older = offset_min is None or offset_min < delete.offset_max
+    return older and _meet((delete.vchannel, delete.vchannel), vchannels) and _meet(_key_range(delete), keys)
 
 
-def _key_range(file: DataFile) -> tuple[int | str, int | str] | None:
+def _key_range(file: DataFile) -> _Range | None:
     return None if file.key_min is None or file.key_max is None else (file.key_min, file.key_max)
 
 
-def _ranges_meet(one: tuple[int | str, int | str] | None, other: tuple[int | str, int | str] | None) -> bool:
-    """Whether two inclusive ranges can share a key: one that is unknown, or of another type, can."""
+def _meet(one: _Range | None, other: _Range | None) -> bool:
+    """Whether two ranges can share a value: one that is unknown, or of another type, can."""
     if one is None or other is None or len({type(end) for end in (*one, *other)}) > 1:
         return True
     return one[0] <= other[1] and other[0] <= one[1]  # type: ignore[operator]  # all numbers, or all text

@@ -4,29 +4,16 @@ Two differences to the collection only: types that Spark does not have become th
 the user's. The table, its readers and the data source all start from `table_schema`, so they cannot disagree.
 """
 
-import base64
-import binascii
-import functools
 import math
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.rows import OFFSET, TICK, VCHANNEL, stored_schema
+from flusher.rows import stored_schema
 from wal.errors import Corrupt
-
-# Names for Arrow's classes that are generic to a type checker and plain at run time.
-if TYPE_CHECKING:
-    AnyArray = pa.Array[Any]
-    AnyField = pa.Field[Any]
-else:
-    AnyArray = pa.Array
-    AnyField = pa.Field
-
-__all__ = ["OFFSET", "PARTITION", "TICK", "VCHANNEL", "AnyArray", "AnyField"]
 
 PARTITION = "_partition"
 
@@ -34,15 +21,6 @@ TEXT_BYTES_MAX = 128
 """A longer text is left out of the log: every reader reads the log at every open."""
 
 Bound = int | float | str
-
-
-@functools.lru_cache(maxsize=1024)
-def decode_schema(encoded: str) -> pa.Schema:
-    """Return the Arrow schema in a collection entry of a manifest (IPC in base64)."""
-    try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded, validate=True)))
-    except (binascii.Error, pa.ArrowException, OSError) as error:
-        raise Corrupt(f"a collection's schema in a cut manifest is no Arrow schema: {error}") from error
 
 
 def table_schema(collection: pa.Schema) -> pa.Schema:

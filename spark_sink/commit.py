@@ -38,7 +38,7 @@ from spark_sink.table import NewFile, OpenTable, TableFile
 from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
-from wal.files import make_directory, make_parents, sync_directory, sync_file, write_durably
+from wal.files import make_directory, make_parents, sync_directory, sync_file, write_file
 
 INTENTS = "_attempts"
 
@@ -203,10 +203,16 @@ def write_files(spark: SparkSession, node: Path, table: OpenTable, changes: Chan
 
 
 def write_lease(node: Path, lease: Lease) -> None:
-    """Replace the table's lease; durable on return."""
+    """Replace the table's lease, whole; durable on return. The group may read it where it may read the directory."""
     path = lease_path(node, Path(lease.table))
     make_directory(path.parent)
-    write_durably(path, msgspec.json.encode(lease) + b"\n")
+    building = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    for_group = bool(path.parent.stat().st_mode & 0o040)
+    write_file(building, msgspec.json.encode(lease) + b"\n", for_group=for_group)
+    failpoint("ingest.lease_written")
+    building.replace(path)
+    failpoint("ingest.lease_renamed")
+    sync_directory(path.parent)
 
 
 def check_writable(node: Path) -> None:

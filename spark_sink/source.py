@@ -1,22 +1,8 @@
 """The Spark data source `streamingnode`: a collection straight from its node's cuts, deletes applied. Batch only.
 
-    spark.read.format("streamingnode").option("node", "data").option("subscribe", "orders").load()
-
-| option        | meaning                                                                            |
-|---------------|------------------------------------------------------------------------------------|
-| `node`        | the node directory, as the driver and every executor see it; `data` if left out    |
-| `subscribe`   | the collection                                                                     |
-| `columns`     | only these columns, separated by commas; Spark prunes nothing in a Python source   |
-| `asOfCut`     | the state at this cut, or the newest before it                                     |
-| `asOfTick`    | the state at this tick, or at a time as `2026-11-22T12:00:00+00:00`                |
-
-An option it does not know is refused, and so is a stream: a reader of the node follows what is to come.
-
-Rows come as Arrow batches with `_tick`, `_offset`, `_vchannel` and `_partition` behind the user's columns.
-
-The source takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query of the same
-frame: after `frame.where("id = 30").count()`, `frame.count()` returned the rows of one segment out of two. Without
-pushing, Spark filters the rows we hand it, and is right.
+It takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query of the same frame: after
+`frame.where("id = 30").count()`, `frame.count()` returned the rows of one segment out of two. Without pushing, Spark filters
+the rows we hand it, and is right.
 """
 
 import difflib
@@ -25,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,9 +21,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from flusher.cut_log import CutLog, cut_at, cut_covering, live_collection
-from flusher.manifest import DeleteFile, SegmentFile
+from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, collection_info
+from flusher.rows import OFFSET, TICK
 from spark_sink.changes import Changes, changes_of, split_by_delete, verify_file
-from spark_sink.columns import OFFSET, PARTITION, TICK, AnyArray, decode_schema, shaped, table_schema
+from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
 from wal.timetick import tick_given
 
@@ -53,7 +41,18 @@ OPTIONS = ("node", "subscribe", "columns", "asOfCut", "asOfTick")
 
 
 class StreamingNodeSource(DataSource):
-    """The source behind `format("streamingnode")`. Raises `InvalidArgument` for an option that is none of `OPTIONS`."""
+    """`spark.read.format("streamingnode").option("node", "data").option("subscribe", "orders").load()`.
+
+    Rows have `_tick`, `_offset`, `_vchannel` and `_partition` behind the user's columns. Options:
+
+    * `node`: the node directory, as the driver and every executor see it; `data` if left out
+    * `subscribe`: the collection
+    * `columns`: only these columns, separated by commas; Spark prunes nothing in a Python source
+    * `asOfCut`: the state at this cut, or the newest before it
+    * `asOfTick`: the state at this tick, or at a time as `2026-11-22T12:00:00+00:00`
+
+    Raises `InvalidArgument` for another option, and for a stream: a reader of the node follows what is to come.
+    """
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -71,7 +70,7 @@ class StreamingNodeSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the collection's columns at the cut that will be read."""
-        full = table_schema(decode_schema(self._changes.entry.schema))
+        full = table_schema(arrow_schema(collection_info(self._changes.entry)))
         wanted = [name.strip() for name in self.options.get("columns", "").split(",") if name.strip()]
         unknown = sorted(set(wanted) - set(full.names))
         if unknown:
@@ -207,7 +206,7 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
 @lru_cache(maxsize=DELETE_SETS_KEPT)
 def _deleted_keys(
     node: Path, key: str, files: Sequence[DeleteFile], until_tick: int | None
-) -> tuple[AnyArray, AnyArray]:
+) -> "tuple[pa.Array[Any], pa.Array[Any]]":
     """Return each deleted key, and beside it the offset below which its rows are gone."""
     for file in files:
         verify_file(node, file)

@@ -19,9 +19,9 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from flusher.rows import stored_schema
+from flusher.rows import OFFSET, TICK, VCHANNEL, stored_schema
 from interceptors.errors import AlreadyExists
-from spark_sink.columns import OFFSET, PARTITION, TICK, VCHANNEL, shaped, table_schema
+from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import Corrupt, StorageFailed, UnsupportedFormat
 
 if TYPE_CHECKING:
@@ -183,14 +183,13 @@ class OpenTable:
             if cls.load(path) is None:
                 raise
             raise CommitConflict(str(error)) from error
-        created = cls.load(path)
-        assert created is not None
-        return created
+        return cls(path, DeltaTable(str(path)))
 
     def at_version(self, version: int | None = None) -> "OpenTable":
-        """Return the table loaded again, at a version, or at the newest one for None."""
-        loaded = OpenTable.load(self.path, version=version)
-        assert loaded is not None, "tables are renamed only under their lock"
+        """Return the table at a version, or loaded again at the newest one for None."""
+        loaded = self if version == self.version else OpenTable.load(self.path, version=version)
+        if loaded is None:
+            raise StorageFailed(f"table {self.path} is gone since it was opened — put it back, or read again")
         return loaded
 
     @property
@@ -356,30 +355,20 @@ def _table_version(entry: dict[str, object]) -> TableVersion | None:
         return None
 
 
-class _AddRow(msgspec.Struct):
-    path: str
-    size_bytes: int
-    num_records: int | None
-    partition: dict[str, str | None]
-    min: dict[str, object] | None = None
-    max: dict[str, object] | None = None
+def _table_file(row: dict[str, Any], key: str) -> TableFile:
+    low, high = row.get("min") or {}, row.get("max") or {}
 
+    def ends(column: str, kind: Any) -> Any:
+        """Return a column's smallest and largest value; None where one is not known, or of another kind (a time)."""
+        found = low.get(column), high.get(column)
+        return found if all(isinstance(end, kind) for end in found) else None
 
-def _table_file(row: dict[str, object], key: str) -> TableFile:
-    action = msgspec.convert(row, _AddRow)
-    low, high = action.min or {}, action.max or {}
-    keys, offset, vchannels = (low.get(key), high.get(key)), low.get(OFFSET), (low.get(VCHANNEL), high.get(VCHANNEL))
     return TableFile(
-        path=action.path,
-        bytes=action.size_bytes,
-        rows=action.num_records,
-        partition=action.partition[PARTITION] or "",
-        key_range=_range(keys, int | str),
-        offset_min=offset if isinstance(offset, int) else None,
-        vchannel_range=_range(vchannels, str),
+        path=row["path"],
+        bytes=row["size_bytes"],
+        rows=row["num_records"],
+        partition=row["partition"][PARTITION] or "",
+        key_range=ends(key, int | str),
+        offset_min=low.get(OFFSET),
+        vchannel_range=ends(VCHANNEL, str),
     )
-
-
-def _range(ends: tuple[object, object], kind: Any) -> Any:
-    """Return a column's smallest and largest value; None where one is not known, or of another kind (a time, a decimal)."""
-    return ends if all(isinstance(end, kind) for end in ends) else None

@@ -73,7 +73,7 @@ async def compose(
     `elapsed_ms` tells a leap of the clock `now_ms` from time that passed; None: every leap is followed.
 
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
-    done again from the log), and the directory is synced and let go last.
+    done again from the log), and the directory is synced and released last.
     """
     if path is not None:
         await anyio.to_thread.run_sync(assert_sole_owner)

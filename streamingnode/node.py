@@ -295,7 +295,7 @@ class Node:
         return await self._run(partial(self._channel.consistent_tick, vchannels), "the tick", timeout, changes=False)
 
     async def delete_reader(self, collection: str, name: str) -> bool:
-        """Forget a named reader and let go of what it holds; return whether there was one. Raises `ReaderBusy` while open.
+        """Forget a named reader and release what it holds; return whether there was one. Raises `ReaderBusy` while open.
 
         A named reader that nobody opens again holds the log for ever, unless its collection is dropped.
         """
@@ -390,7 +390,7 @@ class Node:
         return self._closing
 
     async def aclose(self) -> None:
-        """Refuse new calls, let those that were begun finish, close everything, and let go of the directory. Idempotent.
+        """Refuse new calls, let those that were begun finish, close everything, and release the directory. Idempotent.
 
         Any task may call it. A cancelled call raises that when the node is closed. Raises what failed when it was background
         work that ended the node.

@@ -224,16 +224,16 @@ async def test_a_cut_of_a_twin_that_went_its_own_way_is_corrupt(tmp_path: Path) 
             await node.insert("orders", [{"id": 1, "item": item}])
             await node.flush()
 
-    path, twin = tmp_path / "node", tmp_path / "twin"
+    path, other_try = tmp_path / "node", tmp_path / "other_try"
     await cut(path, "first")
-    shutil.copytree(path, twin)
-    for each in (path, twin):
+    shutil.copytree(path, other_try)
+    for each in (path, other_try):
         await cut(each, each.name)
         await cut(each, "last")
     second = "cuts/0000000000000002.json"
-    assert (path / second).read_bytes() != (twin / second).read_bytes()
-    for name in (second, *(str(each.relative_to(twin)) for each in (twin / "segments").rglob("*.parquet"))):
-        shutil.copyfile(twin / name, path / name)
+    assert (path / second).read_bytes() != (other_try / second).read_bytes()
+    for name in (second, *(str(each.relative_to(other_try)) for each in (other_try / "segments").rglob("*.parquet"))):
+        shutil.copyfile(other_try / name, path / name)
     async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0) as node:
         with pytest.raises(Corrupt, match="not the cut 2 that this node made"):
             await node.snapshot("orders")

@@ -206,14 +206,14 @@ class Wal:
 
     async def _repeat(self, group: AppendGroup, again: Callable[[], AppendGroup], first: Indeterminate) -> AppendResult:
         """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
-        limits, joined = self._options.retry, group.twin
+        limits, joined = self._options.retry, group.other_try
         error: StreamingNodeError = first
         doubt, pause_s = first, limits.first_s
         with anyio.move_on_after(limits.give_up_s):
             while limits.give_up_s and _is_worth_repeating(error) and not await self._stops_within(pause_s):
                 pause_s = min(2 * pause_s, limits.max_s)
-                attempt = group.twin = again()
-                attempt.twin = joined  # it may be in the log, whoever stops waiting before the next try finds out
+                attempt = group.other_try = again()
+                attempt.other_try = joined  # it may be in the log, whoever stops waiting before the next try finds out
                 try:
                     return await self.append_once(attempt)
                 except Indeterminate as failed:

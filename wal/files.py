@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from wal.errors import AlreadyOwned, Corrupt, Overloaded, StorageFailed, StreamingNodeError
-from wal.failpoint import failpoint
 
 DIRECTORY_MODE, GROUP_DIRECTORY_MODE = 0o700, 0o750
 FILE_MODE, GROUP_FILE_MODE = 0o600, 0o640
@@ -128,21 +127,8 @@ def write_file(path: Path, content: bytes, *, for_group: bool = False, exclusive
         os.fsync(file.fileno())
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`: after a crash it holds either the old or the new content, whole.
-
-    The group may read it where it may read the directory: whoever opened that to another user means what is in it.
-    """
-    building = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    write_file(building, content, for_group=bool(path.parent.stat().st_mode & 0o040))
-    failpoint("ingest.lease_written")
-    building.replace(path)
-    failpoint("ingest.lease_renamed")
-    sync_directory(path.parent)
-
-
 def sync_file(path: Path) -> None:
-    """Return when the file's bytes are on disk."""
+    """Return when the bytes of a file are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -152,11 +138,7 @@ def sync_file(path: Path) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Return when the names in a directory are on disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_file(directory)
 
 
 def set_group_access(top: Path, *, for_group: bool) -> bool:

@@ -35,45 +35,22 @@ class MessageType(IntEnum):
 MESSAGE_VERSION = 2
 """Version of every message this release writes; (type, version) names the header's layout."""
 
-SYSTEM = frozenset(
-    {
-        MessageType.TIME_TICK,
-        MessageType.BEGIN_TXN,
-        MessageType.COMMIT_TXN,
-        MessageType.ROLLBACK_TXN,
-        MessageType.TXN,
-    }
-)
+_T = MessageType
+
+SYSTEM = frozenset({_T.TIME_TICK, _T.BEGIN_TXN, _T.COMMIT_TXN, _T.ROLLBACK_TXN, _T.TXN})
 """Handled whatever a reader's type filter says."""
 
-DDL = frozenset(
-    {
-        MessageType.CREATE_COLLECTION,
-        MessageType.DROP_COLLECTION,
-        MessageType.CREATE_PARTITION,
-        MessageType.DROP_PARTITION,
-    }
-)
+DDL = frozenset({_T.CREATE_COLLECTION, _T.DROP_COLLECTION, _T.CREATE_PARTITION, _T.DROP_PARTITION})
 """Changes what exists."""
 
 EXCLUSIVE = DDL
 """Takes its vchannels for itself and ends the transactions in flight on them; a cut is none of these."""
 
-DML = frozenset({MessageType.INSERT, MessageType.DELETE})
+DML = frozenset({_T.INSERT, _T.DELETE})
 """Carries rows or keys."""
 
-MAKES_ROOM = frozenset(
-    {
-        MessageType.TIME_TICK,
-        MessageType.FLUSH,
-        MessageType.CUT,
-        MessageType.DROP_COLLECTION,
-        MessageType.DROP_PARTITION,
-        MessageType.ROLLBACK_TXN,
-    }
-)
+MAKES_ROOM = frozenset({_T.TIME_TICK, _T.FLUSH, _T.CUT, _T.DROP_COLLECTION, _T.DROP_PARTITION, _T.ROLLBACK_TXN})
 """Little data after which log or files may be given up; the first tick of a term, without which nothing may, is one too."""
-
 
 UNSTAMPED = -1
 
@@ -202,18 +179,18 @@ class RollbackTxnHeader(Header, frozen=True, gc=False):
 
 
 HEADERS: dict[tuple[MessageType, int], type[Header]] = {
-    (MessageType.TIME_TICK, MESSAGE_VERSION): TimeTickHeader,
-    (MessageType.INSERT, MESSAGE_VERSION): InsertHeader,
-    (MessageType.DELETE, MESSAGE_VERSION): DeleteHeader,
-    (MessageType.FLUSH, MESSAGE_VERSION): FlushHeader,
-    (MessageType.CREATE_COLLECTION, MESSAGE_VERSION): CreateCollectionHeader,
-    (MessageType.DROP_COLLECTION, MESSAGE_VERSION): DropCollectionHeader,
-    (MessageType.CREATE_PARTITION, MESSAGE_VERSION): CreatePartitionHeader,
-    (MessageType.DROP_PARTITION, MESSAGE_VERSION): DropPartitionHeader,
-    (MessageType.CREATE_SEGMENT, MESSAGE_VERSION): CreateSegmentHeader,
-    (MessageType.CUT, MESSAGE_VERSION): CutHeader,
-    (MessageType.BEGIN_TXN, MESSAGE_VERSION): BeginTxnHeader,
-    (MessageType.COMMIT_TXN, MESSAGE_VERSION): CommitTxnHeader,
-    (MessageType.ROLLBACK_TXN, MESSAGE_VERSION): RollbackTxnHeader,
+    (_T.TIME_TICK, MESSAGE_VERSION): TimeTickHeader,
+    (_T.INSERT, MESSAGE_VERSION): InsertHeader,
+    (_T.DELETE, MESSAGE_VERSION): DeleteHeader,
+    (_T.FLUSH, MESSAGE_VERSION): FlushHeader,
+    (_T.CREATE_COLLECTION, MESSAGE_VERSION): CreateCollectionHeader,
+    (_T.DROP_COLLECTION, MESSAGE_VERSION): DropCollectionHeader,
+    (_T.CREATE_PARTITION, MESSAGE_VERSION): CreatePartitionHeader,
+    (_T.DROP_PARTITION, MESSAGE_VERSION): DropPartitionHeader,
+    (_T.CREATE_SEGMENT, MESSAGE_VERSION): CreateSegmentHeader,
+    (_T.CUT, MESSAGE_VERSION): CutHeader,
+    (_T.BEGIN_TXN, MESSAGE_VERSION): BeginTxnHeader,
+    (_T.COMMIT_TXN, MESSAGE_VERSION): CommitTxnHeader,
+    (_T.ROLLBACK_TXN, MESSAGE_VERSION): RollbackTxnHeader,
 }
 """The registry of header layouts; adding a version means adding a row, never changing one."""

@@ -194,24 +194,19 @@ class TailReader:
         Returns about `bytes_max` of entries at most, one entry at least when there is one. Cancelling loses nothing.
         Raises `Evicted` when the reader was too slow, `OnShutdown` when the tail or the reader is closed.
         """
-        while (read := self.poll(bytes_max=bytes_max)) is None:
-            await self._tail.wait()
-        return read
-
-    def poll(self, *, bytes_max: int = READ_BYTES_MAX) -> TailRead | None:
-        """Return what `next` would return without waiting, None when it would wait. Raises as `next` does."""
-        if self._closed:
-            raise OnShutdown("the reader is closed")
         tail = self._tail
-        entries = tail.snapshot_from(self.position, bytes_max=bytes_max)
-        if entries:
-            self.position = entries[-1].last_position + 1
-        tick = tail.confirmed_tick if self.position >= tail.next_position else entries[-1].time_tick
-        if not entries and tick <= self._tick:
+        while True:
+            if self._closed:
+                raise OnShutdown("the reader is closed")
+            entries = tail.snapshot_from(self.position, bytes_max=bytes_max)
+            if entries:
+                self.position = entries[-1].last_position + 1
+            tick = tail.confirmed_tick if self.position >= tail.next_position else entries[-1].time_tick
+            if entries or tick > self._tick:
+                self._tick = tick
+                return TailRead(entries, tick)
             tail.check_open()
-            return None
-        self._tick = tick
-        return TailRead(entries, tick)
+            await tail.wait()
 
     def close(self) -> None:
         """End the reader; a task that waits in `next` gets `OnShutdown`."""

@@ -45,7 +45,7 @@ class AppendGroup:
     The chain stamps it: `row_offsets` maps each vchannel to the first offset and the count of the rows inserted there,
     `ticket` is set once the group has its place in the log. `producer` says which write this is, for those that may be
     retried; `draw` gives it the producer's next sequence where it has none yet, and `place` keeps that of a write with a
-    sequence. `twin` is another try at the same write, which this one waits for or was repeated by.
+    sequence. `other_try` is another try at the same write, which this one waits for or was repeated by.
     """
 
     messages: list[MutableMessage]
@@ -55,12 +55,12 @@ class AppendGroup:
     producer: ProducerStamp | None = None
     place: Place | None = None
     draw: Callable[[], None] | None = None
-    twin: "AppendGroup | None" = None
+    other_try: "AppendGroup | None" = None
 
     @property
     def begun(self) -> bool:
         """Whether the write has, or may have, its place in the log: by this group or by the one that stands for it."""
-        return self.ticket is not None or (self.twin is not None and self.twin.begun)
+        return self.ticket is not None or (self.other_try is not None and self.other_try.begun)
 
     @property
     def vchannels(self) -> tuple[str, ...]:
@@ -318,7 +318,7 @@ class LogStore(Protocol):
         """
 
     async def close(self) -> None:
-        """Write what is queued, sync, and let go of the directory; idempotent."""
+        """Write what is queued, sync, and release the directory; idempotent."""
 
 
 def log_end(log: Log) -> Append:

@@ -83,15 +83,13 @@ _OURS = re.compile(
 
 def is_unfinished_creation(directory: Path) -> bool:
     """Whether the next opening makes the node here anew: nothing was ever acknowledged by it."""
-    if not directory.is_dir() or (directory / DATABASE_NAME).exists() or (directory / BACKUP_RECORD_NAME).exists():
-        return False
-    if cut_numbers(directory):  # of a node that was more than begun
+    if not directory.is_dir() or any((directory / name).exists() for name in (DATABASE_NAME, BACKUP_RECORD_NAME)):
         return False
     try:
         floor = read_floor(directory)
     except StreamingNodeError:
         return False
-    return floor is not None and not floor.term
+    return floor is not None and not floor.term and not cut_numbers(directory)  # with cuts it was more than begun
 
 
 # --- the floor file ---------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import msgspec
 
 from flusher.cut_log import CutLog, lives
 from flusher.directory import LEASES, Lease
+from flusher.manifest import arrow_schema, collection_info
 from flusher.retention import LEASE_BYTES_MAX, UNREADABLE, TableLease, read_leases
-from spark_sink.columns import decode_schema
 from wal.codec import crc32c
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
 from wal.files import LOCK_NAME, open_regular, read_regular
@@ -190,7 +190,7 @@ def summaries_at_newest(cuts: CutLog) -> dict[int, CollectionSummary]:
             id=number,
             name=entry.name,
             primary_key=entry.primary_key,
-            columns={field.name: str(field.type) for field in decode_schema(entry.schema)},
+            columns={field.name: str(field.type) for field in arrow_schema(collection_info(entry))},
             partitions=tuple(partition.name for partition in entry.partitions if not partition.dropped_tick),
             next_offsets={name: offsets.get(name, 0) for name in entry.vchannels},
             last_tick=ticks.get(number, 0),

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from flusher.cut_log import CutLog
 from flusher.directory import Lease, lease_path
-from spark_sink.columns import OFFSET, TICK, VCHANNEL
+from flusher.rows import OFFSET, TICK, VCHANNEL
 from spark_sink.table import OpenTable, TableFile, TableIdentity, TableVersion, Watermark
 from streamingnode.care.findings import Kind, Report
 from wal.errors import StreamingNodeError

@@ -5,7 +5,6 @@ into a float column only where every integer is a float. Everything is columnar.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +26,6 @@ from wal.errors import brief, shown
 
 NULL_REFUSED = "null where the primary key or a required column needs a value — give one"
 
-Cells = TypeVar("Cells", AnyArray, Sequence[object])
-
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:
     """Return `batch` in exactly `schema`, in sound buffers; `required` are the indexes of columns to look into for nulls.
@@ -48,7 +45,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
         field, column = schema.field(index), batch.column(index)
         _check_nulls(column, field, first_row)
         if _hides_null(column):
-            batch = batch.set_column(index, field, _filled(column.take(pa.array(range(len(column)))), field))
+            batch = batch.set_column(index, field, _nothing_hidden(column.take(pa.array(range(len(column)))), field))
     return batch
 
 
@@ -71,16 +68,16 @@ def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | No
             )
 
 
-def first_row_that(fails: Callable[[Cells], bool], cells: Cells) -> int:
-    """Return the first row to blame, by halving: the left half is tried, and left out when it is not to blame."""
-    first = 0
-    while len(cells) > 1:
-        half = len(cells) // 2
-        if fails(cells[:half]):
-            cells = cells[:half]
-        else:
-            cells, first = cells[half:], first + half
-    return first
+def misfit(column: str, row: int, reason: str) -> SchemaMismatch:
+    """Return the error of one cell."""
+    return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
+
+
+def too_large(column: str, rows: int) -> SchemaMismatch:
+    """Return the error of a column that is refused whole, though each half of it fits."""
+    return SchemaMismatch(
+        f"column {column!r} holds over 2 GiB in {rows} rows — insert fewer rows at a time", column=column
+    )
 
 
 # --- conversions --------------------------------------------------------------------------------------------------------
@@ -157,25 +154,19 @@ def _check_sound(batch: pa.RecordBatch) -> None:
 
 
 def _convert(array: AnyArray, field: AnyField, first_row: int) -> AnyArray:
+    """Return the array in a field's type; when a value does not fit, halving finds the first row to blame."""
     if array.type == field.type:
         return array
     try:
         return exact_cast(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        row = first_row + first_row_that(lambda part: not _casts(part, field.type), array)
-        raise SchemaMismatch(
-            f"column {field.name!r}, row {row}: {brief(str(error))} — give a value that {field.type} holds",
-            column=field.name,
-            row=row,
-        ) from None  # Arrow quotes the value, whole
-
-
-def _casts(array: AnyArray, target: pa.DataType) -> bool:
-    try:
-        exact_cast(array, target)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return False
-    return True
+        if len(array) > 1:
+            half = len(array) // 2
+            _convert(array[:half], field, first_row)
+            _convert(array[half:], field, first_row + half)
+            raise too_large(field.name, len(array)) from None
+        said = brief(str(error))  # Arrow quotes the value, whole
+        raise misfit(field.name, first_row, f"{said} — give a value that {field.type} holds") from None
 
 
 def _widest_decimal(kind: pa.DataType) -> pa.DataType:
@@ -212,14 +203,13 @@ def has_required_inside(kind: pa.DataType) -> bool:
 def _check_nulls(array: AnyArray, field: AnyField, first_row: int) -> None:
     """Raise `SchemaMismatch` for a null in a required column, or inside it where its type allows none."""
     if array.null_count and not (field.nullable and child_fields(field.type)):
-        row, reason = pc.index(array.is_null(), True).as_py(), NULL_REFUSED
-    elif (inside := _null_inside(array)) is not None:
-        row = first_row_that(lambda part: _null_inside(part) is not None, array)
-        reason = f"null in {field.name + inside!r}, which takes none — give a value"
-    else:
-        return
-    row += first_row
-    raise SchemaMismatch(f"column {field.name!r}, row {row}: {reason}", column=field.name, row=row)
+        raise misfit(field.name, first_row + pc.index(array.is_null(), True).as_py(), NULL_REFUSED)
+    if (inside := _null_inside(array)) is not None:
+        if len(array) > 1:
+            half = len(array) // 2
+            _check_nulls(array[:half], field, first_row)
+            _check_nulls(array[half:], field, first_row + half)
+        raise misfit(field.name, first_row, f"null in {field.name + inside!r}, which takes none — give a value")
 
 
 def _null_inside(array: AnyArray) -> str | None:
@@ -247,27 +237,9 @@ def _hides_null(array: AnyArray) -> bool:
     )
 
 
-def _filled(array: AnyArray, field: AnyField) -> AnyArray:
-    """Return an array that was not sliced with some value for each null that `_hides_null` finds."""
-    kind, nulls = field.type, array.is_null()
-    parts = [_filled(part, child) for part, child in zip(_parts(array), child_fields(kind), strict=True)]
-    if isinstance(array, pa.StructArray):
-        array = pa.StructArray.from_arrays(parts, fields=child_fields(kind), mask=nulls)
-    elif isinstance(array, pa.FixedSizeListArray):
-        array = pa.FixedSizeListArray.from_arrays(parts[0], type=kind, mask=nulls)
-    elif isinstance(array, (pa.ListArray, pa.LargeListArray)):
-        array = type(array).from_arrays(array.offsets, parts[0], type=kind, mask=nulls)  # type: ignore[arg-type]  # offsets of its kind
-    if field.nullable or not array.null_count:
-        return array
-    return pc.coalesce(array, pa.array([_some(kind)], kind)[0])
-
-
-def _some(kind: pa.DataType) -> object:
-    """Return a value of the type, for where nobody sees it."""
-    if pt.is_struct(kind):
-        return {field.name: _some(field.type) for field in child_fields(kind)}
-    if isinstance(kind, pa.FixedSizeListType):
-        return [_some(kind.field(0).type)] * kind.list_size
-    if is_list(kind):
-        return []
-    return "" if is_text(kind) else b"" if is_bytes(kind) else False if pt.is_boolean(kind) else 0
+def _nothing_hidden(array: AnyArray, field: AnyField) -> AnyArray:
+    """Return an array that was not sliced with some value for each null that `_hides_null` finds: what lies there anyway."""
+    parts = [_nothing_hidden(part, child) for part, child in zip(_parts(array), child_fields(field.type), strict=True)]
+    validity, *others = array.buffers()[: field.type.num_buffers]
+    buffers = [validity if field.nullable else None, *others]
+    return pa.Array.from_buffers(field.type, len(array), buffers, children=parts)

@@ -25,9 +25,10 @@ from streamingnode.rows.arrow_columns import (
     check_column_names,
     conform,
     exact_cast,
-    first_row_that,
     has_required_inside,
     holds_infinity,
+    misfit,
+    too_large,
 )
 from streamingnode.rows.schema import (
     AnyArray,
@@ -232,27 +233,6 @@ class ColumnValues:
                 return array
         return exact_cast(pa.array(values, type=self.wide_type), self.arrow_type)
 
-    def refuses(self, values: Values) -> bool:
-        """Whether `build` would raise."""
-        try:
-            self.build(values)
-        except (SchemaMismatch, *_CONVERSION_ERRORS):
-            return True
-        return False
-
-    def refusal(self, value: object, row: int) -> SchemaMismatch:
-        """Return the error of one value that is refused."""
-        try:
-            self.build([value])
-        except SchemaMismatch as error:
-            column, reason = error.column, str(error)
-        except _CONVERSION_ERRORS as error:
-            said = brief(str(error))  # Arrow quotes the value, whole
-            column, reason = self.column, f"{_shown(value)} does not fit {self.arrow_type}: {said} — give one that does"
-        else:
-            raise AssertionError("a column fails as a whole but no value of it does")
-        return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
-
     def _check(self, values: Values) -> None:
         """Raise `SchemaMismatch`, which tells no row, for a value that this column does not take."""
         types = set(map(type, values))
@@ -343,16 +323,22 @@ def column_values(field: AnyField, *, nullable: bool, path: str = "") -> ColumnV
 
 
 def _array(column: ColumnValues, values: Values, first_row: int) -> AnyArray:
+    """Return a column's values as Arrow data; when they are refused, halving finds the first row to blame."""
     try:
         array = column.build(values)
-    except (SchemaMismatch, *_CONVERSION_ERRORS):
-        row = first_row_that(column.refuses, values)
-        raise column.refusal(values[row], first_row + row) from None
+    except (SchemaMismatch, *_CONVERSION_ERRORS) as error:
+        if len(values) > 1:
+            half = len(values) // 2
+            _array(column, values[:half], first_row)
+            _array(column, values[half:], first_row + half)
+            raise too_large(column.column, len(values)) from None
+        if isinstance(error, SchemaMismatch):
+            raise misfit(error.column or column.column, first_row, str(error)) from None
+        said = brief(str(error))  # Arrow quotes the value, whole
+        reason = f"{_shown(values[0])} does not fit {column.arrow_type}: {said} — give one that does"
+        raise misfit(column.column, first_row, reason) from None
     if isinstance(array, pa.ChunkedArray):
-        raise SchemaMismatch(
-            f"column {column.column!r} holds over 2 GiB in {len(values)} rows — insert fewer rows at a time",
-            column=column.column,
-        )
+        raise too_large(column.column, len(values))
     return array
 
 

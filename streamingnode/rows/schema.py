@@ -112,10 +112,7 @@ def check_schema(schema: pa.Schema, *, primary_key: str) -> pa.Schema:
         )
     kind = schema.field(primary_key).type
     if not _is_key_type(kind):
-        raise SchemaMismatch(
-            f"column {primary_key!r} of type {kind} cannot be the primary key — use one of {KEY_TYPES}",
-            column=primary_key,
-        )
+        raise _refused(primary_key, f"of type {kind} cannot be the primary key — use one of {KEY_TYPES}")
     return schema.remove_metadata()
 
 
@@ -155,39 +152,32 @@ def _walk(fields: Iterable[AnyField], path: str = "", depth: int = 1) -> Iterato
 
 def _check_field(path: str, field: AnyField, depth: int) -> None:
     if depth > NESTING_MAX:
-        raise SchemaMismatch(f"column {path[:64]!r} is nested over {NESTING_MAX} deep — flatten it", column=path)
+        raise _refused(path[:64], f"is nested over {NESTING_MAX} deep — flatten it")
     if not field.name or not field.name.isprintable() or _FORBIDDEN_CHARACTERS & set(field.name):
-        raise SchemaMismatch(
-            f"column name {path!r} is not allowed — rename it: no blank, no control character and none of ',;{{}}()='",
-            column=path,
-        )
+        allowed = "no blank, no control character and none of ',;{}()='"
+        raise _refused(path, f"is not allowed — rename it: {allowed}", what="column name")
     if field.name.startswith("_") and depth == 1:
-        raise SchemaMismatch(
-            f"column name {path!r} is reserved: columns that start with '_' are the node's — rename it", column=path
-        )
+        reason = "is reserved: columns that start with '_' are the node's — rename it"
+        raise _refused(path, reason, what="column name")
     if not _is_supported(field.type):
-        raise SchemaMismatch(
-            f"column {path!r} has type {field.type}, which is not kept exactly — use {_instead(field.type)}",
-            column=path,
-        )
+        raise _refused(path, f"has type {field.type}, which is not kept exactly — use {_instead(field.type)}")
     if pt.is_struct(field.type):
         _check_unique([child.name for child in child_fields(field.type)])
         for child in child_fields(field.type):
             # Under a struct that is null Parquet has no elements of it, and readers ask for as many as there always are.
             if pt.is_fixed_size_list(child.type) and not child.nullable:
-                raise SchemaMismatch(
-                    f"column {path!r} has a list of fixed size that takes no null, {child.name!r} — use one that does",
-                    column=path,
-                )
+                raise _refused(path, f"has a list of fixed size that takes no null, {child.name!r} — use one that does")
+
+
+def _refused(column: str, reason: str, *, what: str = "column") -> SchemaMismatch:
+    return SchemaMismatch(f"{what} {column!r} {reason}", column=column)
 
 
 def _check_unique(names: Iterable[str]) -> None:
     """Spark does not tell `Id` from `id`, so a table could not have both."""
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
-            raise SchemaMismatch(
-                f"column name {name!r} appears {count} times (Spark ignores case) — rename one", column=name
-            )
+            raise _refused(name, f"appears {count} times (Spark ignores case) — rename one", what="column name")
 
 
 def _instead(kind: pa.DataType) -> str:

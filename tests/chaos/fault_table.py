@@ -163,7 +163,7 @@ FAULTS = (
         promised="every row is in its table once, every version of a table is its collection at a cut",
         lost="nothing",
         gates=("ingest",),
-        tests=("tests/spark_sink/ingestion/test_ingest_killed.py",),
+        tests=("tests/spark_sink/test_ingest_killed.py",),
     ),
     Fault(
         number="F18",

@@ -25,7 +25,7 @@ from flusher.manifest import (
     manifest_name,
     segment_path,
 )
-from spark_sink.columns import AnyField
+from streamingnode.rows.schema import AnyField
 from wal.codec import crc32c
 
 Value = int | float | str | bytes | None

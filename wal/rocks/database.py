@@ -127,7 +127,7 @@ class Engine:
         self._forget()
         try:
             entries.close()
-        finally:  # after a failed write RocksDB repeats the failure in both, and lets go of the directory only after both
+        finally:  # after a failed write RocksDB repeats the failure in both, and releases the directory only after both
             whole.close()
 
     def _forget(self) -> None:

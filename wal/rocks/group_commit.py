@@ -7,7 +7,7 @@ was closed, verified and opened again. Reads of logs go on, but for the time tha
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, unique
 from pathlib import Path
 
@@ -38,14 +38,13 @@ class EntryWrite:
     written: Outcome
     durable: Outcome
     synced: SyncedPosition
+    size_bytes: int = field(init=False)
 
     urgent = False
     meta_version = 0
 
-    @property
-    def size_bytes(self) -> int:
-        """What it adds to a batch."""
-        return len(self.value)
+    def __post_init__(self) -> None:
+        self.size_bytes = len(self.value)
 
     def stage(self, batch: WriteBatch, _engine: Engine) -> None:
         """Put it into a batch, whose default family is that of the entries."""
@@ -63,19 +62,18 @@ class RecordWrite:
     durable: Outcome
     meta_version: int = 0
     dropped: tuple[bytes, bytes] | None = None
+    size_bytes: int = field(init=False)
 
     urgent = True
     log_id = position = tick = 0
+
+    def __post_init__(self) -> None:
+        self.size_bytes = sum(len(key) + len(value or b"") for key, value in self.changes.items())
 
     @property
     def written(self) -> Outcome:
         """The same as `durable`: nobody wants less of a record."""
         return self.durable
-
-    @property
-    def size_bytes(self) -> int:
-        """What it adds to a batch."""
-        return sum(len(key) + len(value or b"") for key, value in self.changes.items())
 
     def stage(self, batch: WriteBatch, engine: Engine) -> None:
         """Put it into a batch."""

@@ -6,14 +6,12 @@ empty, or where the making of one was cut off; nothing else is touched.
 
 import os
 import shutil
-import time
 import uuid
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocksdict import AccessType, DBRecoveryMode, Rdict, WriteBatch
+from rocksdict import AccessType, DBRecoveryMode, Rdict
 
 from wal import files
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
@@ -32,20 +30,13 @@ from wal.rocks.floor import (
 )
 from wal.rocks.layout import (
     DATABASE_NAME,
-    DURABILITY_KEY,
     ENTRY_FAMILY,
-    FORMAT_KEY,
-    META_VERSION_KEY,
-    NODE_ID_KEY,
-    TERM_KEY,
     RocksOptions,
     database_options,
-    encode_number,
     families,
     replay_memtable_bytes,
 )
 from wal.rocks.recovery import (
-    STORE_FORMAT,
     Survey,
     check_framing,
     drop_behind_holes,
@@ -54,8 +45,10 @@ from wal.rocks.recovery import (
     judge,
     survey,
     without_torn_end,
+    write_facts,
+    write_term,
 )
-from wal.rocks.space import SpaceWatch, free_bytes_of
+from wal.rocks.space import SpaceWatch
 from wal.tasks import event_log
 
 _log = event_log(__name__)
@@ -64,18 +57,6 @@ TEMPORARY_SUFFIX = ".tmp"
 NAMED_MAX = 5
 BACKUP_RECORD_NAME = "backup.json"
 """Marks a directory as a backup; opening it as a node would change it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """What a store needs of the world beside its directory; tests bring their own.
-
-    `monotonic` is a clock in seconds, `free_bytes` the space left on the disk of a path; both are called in threads.
-    """
-
-    make_node_id: Callable[[], str] = lambda: uuid.uuid4().hex
-    monotonic: Callable[[], float] = time.monotonic
-    free_bytes: Callable[[Path], int] = free_bytes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +85,7 @@ class OwnedDirectory:
         self.lock.release()
 
 
-def take_directory(directory: Path, options: RocksOptions, environment: Environment) -> OwnedDirectory:
+def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
     """Own a directory and open its database.
 
     Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
@@ -116,11 +97,11 @@ def take_directory(directory: Path, options: RocksOptions, environment: Environm
         lock = DirectoryLock(directory)
         undo.callback(lock.release)
         failpoint("recovery.directory_locked")
-        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min, free_bytes=environment.free_bytes)
+        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min)
         space.make_room_to_start()
         check_place(directory)  # once more, now that nobody else makes a node here
         if not (directory / DATABASE_NAME).exists():
-            create_database(directory, options, environment.make_node_id())
+            create_database(directory, options, uuid.uuid4().hex)
         failpoint("recovery.database_prepared")
         floor = FloorFile(directory)
         undo.callback(floor.close)
@@ -181,8 +162,7 @@ def _open_under_token(directory: Path, options: RocksOptions, floor: FloorFile) 
 def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksOptions) -> None:
     """Make the token's term durable in both places before anything is done under it."""
     if found.term != floor.token_term:
-        database.put(DURABILITY_KEY, options.durability.encode())
-        database.put(TERM_KEY, encode_number(floor.token_term))
+        write_term(database, floor.token_term, options.durability)
         failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
@@ -334,12 +314,7 @@ def create_database(directory: Path, options: RocksOptions, node_id: str) -> Non
     with classified(directory):
         path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
         database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), create=True)
-        facts = WriteBatch(raw_mode=True)
-        facts.put(FORMAT_KEY, encode_number(STORE_FORMAT))
-        facts.put(NODE_ID_KEY, node_id.encode())
-        facts.put(TERM_KEY, encode_number(0))
-        facts.put(META_VERSION_KEY, encode_number(0))
-        database.write(facts)
+        write_facts(database, node_id)
         failpoint("recovery.facts_written")
         database.flush_wal(sync=True)
         database.close()

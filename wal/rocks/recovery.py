@@ -29,8 +29,10 @@ from wal.rocks.layout import (
     META_VERSION_KEY,
     NODE_ID_KEY,
     TERM_KEY,
+    Durability,
     decode_log_id,
     decode_number,
+    encode_number,
     entry_key,
     first_position_key,
     split_entry_key,
@@ -54,6 +56,22 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     last_positions: Mapping[int, int]
     synced_each_batch: bool = True
     """Whether the last term synced each batch before the next: then at most one record of RocksDB's log was unsynced."""
+
+
+def write_facts(database: Rdict, node_id: str) -> None:
+    """Write what a new database says about its store."""
+    facts = WriteBatch(raw_mode=True)
+    facts.put(FORMAT_KEY, encode_number(STORE_FORMAT))
+    facts.put(NODE_ID_KEY, node_id.encode())
+    facts.put(TERM_KEY, encode_number(0))
+    facts.put(META_VERSION_KEY, encode_number(0))
+    database.write(facts)
+
+
+def write_term(database: Rdict, term: int, durability: Durability) -> None:
+    """Write the term of the latest owner, and what it means by an acknowledgement."""
+    database.put(DURABILITY_KEY, durability.encode())
+    database.put(TERM_KEY, encode_number(term))
 
 
 def survey(database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position) -> Survey:

@@ -12,7 +12,6 @@
 
 import contextlib
 import os
-from collections.abc import Callable
 from enum import IntEnum, unique
 from pathlib import Path
 
@@ -141,21 +140,10 @@ class SpaceWatch:
     that taking it again needs no room in a directory. One thread at a time; a look takes some 50 us.
     """
 
-    __slots__ = (
-        "_database",
-        "_directory",
-        "_free_bytes",
-        "_free_bytes_min",
-        "_looks",
-        "_refused",
-        "_reserve",
-        "verdict",
-    )
-
-    def __init__(self, directory: Path, *, free_bytes_min: int, free_bytes: Callable[[Path], int]) -> None:
+    def __init__(self, directory: Path, *, free_bytes_min: int) -> None:
         self.verdict: SpaceVerdict = NOT_LOOKED
         self._directory, self._database = directory, directory / DATABASE_NAME
-        self._free_bytes_min, self._free_bytes = free_bytes_min, free_bytes
+        self._free_bytes_min = free_bytes_min
         self._reserve = directory / RESERVE_NAME
         self._refused: SpaceVerdict | None = None
         self._looks = 0
@@ -165,7 +153,7 @@ class SpaceWatch:
         """Give the reserve up if the disk has too little room beside it for replaying the log, and can tell."""
         try:
             reserve_bytes, needed_bytes = self._reserve_bytes(), log_bytes_of(self._database) + REPLAY_BYTES
-            is_needed = reserve_bytes and self._free_bytes(self._directory) < needed_bytes
+            is_needed = reserve_bytes and free_bytes_of(self._directory) < needed_bytes
         except OSError:
             return
         if is_needed:
@@ -174,7 +162,7 @@ class SpaceWatch:
     def is_tight(self, size_bytes: int) -> bool:
         """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not tight."""
         try:
-            return self._free_bytes(self._directory) < size_bytes + EXHAUSTED_BYTES
+            return free_bytes_of(self._directory) < size_bytes + EXHAUSTED_BYTES
         except OSError:
             return False
 
@@ -197,7 +185,7 @@ class SpaceWatch:
 
     def _judge(self, reserve_bytes: int) -> SpaceVerdict:
         return judge(
-            free_bytes=self._free_bytes(self._directory),
+            free_bytes=free_bytes_of(self._directory),
             log_bytes=log_bytes_of(self._database),
             reserve_bytes=reserve_bytes,
             free_bytes_min=self._free_bytes_min,

@@ -34,7 +34,7 @@ from wal.rocks.layout import (
     meta_key,
 )
 from wal.rocks.log import RocksLog, load_ends
-from wal.rocks.opening import Environment, OpenedDatabase, OwnedDirectory, open_again, open_for_reading, take_directory
+from wal.rocks.opening import OpenedDatabase, OwnedDirectory, open_again, open_for_reading, take_directory
 from wal.rocks.recovery import scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.writer import Writer
@@ -43,9 +43,7 @@ from wal.tasks import event_log, outlast
 _log = event_log(__name__)
 
 
-async def open_rocks_store(
-    path: str | os.PathLike[str], *, options: RocksOptions | None = None, environment: Environment | None = None
-) -> "RocksStore":
+async def open_rocks_store(path: str | os.PathLike[str], *, options: RocksOptions | None = None) -> "RocksStore":
     """Open the node directory at `path`, or make it, and own it until `close`.
 
     Replays RocksDB's log up to three times, about 0.3 s for each 64 MiB of it. Cancelling waits for the end of that.
@@ -59,12 +57,12 @@ async def open_rocks_store(
         StorageFailed: it cannot be written.
 
     """
-    options, environment = options or RocksOptions(), environment or Environment()
+    options = options or RocksOptions()
     opened: list[RocksStore] = []
 
     async def open_store() -> RocksStore:
-        owned = await anyio.to_thread.run_sync(take_directory, Path(path), options, environment)
-        opened.append(RocksStore(owned, options, environment))
+        owned = await anyio.to_thread.run_sync(take_directory, Path(path), options)
+        opened.append(RocksStore(owned, options))
         return opened[0]
 
     try:
@@ -78,10 +76,10 @@ async def open_rocks_store(
 class RocksStore:
     """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes it."""
 
-    def __init__(self, owned: OwnedDirectory, options: RocksOptions, environment: Environment) -> None:
+    def __init__(self, owned: OwnedDirectory, options: RocksOptions) -> None:
         opened, self._directory = owned.opened, owned.directory
         self.node_id, self.promised_tick = opened.found.node_id, owned.promised_tick
-        self._owned, self._options, self._environment = owned, options, environment
+        self._owned, self._options = owned, options
         self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
         self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
         self._logs: dict[str, RocksLog] = {}
@@ -215,7 +213,6 @@ class RocksStore:
             queue=queue,
             commit=self._commit,
             tell=asyncio.get_running_loop().call_soon_threadsafe,
-            monotonic=self._environment.monotonic,
         )
         self._writer.start()
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from time import monotonic
 
 from rocksdict import WriteBatch
 
@@ -42,19 +43,17 @@ class Writer:
         queue: SimpleQueue[Write | None],
         commit: GroupCommit,
         tell: Callable[..., object],
-        monotonic: Callable[[], float],
     ) -> None:
         self._engine, self._floor, self._space = engine, floor, space
         self._sync_interval_s = sync_interval_s
         self._queue, self._group_commit, self._tell_loop = queue, commit, tell
-        self._monotonic = monotonic
         self._taken: list[Write] = []
         self._unsynced: list[Write] = []
         self._failure: Exception | None = None
         self._stopping = False
         self._ending = threading.Event()
         self._unlooked_bytes = self._unasked_bytes = self._table_failures = 0
-        self._sync_due = self._floor_due = self._space_due = self._monotonic()
+        self._sync_due = self._floor_due = self._space_due = monotonic()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
@@ -76,7 +75,7 @@ class Writer:
             if self._taken:
                 self._commit()
             self._tend()
-        self._sync_due = self._floor_due = self._monotonic()
+        self._sync_due = self._floor_due = monotonic()
         self._tend()
 
     def _take(self) -> list[Write]:
@@ -105,7 +104,7 @@ class Writer:
             dues.append(self._floor_due)
         if self._space.verdict.level is not SpaceLevel.AMPLE:
             dues.append(self._space_due)
-        return max(0.0, min(dues) - self._monotonic()) if dues else None
+        return max(0.0, min(dues) - monotonic()) if dues else None
 
     def _commit(self) -> None:
         """Write what was taken. Whatever fails on the way is a failed write: an ended thread would let appends hang."""
@@ -126,7 +125,7 @@ class Writer:
         # piece small enough for the event loop, and synced by the call that lets the loop run.
         writes, self._taken = self._taken, []
         if not self._unsynced and self._sync_interval_s is not None:
-            self._sync_due = self._monotonic() + self._sync_interval_s
+            self._sync_due = monotonic() + self._sync_interval_s
         self._unsynced += writes
         self._floor.check_token()
         failpoint("append.taken")
@@ -153,7 +152,7 @@ class Writer:
             raise Indeterminate(f"{error}; what was being written may be in the log, or not") from error
         landed = self._unsynced
         if not self._floor.dirty:
-            self._floor_due = self._monotonic() + FLOOR_SYNC_S
+            self._floor_due = monotonic() + FLOOR_SYNC_S
         last = {write.log_id: write for write in landed}
         self._floor.record(
             {log_id: write.position for log_id, write in last.items() if log_id},
@@ -172,7 +171,7 @@ class Writer:
 
     def _tend(self) -> None:
         """Do what is due: the background sync, the floor's sync, a look at the disk's space."""
-        now = self._monotonic()
+        now = monotonic()
         if self._failure is None:
             try:
                 if self._unsynced and now >= self._sync_due:
@@ -187,7 +186,7 @@ class Writer:
     def _look_before(self, size_bytes: int) -> None:
         """Look at the disk unless that was just done: an exhausted one gives its reserve up before a write fails."""
         self._unlooked_bytes += size_bytes
-        now = self._monotonic()
+        now = monotonic()
         is_due = now >= self._space_due or self._unlooked_bytes >= self._space.verdict.look_after_bytes
         if is_due or self._space.is_tight(size_bytes):
             self._look_at_space(now)

@@ -40,10 +40,7 @@ class TickChannel:
 
     def published(self) -> list[int]:
         """Ticks of the entries readers can have."""
-        reader = self.tail.open_reader(1)
-        assert reader is not None
-        read = reader.poll(bytes_max=1 << 30)
-        return [] if read is None else [entry.time_tick for entry in read.entries]
+        return [entry.time_tick for entry in self.tail.snapshot_from(1, bytes_max=1 << 30)]
 
     async def _promise(self, tick: int) -> None:
         assert tick > self.tail.confirmed_tick, "the promise comes before readers hear of it"

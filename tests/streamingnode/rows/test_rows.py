@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interceptors.errors import SchemaMismatch
+from streamingnode.rows import arrow_columns
 from streamingnode.rows import rows as rows_module
 from streamingnode.rows.rows import RowShape, key_shape, keys_to_batches, row_shape, to_batches
 from tests.streamingnode.append_double import schema_of
@@ -462,3 +463,17 @@ def test_single_key_outside_a_list_is_an_invalid_argument(keys: Any) -> None:
 
 def test_empty_list_of_keys_becomes_no_batches() -> None:
     assert keys_to_batches([], KEYS) == []
+
+
+def test_a_column_of_which_only_the_halves_fit_is_refused_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Arrow does with more than 2 GiB of text."""
+
+    def cast(array: Any, _kind: pa.DataType) -> Any:
+        if len(array) > 2:
+            raise pa.ArrowInvalid("input array too large")
+        return array
+
+    monkeypatch.setattr(arrow_columns, "exact_cast", cast)
+    error = refusal(pa.table({"id": pa.array([1, 2, 3], pa.int32()), "item": ["a"] * 3, "amount": [1.0] * 3}))
+    assert (error.column, error.row) == ("id", None)
+    assert "insert fewer rows" in str(error)

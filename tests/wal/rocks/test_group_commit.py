@@ -1,6 +1,6 @@
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
@@ -15,7 +15,6 @@ from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, 
 from wal.rocks.floor import read_floor
 from wal.rocks.group_commit import GroupCommit, StoreState
 from wal.rocks.layout import RocksOptions
-from wal.rocks.opening import Environment
 from wal.rocks.space import NOT_LOOKED
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocks.writer import WRITE_BYTES_MAX, Writer
@@ -33,8 +32,11 @@ class Disk:
 
 
 @pytest.fixture
-def disk() -> Disk:
-    return Disk()
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wal.rocks.space.free_bytes_of", lambda _: disk.free_bytes)
+        yield disk
 
 
 @pytest.fixture
@@ -42,7 +44,6 @@ async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
     store = await open_rocks_store(
         tmp_path / "node",
         options=RocksOptions(queue_bytes_max=10_000, free_bytes_min=MARK_BYTES),
-        environment=Environment(free_bytes=lambda _: disk.free_bytes),
     )
     yield store
     await store.close()

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
@@ -14,7 +14,6 @@ from tests.failing_disk import FailingDisk
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import StorageFull
 from wal.rocks.layout import RocksOptions
-from wal.rocks.opening import Environment
 from wal.rocks.space import MIB, RESERVE_NAME, SpaceLevel, SpaceWatch
 from wal.rocks.store import RocksStore, open_rocks_store
 
@@ -30,8 +29,12 @@ class Disk:
 
 
 @pytest.fixture
-def disk() -> Disk:
-    return Disk()
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wal.rocks.space.free_bytes_of", lambda _: disk.free_bytes)
+        patch.setattr("wal.rocks.writer.monotonic", lambda: 0.0)
+        yield disk
 
 
 @pytest.fixture
@@ -39,7 +42,6 @@ async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
     store = await open_rocks_store(
         tmp_path / "node",
         options=RocksOptions(free_bytes_min=MARK_BYTES),
-        environment=Environment(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
     )
     await append(await store.open_log("p0"), b"before")
     yield store
@@ -92,7 +94,6 @@ async def test_what_makes_room_and_waits_for_the_queue_gets_through_when_the_dis
     store = await open_rocks_store(
         tmp_path / "node",
         options=RocksOptions(free_bytes_min=MARK_BYTES, queue_bytes_max=1000),
-        environment=Environment(free_bytes=lambda _: disk.free_bytes, monotonic=lambda: 0.0),
     )
     log = await store.open_log("p0")
     slow.gate.clear()

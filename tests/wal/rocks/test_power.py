@@ -13,7 +13,7 @@ from tests.wal.log_contract import append, stamped_group
 from tests.wal.rocks.damaged_directory import NO_LOW_WATER
 from wal.rocks.floor import FLOOR_NAME, SLOT_BYTES, Floor, FloorFile, decode_slot, read_floor, write_floor
 from wal.rocks.layout import Durability, RocksOptions
-from wal.rocks.opening import Environment, take_directory
+from wal.rocks.opening import take_directory
 from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -128,7 +128,7 @@ def test_a_token_survives_a_power_cut_before_anything_is_done_under_it(tmp_path:
 
 def take(directory: Path) -> tuple[str, int]:
     """Own a directory, let go of it, and return its node's id and the term."""
-    owned = take_directory(directory, NO_LOW_WATER, Environment())
+    owned = take_directory(directory, NO_LOW_WATER)
     try:
         return owned.opened.found.node_id, owned.opened.term
     finally:

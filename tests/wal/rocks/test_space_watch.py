@@ -32,14 +32,16 @@ class Disk:
 
 
 @pytest.fixture
-def disk() -> Disk:
-    return Disk()
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(space, "free_bytes_of", disk.free)
+    return disk
 
 
 @pytest.fixture
 def watch(tmp_path: Path, disk: Disk) -> SpaceWatch:
     (tmp_path / "log").mkdir()
-    return SpaceWatch(tmp_path, free_bytes_min=MARK_BYTES, free_bytes=disk.free)
+    return SpaceWatch(tmp_path, free_bytes_min=MARK_BYTES)
 
 
 def reserve_bytes(directory: Path) -> int:

@@ -19,13 +19,13 @@ from spark_sink.ingestion import COMMIT_BYTES_MAX, IngestJob
 from tests.chaos.borrowed_spark import environment
 from tests.chaos.failpoint_table import FAILPOINTS
 from tests.spark_sink.conftest import STEPS, Ingest
-from tests.spark_sink.ingestion.ingest_without_jvm import LOST
+from tests.spark_sink.ingest_without_jvm import LOST
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
 
 pytestmark = pytest.mark.spark
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(spark: SparkSession, node: NodeBuilder, tables: Path, *, failpoints: str = "") -> "subprocess.Popen[bytes]":
@@ -113,7 +113,7 @@ def test_spark_killed_under_its_driver_every_row_is_there_once(
     command = [
         sys.executable,
         "-m",
-        "tests.spark_sink.ingestion.ingest_without_jvm",
+        "tests.spark_sink.ingest_without_jvm",
         str(node.path),
         str(tables),
         moment,

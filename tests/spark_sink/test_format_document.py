@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from spark_sink.columns import stored_type
 from spark_sink.table import CommitNote, NewFile, OpenTable, TableIdentity, Watermark
 
-SECTION = (Path(__file__).parents[3] / "docs" / "format.md").read_text("utf-8").partition("\n## Tables\n")[2]
+SECTION = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8").partition("\n## Tables\n")[2]
 IDENTITY = TableIdentity("n1", 1, "t")
 STATS = '{"numRecords":2}'
 

@@ -10,7 +10,7 @@ from flusher.directory import Lease, NodeDirectory, lease_path
 from flusher.retention import TableLease, read_leases
 from spark_sink.commit import write_lease
 
-TEXT = (Path(__file__).parents[3] / "docs" / "format.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
 
 
 def documented() -> str:
