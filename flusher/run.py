@@ -16,10 +16,9 @@ from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 
 from flusher.checkpoint import Checkpoint, CutPosition, checkpoint_key, encode_checkpoint, extend_history
-from flusher.cut_log import Cut, CutLog
 from flusher.cuts import build_manifest, check_same_cut, publish_cut
 from flusher.data_file import FileInProgress
-from flusher.directory import NodeDirectory
+from flusher.directory import Cut, CutLog, NodeDirectory
 from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, delete_path, segment_path
 from flusher.retention import RetentionOptions
 from flusher.rows import Rows

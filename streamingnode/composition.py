@@ -14,8 +14,7 @@ from pathlib import Path
 import anyio
 
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
-from flusher.cut_log import CUTS
-from flusher.directory import NodeDirectory
+from flusher.directory import CUTS, NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS
 from flusher.run import FlushContext

@@ -15,8 +15,8 @@ import msgspec
 from rocksdict import AccessType, DBRecoveryMode, Rdict
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
-from flusher.cut_log import cut_numbers
 from flusher.cuts import CUTS_RECORD, decode_first_kept
+from flusher.directory import cut_numbers
 from interceptors.idempotency import ProducerRecord
 from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition

@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
-from flusher.cut_log import CutLog, cut_numbers, manifest_path
-from flusher.directory import NodeDirectory
+from flusher.directory import CutLog, NodeDirectory, cut_numbers, manifest_path
 from flusher.manifest import arrow_schema, collection_info
 from flusher.snapshot import SnapshotSource
 from interceptors.shard.catalog import Catalog, CollectionInfo, check_name

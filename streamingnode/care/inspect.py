@@ -12,13 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from flusher.cut_log import CutLog, lives
-from flusher.directory import LEASES, Lease
+from flusher.cuts import UNREADABLE, Lease, lease_files, read_leases
+from flusher.directory import CutLog, NodeDirectory, lives
 from flusher.manifest import arrow_schema, collection_info
-from flusher.retention import LEASE_BYTES_MAX, UNREADABLE, TableLease, read_leases
 from wal.codec import crc32c
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
-from wal.files import LOCK_NAME, open_regular, read_regular
+from wal.files import LOCK_NAME, open_regular
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
 
@@ -71,20 +70,11 @@ def read_node_files(directory: Path) -> NodeFiles:
             holder=holder(directory),
             floor=floor,
             cuts=CutLog(directory),
-            leases=_leases(directory),
+            leases=tuple(found for _, found in lease_files(NodeDirectory(directory)) if isinstance(found, Lease)),
             disk_bytes={part: _bytes_under(directory / part) for part in PARTS},
         )
     except OSError as error:
         raise StorageFailed(f"cannot read {directory}: {error.strerror} — make it readable for this user") from error
-
-
-def _leases(directory: Path) -> tuple[Lease, ...]:
-    """Return the leases of tables, by file name; a file that is none is left out."""
-    leases = []
-    for path in sorted((directory / LEASES).glob("*.json")):
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, FileNotFoundError, Corrupt):
-            leases.append(msgspec.json.decode(read_regular(path, bytes_max=LEASE_BYTES_MAX), type=Lease))
-    return tuple(leases)
 
 
 def part_bytes(directory: Path, part: str) -> int | None:
@@ -249,7 +239,7 @@ def held_files(cuts: CutLog) -> list[HeldFiles]:
     ]
 
 
-def _held_by(collection_id: int, newest: int, living: Mapping[int, str], leases: list[TableLease]) -> tuple[str, ...]:
+def _held_by(collection_id: int, newest: int, living: Mapping[int, str], leases: list[Lease]) -> tuple[str, ...]:
     """Return who holds a collection's files. Cuts go in order, so a live one's wait for every table that lags."""
     readable = [lease for lease in leases if lease.collection_id != UNREADABLE]
     holders = [f"{lease.table}, which is no lease" for lease in leases if lease.collection_id == UNREADABLE]

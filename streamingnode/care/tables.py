@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.cut_log import CutLog
-from flusher.directory import Lease, lease_path
+from flusher.cuts import Lease, lease_path
+from flusher.directory import CutLog
 from flusher.rows import OFFSET, TICK, VCHANNEL
 from spark_sink.table import OpenTable, TableFile, TableIdentity, TableVersion, Watermark
 from streamingnode.care.findings import Kind, Report

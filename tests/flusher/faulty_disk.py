@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from flusher.checkpoint import decode_checkpoint
-from flusher.cut_log import file_paths, read_cut
-from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory, file_paths, read_cut
 from wal.log import Log
 from wal.memory_store import MemoryLogStore
 

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint, encode_checkpoint
-from flusher.cut_log import manifest_path
 from flusher.data_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, FileInProgress
-from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory, manifest_path
 from flusher.manifest import CutManifest, decode_manifest, encode_manifest, manifest_crc32c
 from flusher.rows import OFFSET, TICK, VCHANNEL
 from flusher.run import OpenCut

@@ -28,8 +28,7 @@ import pyarrow.parquet as pq
 from anyio._backends import _asyncio as anyio_on_asyncio
 
 from flusher.checkpoint import checkpoint_key, decode_checkpoint
-from flusher.cut_log import file_paths, read_cut
-from flusher.directory import NodeDirectory
+from flusher.directory import NodeDirectory, file_paths, read_cut
 from scanner.named_reader import ReaderPosition
 from streamingnode import composition
 from streamingnode.config import NodeConfig, load_config
