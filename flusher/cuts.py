@@ -23,7 +23,6 @@ from zlib import crc32
 
 import msgspec
 
-from flusher.checkpoint import Checkpoint
 from flusher.directory import (
     CUTS,
     TEMPORARY_SUFFIX,
@@ -38,6 +37,7 @@ from flusher.manifest import (
     DELETES,
     MANIFEST_FORMAT,
     SEGMENTS,
+    Checkpoint,
     CutManifest,
     DeleteFile,
     SegmentFile,

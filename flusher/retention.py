@@ -13,10 +13,9 @@ from itertools import takewhile
 import anyio
 from anyio import to_thread
 
-from flusher.checkpoint import Checkpoint, CutPosition
 from flusher.cuts import UNREADABLE, Lease, encode_first_kept, kept_cuts_key, read_leases
 from flusher.directory import CUTS, CutLog, NodeDirectory, cut_numbers, file_paths, manifest_path
-from flusher.manifest import DELETES, SEGMENTS, CutManifest, decode_manifest, manifest_crc32c
+from flusher.manifest import DELETES, SEGMENTS, Checkpoint, CutManifest, CutPosition, decode_manifest, manifest_crc32c
 from wal.errors import Corrupt, Truncated, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.log import Log, LogStore

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from flusher.data_file import OffsetRule, Rows, decode_rows
 from flusher.directory import Cut, CutLog, check_file, cut_numbers, manifest_path
-from flusher.manifest import CutManifest, DataFile, arrow_schema
-from flusher.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
+from flusher.manifest import OFFSET, TICK, CutManifest, DataFile, arrow_schema, stored_schema
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, Truncated

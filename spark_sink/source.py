@@ -21,8 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from flusher.directory import CutLog
-from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, collection_info
-from flusher.rows import OFFSET, TICK
+from flusher.manifest import OFFSET, TICK, DeleteFile, SegmentFile, arrow_schema, collection_info
 from spark_sink.changes import (
     Changes,
     changes_of,

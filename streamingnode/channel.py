@@ -12,7 +12,7 @@ from functools import partial
 
 import anyio
 
-from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
+from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor, OpenedProducer, Producers
 from interceptors.recovery import RecoveredChannel, recover

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import pyarrow as pa
 
-from flusher.checkpoint import Checkpoint
 from flusher.cuts import Lease, read_leases
 from flusher.directory import CutLog, cut_numbers
 from flusher.flusher import Flusher
-from flusher.manifest import arrow_schema
+from flusher.manifest import Checkpoint, arrow_schema
 from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy

@@ -5,7 +5,8 @@ is moved, repeated or left out is found as surely as one with a flipped bit.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +16,8 @@ from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import HEADERS, MessageType
 from wal.message import NO_PROPERTIES, LogEntry, Message, MutableMessage
 from wal.position import ProducerStamp
+
+T = TypeVar("T")
 
 ENTRY_MAGIC = 0x4E53
 """`SN` on disk."""
@@ -187,3 +190,27 @@ def _decode_messages(
     if at != len(view):
         raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")
     return messages
+
+
+# --- small records ----------------------------------------------------------------------------------------------------
+
+
+class _Versioned(msgspec.Struct):
+    format: int
+
+
+def decode_versioned(
+    content: bytes, kind: type[T], version: int, name: str, *, decode: Callable[..., Any] = msgspec.msgpack.decode
+) -> T:
+    """Return the record in `content`, whose field `format` says its version; `name` is only for errors.
+
+    Raises `UnsupportedFormat` for another version, `Corrupt` for anything else.
+    """
+    try:
+        found = decode(content, type=_Versioned).format
+        if found != version:
+            raise UnsupportedFormat(f"{name} has format {found}, this release reads {version}")
+        record: T = decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{name} does not decode: {error}") from error
+    return record

@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 from anyio import from_thread
 
-from flusher.checkpoint import NO_CHECKPOINT
 from flusher.cuts import FIRST_CUT, LEASE_BYTES_MAX, LEASES
 from flusher.directory import (
     CUTS,
@@ -33,7 +32,7 @@ from flusher.directory import (
     read_cut,
     read_through,
 )
-from flusher.manifest import DataFile, decode_manifest, manifest_crc32c
+from flusher.manifest import NO_CHECKPOINT, DataFile, decode_manifest, manifest_crc32c
 from interceptors.errors import AlreadyExists
 from streamingnode.care.database import PCHANNEL, read_node_records
 from streamingnode.care.findings import OnStep, no_progress

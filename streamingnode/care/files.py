@@ -15,12 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.checkpoint import Checkpoint
 from flusher.cuts import LEASES, Lease, lease_files, lease_path
 from flusher.directory import CUTS, NodeDirectory, cut_numbers, living, manifest_path, measure_file, read_cut
-from flusher.manifest import CutManifest, DataFile, SegmentFile, decode_manifest, manifest_crc32c
+from flusher.manifest import (
+    OFFSET,
+    TICK,
+    VCHANNEL,
+    Checkpoint,
+    CutManifest,
+    DataFile,
+    SegmentFile,
+    decode_manifest,
+    manifest_crc32c,
+)
 from flusher.retention import SET_ASIDE_SUFFIX
-from flusher.rows import OFFSET, TICK, VCHANNEL
 from streamingnode.care.database import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.care.findings import Kind, Report
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat

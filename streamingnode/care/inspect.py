@@ -14,9 +14,9 @@ import msgspec
 
 from flusher.cuts import UNREADABLE, Lease, lease_files, read_leases
 from flusher.directory import CutLog, NodeDirectory, lives
-from flusher.manifest import arrow_schema, collection_info
-from wal.codec import crc32c
-from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
+from flusher.manifest import arrow_schema, checked_document, collection_info, with_checksum
+from wal.codec import decode_versioned
+from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
 from wal.files import LOCK_NAME, open_regular
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
@@ -287,27 +287,14 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_record(record: BackupRecord) -> bytes:
     """Return the record's file content."""
-    document = msgspec.json.encode(record)
-    return document + b"\ncrc32c:%08x\n" % crc32c(document)
+    return with_checksum(msgspec.json.encode(record))
 
 
 def decode_record(content: bytes, *, name: str) -> BackupRecord:
     """Return the record in `content`. Raises `Corrupt`, or `UnsupportedFormat` for one of a newer release."""
-    document, _, trailer = content.partition(b"\n")
-    if trailer != b"crc32c:%08x\n" % crc32c(document):
-        raise Corrupt(f"{name} fails its checksum — restore from another backup")
-    try:
-        version = msgspec.json.decode(document, type=_Versioned).format
-        if version != RECORD_FORMAT:
-            raise UnsupportedFormat(f"{name} has format {version}, this release reads {RECORD_FORMAT}")
-        record = msgspec.json.decode(document, type=BackupRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{name} is no record of a backup: {error} — restore from another backup") from error
+    document = checked_document(content, name, step="restore from another backup")
+    record = decode_versioned(document, BackupRecord, RECORD_FORMAT, name, decode=msgspec.json.decode)
     for file in record.files:
         if file.path.startswith("/") or ".." in file.path.split("/"):
             raise Corrupt(f"{name} names {file.path!r}, which is outside of it — restore from another backup")
     return record
-
-
-class _Versioned(msgspec.Struct):
-    format: int

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from flusher.cuts import Lease, lease_path
 from flusher.directory import CutLog
-from flusher.rows import OFFSET, TICK, VCHANNEL
+from flusher.manifest import OFFSET, TICK, VCHANNEL
 from spark_sink.table import OpenTable, TableFile, TableIdentity, TableVersion, Watermark
 from streamingnode.care.findings import Kind, Report
 from wal.errors import StreamingNodeError

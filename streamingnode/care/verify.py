@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from anyio import from_thread
 from rocksdict import Rdict
 
-from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
 from flusher.cuts import FIRST_CUT, decode_first_kept, kept_cuts_key
 from flusher.directory import cut_numbers, measure_file
 from flusher.flusher import Flusher
+from flusher.manifest import NO_CHECKPOINT, Checkpoint
 from interceptors.shard.state import decode_snapshot
 from scanner.named_reader import ReaderPosition
 from streamingnode.care.database import (

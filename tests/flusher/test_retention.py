@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint
 from flusher.cuts import Lease, are_all_there, decode_first_kept, kept_cuts_key, read_leases
 from flusher.directory import NodeDirectory, cut_numbers, file_paths, manifest_path
-from flusher.manifest import decode_manifest, encode_manifest
+from flusher.manifest import Checkpoint, CutPosition, decode_checkpoint, decode_manifest, encode_manifest
 from flusher.retention import RetentionOptions, may_remove_cut, newest_old_cut, truncation_bound
 from flusher.run import FlushOptions
 from tests.flusher.cut_reading import manifests, rows_in

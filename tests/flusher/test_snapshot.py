@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flusher.checkpoint import NO_CHECKPOINT
 from flusher.directory import NodeDirectory, file_paths, manifest_path
-from flusher.manifest import decode_manifest
+from flusher.manifest import NO_CHECKPOINT, decode_manifest
 from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
 from interceptors.shard.state import ShardState
 from scanner.deliver_policy import DeliverPolicy
