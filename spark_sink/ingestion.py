@@ -33,7 +33,6 @@ from spark_sink.commit import (
     write_files,
     write_lease,
 )
-from spark_sink.commit import check_writable, clean_up, holds_only_attempts, release, sync_log, write_files, write_lease
 from spark_sink.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
 from spark_sink.cut_request import request_cut as ask_for_cut
 from spark_sink.errors import TableAhead
