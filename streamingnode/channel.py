@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio
+import msgspec
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
+from flusher.flusher import Flusher
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor, OpenedProducer, Producers
 from interceptors.recovery import RecoveredChannel, recover
@@ -35,6 +37,7 @@ from streamingnode.supervisor import Supervisor
 from wal.adaptor import Wal, WalOptions
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint
+from wal.files import disk_errors_typed
 from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
 from wal.log import Append, AppendGroup, AppendObserver, Log, LogStore
@@ -139,7 +142,7 @@ class ChannelTerm:
 
 
 class Channel:
-    """An open pchannel; made by `open_channel`. Lives on the event loop."""
+    """An open pchannel; `open` comes first. Lives on the event loop."""
 
     def __init__(
         self,
@@ -268,3 +271,50 @@ class Channel:
         await self.wal.close()
         await self.scanners.close()
         self.tail.close()
+
+
+# --- cuts as callers ask for them --------------------------------------------------------------------------------------
+
+
+class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment that a cut sealed; `path` is relative to the node directory."""
+
+    segment_id: int
+    collection_id: int
+    partition_id: int
+    rows: int
+    bytes: int
+    path: str
+
+
+class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before it.
+
+    `crc32c` is the checksum of its manifest: whoever holds it, as tables do, tells the cut from one of another history.
+    """
+
+    number: int
+    tick: int
+    crc32c: int = 0
+    segments: tuple[FlushedSegment, ...] = ()
+
+
+async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
+    """Make a cut, or find the newest one when there is nothing to cut, and return once it is in files."""
+    number = await channel.request_cut()
+    if not number:
+        return FlushResult(number=0, tick=0)
+    with disk_errors_typed(flusher.cuts.node):
+        cut = await flusher.wait_for_cut(number)
+    segments = tuple(
+        FlushedSegment(
+            segment_id=segment.segment_id,
+            collection_id=segment.collection_id,
+            partition_id=segment.partition_id,
+            rows=segment.rows,
+            bytes=segment.bytes,
+            path=segment.path,
+        )
+        for segment in cut.manifest.segments
+    )
+    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=segments)

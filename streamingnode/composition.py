@@ -25,9 +25,9 @@ from streamingnode.care.files import refuse_mixed
 from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, ChannelOptions
 from streamingnode.config import NodeConfig
-from streamingnode.meter import AppendMeter, NodeMeter
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
+from streamingnode.statistics import AppendMeter, NodeMeter
 from streamingnode.supervisor import Supervisor
 from wal.adaptor import WalOptions
 from wal.errors import StorageFailed
@@ -103,7 +103,7 @@ async def compose(
         flusher=flusher,
         readers=readers,
         upkeep=Upkeep(path, channel, flusher, now_ms),
-        meter=NodeMeter(channel=channel, flusher=flusher, appends=appends, now_ms=now_ms),
+        meter=NodeMeter(channel, flusher, appends, now_ms),
     )
 
 

@@ -25,16 +25,14 @@ from scanner.named_reader import NamedReaders
 from streamingnode.care.backup import BackupResult
 from streamingnode.care.findings import Report
 from streamingnode.care.upkeep import Upkeep
-from streamingnode.channel import Channel
+from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import CatalogChanges, Collection, check_definition, collection_of
 from streamingnode.config import NodeConfig
-from streamingnode.flush import FlushResult, flush
-from streamingnode.meter import NodeMeter
 from streamingnode.names import check_name, check_path, not_text
 from streamingnode.reading.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
-from streamingnode.statistics import NodeStatistics
+from streamingnode.statistics import NodeMeter, NodeStatistics
 from streamingnode.supervisor import Supervisor
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
