@@ -12,11 +12,12 @@ from functools import partial
 
 import anyio
 import msgspec
+from anyio import to_thread
 
 from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
 from flusher.flusher import Flusher
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
-from interceptors.idempotency import IdempotencyInterceptor, OpenedProducer, Producers
+from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
@@ -31,7 +32,7 @@ from interceptors.timetick import (
 )
 from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
 from interceptors.txn_session import TxnLimits
-from interceptors.window import ProducerLimits
+from interceptors.window import ProducerLimits, encode_window
 from scanner.scanner import ScannerRegistry
 from streamingnode.supervisor import Supervisor
 from wal.adaptor import Wal, WalOptions
@@ -85,10 +86,8 @@ class ChannelTerm:
         self.mvcc = MvccManager(confirmed_tick)
         self.acks = AckManager(channel.ticks, confirmed_tick=confirmed_tick, tail=channel.tail, mvcc=self.mvcc)
         self.ticks = TimeTickSyncOperator(self.acks, promise_tick=store.promise_tick)
-        allocator, sealer = (
-            SegmentAllocator(self.shards),
-            SealWorker(self.shards, last_tick=lambda: channel.ticks.last),
-        )
+        allocator = SegmentAllocator(self.shards)
+        sealer = SealWorker(self.shards, last_tick=lambda: channel.ticks.last)
         self._workers = (
             allocator,
             sealer,
@@ -206,6 +205,10 @@ class Channel:
         """The collections as of the last group in the log's queue."""
         return self.term.shards.catalog
 
+    def live_ids(self) -> frozenset[int]:
+        """Return the ids of the collections that exist."""
+        return frozenset(info.id for info in self.catalog.collections())
+
     async def consistent_tick(self, vchannels: Sequence[str] = ()) -> int:
         """Return a tick that no append acknowledged before the call is above; readers reach it without new writes.
 
@@ -254,17 +257,11 @@ class Channel:
         """Return keys of the store's map; see `LogStore.scan_meta`."""
         return await self.store.scan_meta(prefix)
 
-    async def open_producer(self, name: str) -> OpenedProducer:
-        """Open a named producer; see `Producers.open`. What a failed write leaves open is known when this returns."""
-        return await self.wal.in_term(partial(self.producers.open, name))
-
-    async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a named producer; see `Producers.put_note`."""
-        await self.wal.in_term(partial(self.producers.put_note, name, epoch, note))
-
-    async def delete_producer(self, name: str) -> bool:
-        """Forget a named producer; see `Producers.delete`."""
-        return await self.wal.in_term(partial(self.producers.delete, name))
+    async def save_producers(self, tick: int) -> bytes:
+        """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
+        await self.wal.wait_back()
+        window = self.term.idempotency.window
+        return await to_thread.run_sync(encode_window, window.freeze(tick))
 
     async def close(self) -> None:
         """Drain appends, then end the readers; the log stays the store's. Idempotent."""

@@ -228,11 +228,13 @@ class Node:
         """
         self._check_open()
         check_name("producer", name)
-        opened = await self._run(lambda: self._channel.open_producer(name), f"opening producer {name!r}", timeout)
+        channel = self._channel
+        open_it = partial(channel.wal.in_term, partial(channel.producers.open, name))
+        opened = await self._run(open_it, f"opening producer {name!r}", timeout)
         return Producer(
             name,
             opened,
-            self._channel,
+            channel,
             self._writes,
             outstanding_max=self._config.producers.results_per_producer_max,
             txn_age_s_max=self._config.txn.age_s_max,
@@ -240,7 +242,8 @@ class Node:
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
         """Forget a producer and its sequences, and fence it; return whether there was one."""
-        return await self._run(lambda: self._channel.delete_producer(name), "forgetting the producer", timeout)
+        delete = partial(self._channel.producers.delete, name)
+        return await self._run(partial(self._channel.wal.in_term, delete), "forgetting the producer", timeout)
 
     # --- reading --------------------------------------------------------------------------------------------------------
 

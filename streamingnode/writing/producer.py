@@ -135,7 +135,8 @@ class Producer:
         """
         if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
             raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
-        await self._channel.put_producer_note(self._name, self._epoch, note)
+        channel = self._channel
+        await channel.wal.in_term(partial(channel.producers.put_note, self._name, self._epoch, note))
         self._note = note
 
     async def insert(

@@ -27,7 +27,7 @@ from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown
 from wal.timetick import physical_ms
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
-ONLY_ASYNC = {"begin_closing", "aclose", "state", "next_messages", "close"}
+ONLY_ASYNC = {"begin_closing", "aclose", "state", "next_messages", "close", "add", "begun"}
 
 
 PAIRS = [(SyncNode, Node), (SyncTransaction, Transaction), (SyncProducer, Producer), (SyncReader, CollectionReader)]
