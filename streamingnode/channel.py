@@ -7,7 +7,6 @@ stay: a scanner that tailed finds the tail restarted, returns to the log at its 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import anyio
@@ -22,7 +21,6 @@ from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardInterceptor
 from interceptors.shard.manager import ShardManager
-from interceptors.shard.state import SegmentLimits
 from interceptors.timetick import (
     AckManager,
     MvccManager,
@@ -31,9 +29,9 @@ from interceptors.timetick import (
     TimeTickSyncOperator,
 )
 from interceptors.txn import RollbackWorker, TxnInterceptor, TxnManager
-from interceptors.txn_session import TxnLimits
-from interceptors.window import ProducerLimits, encode_window
+from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
+from streamingnode.config import NodeConfig
 from streamingnode.supervisor import Supervisor
 from wal.adaptor import Wal, WalOptions
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
@@ -48,38 +46,25 @@ from wal.queue import PendingBytes
 from wal.timetick import TickAllocator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelOptions:
-    """Limits of one channel's parts; each part says what its own mean. Seconds, bytes."""
-
-    wal: WalOptions
-    txn: TxnLimits
-    producers: ProducerLimits
-    segments: SegmentLimits
-    tail_capacity_bytes: int
-    tick_interval_s: float
-    time_interceptors: bool = False
-
-
 class ChannelTerm:
     """What a channel has in one term only: the interceptors around its log and the workers that append to it."""
 
     def __init__(
         self, channel: "Channel", checkpoint: Checkpoint, found: RecoveredChannel, first_tick: LogEntry, end: Append
     ) -> None:
-        log, store, options, pending = channel.log, channel.store, channel.options, channel.pending
+        log, store, config, pending = channel.log, channel.store, channel.config, channel.pending
         confirmed_tick = first_tick.time_tick
         self.checkpoint = checkpoint
         """What the term was rebuilt from."""
         self.transactions = TxnManager(
-            options.txn,
+            config.txn,
             pending.transactions,
             at_tick=confirmed_tick,
             open_transactions=found.open_transactions,
             fences=found.fences,
             commits=found.commits,
         )
-        self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments)
+        self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments)
         self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places, message_id_kind(log.wal_name))
         channel.producers.bind(self.idempotency)
         channel.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
@@ -92,7 +77,7 @@ class ChannelTerm:
             allocator,
             sealer,
             RollbackWorker(self.transactions),
-            TimeTickInspector(self.ticks, interval_s=options.tick_interval_s),
+            TimeTickInspector(self.ticks, interval_s=config.ticks.interval_s),
         )
         chain = Chain(
             (  # outermost first; ADR 0003 gives the reasons for the order
@@ -107,7 +92,7 @@ class ChannelTerm:
                 ShardInterceptor(self.shards, allocator, sealer),
             ),
             end,
-            observer=channel.observer if options.time_interceptors else None,
+            observer=channel.observer if channel.time_interceptors else None,
         )
         self.append, self.ready, self.close = chain.append, chain.ready, chain.close
 
@@ -148,19 +133,26 @@ class Channel:
         store: LogStore,
         log: Log,
         *,
+        config: NodeConfig,
         ticks: TickAllocator,
-        options: ChannelOptions,
-        pending: PendingBytes,
-        observer: AppendObserver | None,
+        observer: AppendObserver,
+        time_interceptors: bool,
         explain: Callable[[StreamingNodeError], None],
     ) -> None:
-        self.store, self.log, self.ticks, self.pending = store, log, ticks, pending
-        self.options, self.observer = options, observer
-        self.tail = LiveTail(capacity_bytes=options.tail_capacity_bytes)
+        self.store, self.log, self.config, self.ticks = store, log, config, ticks
+        self.observer, self.time_interceptors = observer, time_interceptors
+        self.pending = PendingBytes(config.writes.pending_bytes_max)
+        self.tail = LiveTail(capacity_bytes=config.tail.capacity_bytes)
         self.scanners = ScannerRegistry(log, self.tail)
-        self.producers = Producers(store, log.name, options.producers)
+        self.producers = Producers(store, log.name, config.producers)
         self.wal = Wal(
-            store, log, self._open_term, ticks=ticks, options=options.wal, observer=observer, explain=explain
+            store,
+            log,
+            self._open_term,
+            ticks=ticks,
+            options=WalOptions(limits=config.wal, retry=config.retry, reopen=config.reopen),
+            observer=observer,
+            explain=explain,
         )
         self.append, self.read = self.wal.append, self.scanners.open
         self._term: ChannelTerm | None = None
@@ -179,7 +171,7 @@ class Channel:
             tick=checkpoint.tick,
             shard_state=checkpoint.shard_state,
             producers=checkpoint.producers,
-            producer_limits=self.options.producers,
+            producer_limits=self.config.producers,
             held=self.producers.places.writes(),
         )
         failpoint("recovery.state_rebuilt")

@@ -22,18 +22,16 @@ from flusher.run import FlushContext
 from scanner.named_reader import NamedReaders
 from streamingnode.care.files import refuse_mixed
 from streamingnode.care.upkeep import Upkeep
-from streamingnode.channel import Channel, ChannelOptions
+from streamingnode.channel import Channel
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.statistics import AppendMeter, NodeMeter
 from streamingnode.supervisor import Supervisor
-from wal.adaptor import WalOptions
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 from wal.log import AppendObserver, Log, LogStore
 from wal.memory_store import MemoryLogStore
-from wal.queue import PendingBytes
 from wal.rocks.store import open_rocks_store
 from wal.runtime import elapsed_ms, event_log, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
@@ -77,18 +75,10 @@ async def compose(
     channel = Channel(
         store,
         log,
+        config=config,
         ticks=ticks,
-        options=ChannelOptions(
-            wal=WalOptions(limits=config.wal, retry=config.retry, reopen=config.reopen),
-            txn=config.txn,
-            producers=config.producers,
-            segments=config.segments,
-            tail_capacity_bytes=config.tail.capacity_bytes,
-            tick_interval_s=config.ticks.interval_s,
-            time_interceptors=config.statistics.time_interceptors or observer is not None,
-        ),
-        pending=PendingBytes(config.writes.pending_bytes_max),
         observer=appends,
+        time_interceptors=config.statistics.time_interceptors or observer is not None,
         explain=supervisor.explain,
     )
     await channel.open()

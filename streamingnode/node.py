@@ -228,13 +228,14 @@ class Node:
         """
         self._check_open()
         check_name("producer", name)
-        channel = self._channel
-        open_it = partial(channel.wal.in_term, partial(channel.producers.open, name))
+        wal, producers = self._channel.wal, self._channel.producers
+        open_it = partial(wal.in_term, partial(producers.open, name))
         opened = await self._run(open_it, f"opening producer {name!r}", timeout)
         return Producer(
             name,
             opened,
-            channel,
+            wal,
+            producers,
             self._writes,
             outstanding_max=self._config.producers.results_per_producer_max,
             txn_age_s_max=self._config.txn.age_s_max,
