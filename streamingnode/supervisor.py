@@ -28,15 +28,10 @@ class Supervisor:
         """What the first task that failed raised."""
         return self._failure
 
-    @property
-    def running(self) -> int:
-        """How many tasks have not ended."""
-        return len(self._tasks)
-
-    def spawn(self, work: Coroutine[None, None, None], *, name: str | None = None) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Start `work` as a task. A task may end early; one that raises ends the node, unless it was cancelled."""
         scope = anyio.CancelScope()
-        task = asyncio.get_running_loop().create_task(_within(scope, work), name=name)
+        task = asyncio.get_running_loop().create_task(_within(scope, work))
         self._tasks[task] = scope
         task.add_done_callback(self._ended)
         return task

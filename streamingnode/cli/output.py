@@ -43,6 +43,12 @@ class Output:
         if not self.as_json:
             self.write("".join(f"{line}\n" for line in format_table(columns, rows)))
 
+    def fields(self, fields: Mapping[str, object]) -> None:
+        """Print one line for each field for people, values aligned."""
+        width = max(map(len, fields), default=0)
+        for name, value in fields.items():
+            self.line(f"{name.ljust(width)}  {value}")
+
     def document(self, value: object) -> None:
         """Print one JSON document when `--json` was given; nothing otherwise."""
         if self.as_json:
@@ -145,9 +151,3 @@ def format_tick(tick: int) -> str:
 def format_count(count: int, thing: str) -> str:
     """Return `1 row` or `2 rows`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def format_fields(fields: Mapping[str, object]) -> list[str]:
-    """Return one line for each field, values aligned."""
-    width = max(map(len, fields), default=0)
-    return [f"{name.ljust(width)}  {value}" for name, value in fields.items()]

@@ -125,13 +125,13 @@ class Coalescer:
     def _join(self, lane: "_Lane", insert: _Insert) -> Awaitable[WriteResult]:
         if not self._memory.try_take(insert.size_bytes):
             return self._join_later(lane, insert)
-        return self._let_in(lane, insert)
+        return self._wait_in(lane, insert)
 
     async def _join_later(self, lane: "_Lane", insert: _Insert) -> WriteResult:
         await self._memory.take(insert.size_bytes)
-        return await self._let_in(lane, insert)
+        return await self._wait_in(lane, insert)
 
-    def _let_in(self, lane: "_Lane", insert: _Insert) -> "asyncio.Future[WriteResult]":
+    def _wait_in(self, lane: "_Lane", insert: _Insert) -> "asyncio.Future[WriteResult]":
         lane.waiting.append(insert)
         lane.waiting_rows += len(insert.rows)
         self._start(lane)
