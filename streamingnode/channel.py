@@ -1,8 +1,7 @@
 """One pchannel for as long as its node is open: its WAL, what readers hold on to, and the interceptors of each term.
 
-In: an open store and the node's tick allocator. Out: a `Channel` whose parts change with each term while it stays the same
-object. What belongs to a term is thrown away whole and built anew by the code that opens a node; log, live tail and scanners
-stay: a scanner that tailed finds the tail restarted, returns to the log at its own position, and misses and repeats nothing.
+What belongs to a term is thrown away whole and built anew by the code that opens a node; log, live tail and scanners stay: a
+scanner that tailed finds the tail restarted, returns to the log at its own position, and misses and repeats nothing.
 """
 
 import asyncio

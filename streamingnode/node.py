@@ -1,8 +1,7 @@
 """The embedded node: everything a program does with collections, rows, transactions, readers and cuts.
 
-In: calls of many tasks on one event loop. Out: append groups to the log, readers over it. Every write returns when it is
-durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent inserts go together, in
-`coalescer`, the rest by itself, in `write`. The parts behind this are put together in `composition`.
+Every write returns when it is durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent
+inserts go together, in `coalescer`, the rest by itself, in `write`.
 """
 
 import asyncio

@@ -39,9 +39,13 @@ class Output:
             self.write(f"{escaped(text)}\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print aligned columns for people; numbers to the right."""
-        if not self.as_json:
-            self.write("".join(f"{line}\n" for line in format_table(columns, rows)))
+        """Print aligned columns for people; one in which every cell is a number to the right."""
+        cells = [[escaped(str(cell)) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        right = [bool(cells) and all(_is_numeric(row[i]) for row in cells) for i in range(len(columns))]
+        for row in (columns, *cells):
+            aligned = zip(row, widths, right, strict=True)
+            self.line("  ".join(cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in aligned).rstrip())
 
     def fields(self, fields: Mapping[str, object]) -> None:
         """Print one line for each field for people, values aligned."""
@@ -111,20 +115,6 @@ def to_json(value: object) -> str:
     except UnicodeEncodeError:  # a path whose bytes are no text
         return json.dumps(msgspec.to_builtins(value, enc_hook=str))
     return _TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return the lines of a table; a column in which every cell is a number is aligned to the right."""
-    cells = [[escaped(str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    right = [bool(cells) and all(_is_numeric(row[i]) for row in cells) for i in range(len(columns))]
-    return [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in (columns, *cells)
-    ]
 
 
 def _is_numeric(cell: str) -> bool:

@@ -1,8 +1,6 @@
 """A named producer: writes that can be repeated exactly, by a later call, after a crash, or by another process.
 
-In come writes with a sequence: a number that the caller chooses so that it names this write for ever, such as the offset of
-what it copies, or one that is given in order. Out goes one result for each sequence, however often it is sent. Each call is
-one append group or one transaction, so it is in the log whole, under its one sequence, or not at all.
+Each call is one append group or one transaction, so it is in the log whole, under its one sequence, or not at all.
 """
 
 import asyncio
