@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.machine import describe_machine
 from bench.measurement import HEADINGS, Measurement, as_document, table_row
-from streamingnode.cli.output import format_fields, format_table
+from streamingnode.cli.output import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,11 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 def print_report(directory: Path, measured: Sequence[Measurement], *, json_only: bool) -> None:
     """Print the table, unless only JSON is wanted, and one line of JSON."""
     machine = describe_machine(directory)
-    if not json_only:
-        print("\n".join(format_fields(machine)), end="\n\n")
-        print("\n".join(format_table(HEADINGS, [table_row(each) for each in measured])), end="\n\n")
+    output = Output(as_json=json_only)
+    output.fields(machine)
+    output.line()
+    output.table(HEADINGS, [table_row(each) for each in measured])
+    output.line()
     print(json.dumps({"machine": machine, "measurements": [as_document(each) for each in measured]}))
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scanner.deliver_policy import DeliverPolicy
     from streamingnode import config, errors, sync
+    from streamingnode.channel import FlushResult
     from streamingnode.collections import Collection
     from streamingnode.config import NodeConfig, load_config
-    from streamingnode.flush import FlushResult
     from streamingnode.node import Node
     from streamingnode.opening import open_node
     from streamingnode.reading.read_message import ReadMessage
@@ -55,7 +55,7 @@ _PLACES = {
     "Collection": "streamingnode.collections",
     "CollectionReader": "streamingnode.reading.reader",
     "DeliverPolicy": "scanner.deliver_policy",
-    "FlushResult": "streamingnode.flush",
+    "FlushResult": "streamingnode.channel",
     "MessageId": "wal.position",
     "MessageType": "wal.headers",
     "Node": "streamingnode.node",

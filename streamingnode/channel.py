@@ -1,24 +1,24 @@
 """One pchannel for as long as its node is open: its WAL, what readers hold on to, and the interceptors of each term.
 
-In: an open store and the node's tick allocator. Out: a `Channel` whose parts change with each term while it stays the same
-object. What belongs to a term is thrown away whole and built anew by the code that opens a node; log, live tail and scanners
-stay: a scanner that tailed finds the tail restarted, returns to the log at its own position, and misses and repeats nothing.
+What belongs to a term is thrown away whole and built anew by the code that opens a node; log, live tail and scanners stay: a
+scanner that tailed finds the tail restarted, returns to the log at its own position, and misses and repeats nothing.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import anyio
+import msgspec
+from anyio import to_thread
 
+from flusher.flusher import Flusher
 from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
-from interceptors.idempotency import IdempotencyInterceptor, OpenedProducer, Producers
+from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
-from interceptors.shard.state import SegmentLimits
 from interceptors.timetick import (
     AckManager,
     MvccManager,
@@ -27,13 +27,14 @@ from interceptors.timetick import (
     TimeTickSyncOperator,
 )
 from interceptors.txn import RollbackWorker, TxnInterceptor
-from interceptors.txn_session import TxnLimits
-from interceptors.window import ProducerLimits
+from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
+from streamingnode.config import NodeConfig
 from streamingnode.supervisor import Supervisor
 from wal.adaptor import Wal, WalOptions
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint
+from wal.files import disk_errors_typed
 from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
 from wal.log import Append, AppendGroup, AppendObserver, Log, LogStore
@@ -43,38 +44,25 @@ from wal.queue import PendingBytes
 from wal.timetick import TickAllocator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelOptions:
-    """Limits of one channel's parts; each part says what its own mean. Seconds, bytes."""
-
-    wal: WalOptions
-    txn: TxnLimits
-    producers: ProducerLimits
-    segments: SegmentLimits
-    tail_capacity_bytes: int
-    tick_interval_s: float
-    time_interceptors: bool = False
-
-
 class ChannelTerm:
     """What a channel has in one term only: the interceptors around its log and the workers that append to it."""
 
     def __init__(
         self, channel: "Channel", checkpoint: Checkpoint, found: RecoveredChannel, first_tick: LogEntry, end: Append
     ) -> None:
-        log, store, options, pending = channel.log, channel.store, channel.options, channel.pending
+        log, store, config, pending = channel.log, channel.store, channel.config, channel.pending
         confirmed_tick = first_tick.time_tick
         self.checkpoint = checkpoint
         """What the term was rebuilt from."""
         self.transactions = TxnInterceptor(
-            options.txn,
+            config.txn,
             pending.transactions,
             at_tick=confirmed_tick,
             open_transactions=found.open_transactions,
             fences=found.fences,
             commits=found.commits,
         )
-        self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=options.segments)
+        self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments)
         self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places, message_id_kind(log.wal_name))
         channel.producers.bind(self.idempotency)
         channel.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
@@ -85,7 +73,7 @@ class ChannelTerm:
             SegmentAllocator(self.shards),
             SealWorker(self.shards, last_tick=lambda: channel.ticks.last),
             RollbackWorker(self.transactions),
-            TimeTickInspector(self.ticks, interval_s=options.tick_interval_s),
+            TimeTickInspector(self.ticks, interval_s=config.ticks.interval_s),
         )
         chain = Chain(
             (  # outermost first; ADR 0003 gives the reasons for the order
@@ -100,7 +88,7 @@ class ChannelTerm:
                 self.shards,
             ),
             end,
-            observer=channel.observer if options.time_interceptors else None,
+            observer=channel.observer if channel.time_interceptors else None,
         )
         self.append, self.ready, self.close = chain.append, chain.ready, chain.close
 
@@ -134,26 +122,33 @@ class ChannelTerm:
 
 
 class Channel:
-    """An open pchannel; made by `open_channel`. Lives on the event loop."""
+    """An open pchannel; `open` comes first. Lives on the event loop."""
 
     def __init__(
         self,
         store: LogStore,
         log: Log,
         *,
+        config: NodeConfig,
         ticks: TickAllocator,
-        options: ChannelOptions,
-        pending: PendingBytes,
-        observer: AppendObserver | None,
+        observer: AppendObserver,
+        time_interceptors: bool,
         explain: Callable[[StreamingNodeError], None],
     ) -> None:
-        self.store, self.log, self.ticks, self.pending = store, log, ticks, pending
-        self.options, self.observer = options, observer
-        self.tail = LiveTail(capacity_bytes=options.tail_capacity_bytes)
+        self.store, self.log, self.config, self.ticks = store, log, config, ticks
+        self.observer, self.time_interceptors = observer, time_interceptors
+        self.pending = PendingBytes(config.writes.pending_bytes_max)
+        self.tail = LiveTail(capacity_bytes=config.tail.capacity_bytes)
         self.scanners = ScannerRegistry(log, self.tail)
-        self.producers = Producers(store, log.name, options.producers)
+        self.producers = Producers(store, log.name, config.producers)
         self.wal = Wal(
-            store, log, self._open_term, ticks=ticks, options=options.wal, observer=observer, explain=explain
+            store,
+            log,
+            self._open_term,
+            ticks=ticks,
+            options=WalOptions(limits=config.wal, retry=config.retry, reopen=config.reopen),
+            observer=observer,
+            explain=explain,
         )
         self.append, self.read = self.wal.append, self.scanners.open
         self._term: ChannelTerm | None = None
@@ -172,7 +167,7 @@ class Channel:
             tick=checkpoint.tick,
             shard_state=checkpoint.shard_state,
             producers=checkpoint.producers,
-            producer_limits=self.options.producers,
+            producer_limits=self.config.producers,
             held=self.producers.places.writes(),
         )
         failpoint("recovery.state_rebuilt")
@@ -197,6 +192,10 @@ class Channel:
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
         return self.term.shards.catalog
+
+    def live_ids(self) -> frozenset[int]:
+        """Return the ids of the collections that exist."""
+        return frozenset(info.id for info in self.catalog.collections())
 
     async def consistent_tick(self, vchannels: Sequence[str] = ()) -> int:
         """Return a tick that no append acknowledged before the call is above; readers reach it without new writes.
@@ -246,20 +245,61 @@ class Channel:
         """Return keys of the store's map; see `LogStore.scan_meta`."""
         return await self.store.scan_meta(prefix)
 
-    async def open_producer(self, name: str) -> OpenedProducer:
-        """Open a named producer; see `Producers.open`. What a failed write leaves open is known when this returns."""
-        return await self.wal.in_term(partial(self.producers.open, name))
-
-    async def put_producer_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a named producer; see `Producers.put_note`."""
-        await self.wal.in_term(partial(self.producers.put_note, name, epoch, note))
-
-    async def delete_producer(self, name: str) -> bool:
-        """Forget a named producer; see `Producers.delete`."""
-        return await self.wal.in_term(partial(self.producers.delete, name))
+    async def save_producers(self, tick: int) -> bytes:
+        """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
+        await self.wal.wait_back()
+        window = self.term.idempotency.window
+        return await to_thread.run_sync(encode_window, window.freeze(tick))
 
     async def close(self) -> None:
         """Drain appends, then end the readers; the log stays the store's. Idempotent."""
         await self.wal.close()
         await self.scanners.close()
         self.tail.close()
+
+
+# --- cuts as callers ask for them --------------------------------------------------------------------------------------
+
+
+class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment that a cut sealed; `path` is relative to the node directory."""
+
+    segment_id: int
+    collection_id: int
+    partition_id: int
+    rows: int
+    bytes: int
+    path: str
+
+
+class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before it.
+
+    `crc32c` is the checksum of its manifest: whoever holds it, as tables do, tells the cut from one of another history.
+    """
+
+    number: int
+    tick: int
+    crc32c: int = 0
+    segments: tuple[FlushedSegment, ...] = ()
+
+
+async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
+    """Make a cut, or find the newest one when there is nothing to cut, and return once it is in files."""
+    number = await channel.request_cut()
+    if not number:
+        return FlushResult(number=0, tick=0)
+    with disk_errors_typed(flusher.cuts.node):
+        cut = await flusher.wait_for_cut(number)
+    segments = tuple(
+        FlushedSegment(
+            segment_id=segment.segment_id,
+            collection_id=segment.collection_id,
+            partition_id=segment.partition_id,
+            rows=segment.rows,
+            bytes=segment.bytes,
+            path=segment.path,
+        )
+        for segment in cut.manifest.segments
+    )
+    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=segments)

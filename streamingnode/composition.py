@@ -17,22 +17,19 @@ from flusher.directory import CUTS, NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS, checkpoint_key, decode_checkpoint
 from flusher.run import FlushContext
-from interceptors.window import encode_window
 from scanner.named_reader import NamedReaders
 from streamingnode.care.files import refuse_mixed
 from streamingnode.care.upkeep import Upkeep
-from streamingnode.channel import Channel, ChannelOptions
+from streamingnode.channel import Channel
 from streamingnode.config import NodeConfig
-from streamingnode.meter import AppendMeter, NodeMeter
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
+from streamingnode.statistics import AppendMeter, NodeMeter
 from streamingnode.supervisor import Supervisor
-from wal.adaptor import WalOptions
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
-from wal.log import AppendObserver, LogStore
+from wal.log import AppendObserver, Log, LogStore
 from wal.memory_store import MemoryLogStore
-from wal.queue import PendingBytes
 from wal.rocks.store import open_rocks_store
 from wal.runtime import elapsed_ms, event_log, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
@@ -66,20 +63,20 @@ async def compose(
     closing.push_async_callback(store.close)
     directory = await _files_directory(path, config, closing)
     closing.push_async_callback(supervisor.stop)
-    appends = AppendMeter(observer)
-    ticks = await _tick_allocator(store, now_ms, elapsed_ms)
+    log = await store.open_log(PCHANNEL)
+    ticks = _tick_allocator(store, log, now_ms, elapsed_ms)
     failpoint("recovery.store_opened")
-    if path is not None:
-        await _refuse_mixed(path, store)
-    pending = PendingBytes(config.writes.pending_bytes_max)
-    options = _channel_options(config, observer)
+    if path is not None:  # a log beside cuts that are not its own is refused before anything is appended to it
+        checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
+        await anyio.to_thread.run_sync(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
+    appends = AppendMeter(observer)
     channel = Channel(
         store,
-        await store.open_log(PCHANNEL),
+        log,
+        config=config,
         ticks=ticks,
-        options=options,
-        pending=pending,
         observer=appends,
+        time_interceptors=config.statistics.time_interceptors or observer is not None,
         explain=supervisor.explain,
     )
     await channel.open()
@@ -87,10 +84,30 @@ async def compose(
     readers = NamedReaders(channel)
     await readers.load()
     failpoint("recovery.readers_loaded")
-    await readers.keep_only(_live_ids(channel))
+    await readers.keep_only(channel.live_ids())
     closing.push_async_callback(readers.close)
-    flusher = _start_flusher(directory, store, channel, readers, config, supervisor, ticks, elapsed_ms or now_ms)
-    supervisor.spawn(channel.wal.keep())
+    context = FlushContext(
+        directory=directory,
+        store=store,
+        log=log,
+        tail=channel.tail,
+        options=config.flush,
+        now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
+        elapsed_ms=elapsed_ms or now_ms,
+        reader_floor=lambda: readers.lease(PCHANNEL, live=channel.live_ids()),
+        on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
+        save_producers=channel.save_producers,
+        log_is_back=channel.wal.wait_back,
+        next_id=lambda: channel.shards.next_id,
+    )
+    flusher = Flusher(context, checkpoint=channel.term.checkpoint)
+    for work in (
+        flusher.run(),
+        flusher.schedule.run(channel.request_cut),
+        flusher.reclaim_space(channel.request_cut),
+        channel.wal.keep(),
+    ):
+        supervisor.spawn(work)
     closing.callback(channel.wal.stop_waiting)
     return Node(
         path,
@@ -101,26 +118,12 @@ async def compose(
         flusher=flusher,
         readers=readers,
         upkeep=Upkeep(path, channel, flusher, now_ms),
-        meter=NodeMeter(channel=channel, flusher=flusher, appends=appends, now_ms=now_ms),
-    )
-
-
-def _channel_options(config: NodeConfig, observer: AppendObserver | None) -> ChannelOptions:
-    return ChannelOptions(
-        wal=WalOptions(limits=config.wal, retry=config.retry, reopen=config.reopen),
-        txn=config.txn,
-        producers=config.producers,
-        segments=config.segments,
-        tail_capacity_bytes=config.tail.capacity_bytes,
-        tick_interval_s=config.ticks.interval_s,
-        time_interceptors=config.statistics.time_interceptors or observer is not None,
+        meter=NodeMeter(channel, flusher, appends, now_ms),
     )
 
 
 async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
-    if path is None:
-        return MemoryLogStore(config.memory)
-    return await open_rocks_store(path, options=config.log)
+    return MemoryLogStore(config.memory) if path is None else await open_rocks_store(path, options=config.log)
 
 
 async def _files_directory(path: Path | None, config: NodeConfig, closing: AsyncExitStack) -> NodeDirectory:
@@ -139,74 +142,17 @@ async def _files_directory(path: Path | None, config: NodeConfig, closing: Async
     return directory
 
 
-async def _refuse_mixed(path: Path, store: LogStore) -> None:
-    """Refuse a log beside cuts that are not its own, before anything is appended to it."""
-    checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
-    log = await store.open_log(PCHANNEL)
-    await anyio.to_thread.run_sync(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
-
-
-async def _tick_allocator(
-    store: LogStore, now_ms: Callable[[], int], elapsed_ms: Callable[[], int] | None
+def _tick_allocator(
+    store: LogStore, log: Log, now_ms: Callable[[], int], elapsed_ms: Callable[[], int] | None
 ) -> TickAllocator:
     """Return an allocator above everything an earlier term wrote or gave to a reader."""
-    log = await store.open_log(PCHANNEL)
-    ticks = TickAllocator(
-        now_ms, above=max(store.promised_tick, log.last_tick), elapsed_ms=elapsed_ms, on_leap=_tell_leap
-    )
+
+    def tell_leap(ahead_ms: int) -> None:
+        _log.warning("clock_leap_not_followed", ahead_s=ahead_ms // 1000)
+
+    above = max(store.promised_tick, log.last_tick)
+    ticks = TickAllocator(now_ms, above=above, elapsed_ms=elapsed_ms, on_leap=tell_leap)
     if ticks.ahead_ms > AHEAD_MS_MAX:
         until = tick_to_time(ticks.last).isoformat(timespec="seconds")
         _log.warning("ticks_ahead_of_clock", ahead_s=ticks.ahead_ms // 1000, until=until)
     return ticks
-
-
-def _tell_leap(ahead_ms: int) -> None:
-    _log.warning("clock_leap_not_followed", ahead_s=ahead_ms // 1000)
-
-
-def _start_flusher(
-    directory: NodeDirectory,
-    store: LogStore,
-    channel: Channel,
-    readers: NamedReaders,
-    config: NodeConfig,
-    supervisor: Supervisor,
-    ticks: TickAllocator,
-    elapsed_ms: Callable[[], int],
-) -> Flusher:
-    context = FlushContext(
-        directory=directory,
-        store=store,
-        log=channel.log,
-        tail=channel.tail,
-        options=config.flush,
-        now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
-        elapsed_ms=elapsed_ms,
-        reader_floor=partial(_reader_floor, channel, readers),
-        on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
-        save_producers=partial(_save_producers, channel),
-        log_is_back=channel.wal.wait_back,
-        next_id=lambda: channel.shards.next_id,
-    )
-    flusher = Flusher(context, checkpoint=channel.term.checkpoint)
-    supervisor.spawn(flusher.run())
-    supervisor.spawn(flusher.schedule.run(channel.request_cut))
-
-    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
-    return flusher
-
-
-def _reader_floor(channel: Channel, readers: NamedReaders) -> int | None:
-    """Return the lowest position that a named reader of a live collection still needs."""
-    return readers.lease(PCHANNEL, live=_live_ids(channel))
-
-
-async def _save_producers(channel: Channel, tick: int) -> bytes:
-    """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
-    await channel.wal.wait_back()
-    window = channel.term.idempotency.window
-    return await anyio.to_thread.run_sync(encode_window, window.freeze(tick))
-
-
-def _live_ids(channel: Channel) -> frozenset[int]:
-    return frozenset(info.id for info in channel.shards.catalog.collections())

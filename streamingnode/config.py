@@ -222,26 +222,20 @@ def _read_toml(file: Path) -> Mapping[str, object]:
         raise InvalidArgument(f"config file {file} is not TOML: {error} — correct it") from error
 
 
-def _from_tables(tables: Mapping[str, object], origin: str) -> Iterator[Setting]:
-    """Yield settings from nested tables, or from whole sections given as options objects."""
-    for name, value, is_option in _flatten_tables(tables):
-        if is_option and name in FIXED:
-            yield Setting(name, value, origin)
-        else:
-            yield _setting(_resolve(name, origin), value, origin)
-
-
-def _flatten_tables(
-    tables: Mapping[str, object], prefix: str = "", *, is_option: bool = False
-) -> Iterator[tuple[str, object, bool]]:
-    """Yield names and values, and whether each is from an options object."""
+def _from_tables(
+    tables: Mapping[str, object], origin: str, prefix: str = "", *, in_options: bool = False
+) -> Iterator[Setting]:
+    """Yield settings from nested tables, or from whole sections given as options objects, which may name fixed ones."""
     for name, value in tables.items():
+        key = f"{prefix}{name}"
         if is_dataclass(value) and not isinstance(value, type):
-            yield from _flatten_tables(asdict(value), f"{prefix}{name}.", is_option=True)
+            yield from _from_tables(asdict(value), origin, f"{key}.", in_options=True)
         elif isinstance(value, Mapping):
-            yield from _flatten_tables(value, f"{prefix}{name}.", is_option=is_option)
+            yield from _from_tables(value, origin, f"{key}.", in_options=in_options)
+        elif in_options and key in FIXED:
+            yield Setting(key, value, origin)
         else:
-            yield f"{prefix}{name}", value, is_option
+            yield _setting(_resolve(key, origin), value, origin)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:

@@ -6,7 +6,7 @@ Every step goes through what users call; nothing is known here that a user could
 import shutil
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -288,18 +288,14 @@ def check_rows(what: str, *, acknowledged: pa.Table, found: pa.Table, key: str) 
 
 
 def _differences(wanted: pa.Table, have: pa.Table, key: str) -> Iterator[str]:
-    acknowledged, found = _by_key(wanted, key), _by_key(have, key)
+    acknowledged, found = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
+    for table, rows in ((wanted, acknowledged), (have, found)):
+        for row in table.to_pylist():
+            rows[row[key]].append(str(row))
     for value in sorted(acknowledged.keys() | found.keys()):
-        before, after = acknowledged.get(value, "nothing"), found.get(value, "nothing")
+        before, after = (" and ".join(rows[value]) or "nothing" for rows in (acknowledged, found))
         if before != after:
             yield f"{key} {value}: acknowledged {before}, the table has {after}"
-
-
-def _by_key(table: pa.Table, key: str) -> dict[int, str]:
-    rows: dict[int, str] = {}
-    for row in table.to_pylist():
-        rows[row[key]] = f"{rows[row[key]]} and {row}" if row[key] in rows else str(row)
-    return rows
 
 
 def _version_ticks(path: Path) -> list[int]:
@@ -323,37 +319,29 @@ def _draw(
     figure = Figure(figsize=(11, 10), layout="constrained")
     FigureCanvasAgg(figure)
     memory, rate, ticks = figure.subplots(3, 1, height_ratios=[3, 2, 2])
-    _draw_memory(memory, recording, top)
-    _draw_rate(rate, recording.rounds)
-    rounds = [each.time_tick for each in recording.rounds]
-    tables = {f"table {name}": versions for name, versions in version_ticks.items()}
-    _draw_ticks(ticks, {"rounds": rounds, "cuts": cut_ticks, **tables})
-    figure.suptitle("From this machine's processes to tables", fontweight="bold")
-    figure.savefig(path, dpi=110)
-
-
-def _draw_memory(axes: "Axes", recording: Recording, top: Sequence[Mapping[str, Any]]) -> None:
-    samples = recording.all_samples()
+    rounds, samples = recording.rounds, recording.all_samples()
     for process in top:
         own = (pc.field("pid") == process["pid"]) & (pc.field("name") == process["name"])
         rows = samples.filter(own).to_pylist()
-        seconds = [recording.rounds[row["round"] - 1].at_s for row in rows]
-        label = f"{process['name']} ({process['pid']})"
-        axes.plot(seconds, [row["rss_bytes"] / 2**20 for row in rows], label=label)
-    axes.set(title="Resident memory of the top processes", ylabel="MiB", xlabel="seconds", ylim=(0, None))
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-
-
-def _draw_rate(axes: "Axes", rounds: Sequence[Round]) -> None:
+        seconds = [rounds[row["round"] - 1].at_s for row in rows]
+        memory.plot(seconds, [row["rss_bytes"] / 2**20 for row in rows], label=f"{process['name']} ({process['pid']})")
+    memory.set(title="Resident memory of the top processes", ylabel="MiB", xlabel="seconds", ylim=(0, None))
+    memory.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     counts = Counter[int]()
     for each in rounds:
         counts[int(each.at_s)] += each.processes.num_rows
-    axes.bar([second + 0.5 for second in counts], list(counts.values()), width=0.9, color="#93c5fd")
-    axes.set(title="Appended rows and time to commit a round", ylabel="sample rows per second", xlabel="seconds")
-    latency = axes.twinx()
-    latency.plot([r.at_s for r in rounds], [r.commit_s * 1000 for r in rounds], color="#b45309", linewidth=1)
+    rate.bar([second + 0.5 for second in counts], list(counts.values()), width=0.9, color="#93c5fd")
+    rate.set(title="Appended rows and time to commit a round", ylabel="sample rows per second", xlabel="seconds")
+    latency = rate.twinx()
+    latency.plot(
+        [each.at_s for each in rounds], [each.commit_s * 1000 for each in rounds], color="#b45309", linewidth=1
+    )
     latency.set_ylabel("ms to durable", color="#b45309")
     latency.set_ylim(bottom=0)
+    tables = {f"table {name}": versions for name, versions in version_ticks.items()}
+    _draw_ticks(ticks, {"rounds": [each.time_tick for each in rounds], "cuts": cut_ticks, **tables})
+    figure.suptitle("From this machine's processes to tables", fontweight="bold")
+    figure.savefig(path, dpi=110)
 
 
 def _draw_ticks(axes: "Axes", lanes: Mapping[str, Sequence[int]]) -> None:

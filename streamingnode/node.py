@@ -1,8 +1,7 @@
 """The embedded node: everything a program does with collections, rows, transactions, readers and cuts.
 
-In: calls of many tasks on one event loop. Out: append groups to the log, readers over it. Every write returns when it is
-durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent inserts go together, in
-`coalescer`, the rest by itself, in `write`. The parts behind this are put together in `composition`.
+Every write returns when it is durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent
+inserts go together, in `coalescer`, the rest by itself, in `write`.
 """
 
 import asyncio
@@ -25,16 +24,14 @@ from scanner.named_reader import NamedReaders
 from streamingnode.care.backup import BackupResult
 from streamingnode.care.findings import Report
 from streamingnode.care.upkeep import Upkeep
-from streamingnode.channel import Channel
+from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import CatalogChanges, Collection, check_definition, collection_of
 from streamingnode.config import NodeConfig
-from streamingnode.flush import FlushResult, flush
-from streamingnode.meter import NodeMeter
 from streamingnode.names import check_name, check_path, not_text
 from streamingnode.reading.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
-from streamingnode.statistics import NodeStatistics
+from streamingnode.statistics import NodeMeter, NodeStatistics
 from streamingnode.supervisor import Supervisor
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
@@ -230,11 +227,14 @@ class Node:
         """
         self._check_open()
         check_name("producer", name)
-        opened = await self._run(lambda: self._channel.open_producer(name), f"opening producer {name!r}", timeout)
+        wal, producers = self._channel.wal, self._channel.producers
+        open_it = partial(wal.in_term, partial(producers.open, name))
+        opened = await self._run(open_it, f"opening producer {name!r}", timeout)
         return Producer(
             name,
             opened,
-            self._channel,
+            wal,
+            producers,
             self._writes,
             outstanding_max=self._config.producers.results_per_producer_max,
             txn_age_s_max=self._config.txn.age_s_max,
@@ -242,7 +242,8 @@ class Node:
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
         """Forget a producer and its sequences, and fence it; return whether there was one."""
-        return await self._run(lambda: self._channel.delete_producer(name), "forgetting the producer", timeout)
+        delete = partial(self._channel.producers.delete, name)
+        return await self._run(partial(self._channel.wal.in_term, delete), "forgetting the producer", timeout)
 
     # --- reading --------------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,7 @@
 """Opens an embedded node: `async with open_node("data") as node`, or `node = await open_node("data")`.
 
-In: a directory, or None for a node in memory, and settings. Out: a `Node`, closed in order when the block ends, or by
-`aclose`. Errors come out of the block as they are, never in an `ExceptionGroup`. When background work fails, the node closes
-by itself, because a node without its flusher only looks alive: calls are refused, and closing raises what failed. Opening
-and closing run in tasks of their own, and nothing of the caller's task is held in between, so one task may open the node and
-another close it. The parts are put together in `composition`.
+When background work fails, the node closes by itself, because a node without its flusher only looks alive: calls are
+refused, and closing raises what failed, as it is. One task may open a node and another close it.
 """
 
 import os
@@ -117,7 +114,9 @@ class OpenNode:
         if self._entered:
             raise InvalidArgument("this open_node() was used already — call open_node() again")
         self._entered = True
-        opening = anyio.CancelScope()
+        opening = (
+            anyio.CancelScope()
+        )  # in a task of its own, so that nothing of the caller's is held until the node closes
         try:
             await outlast(self._open_parts(opening), on_cancel=opening.cancel)
         except BaseException:

@@ -1,26 +1,31 @@
-"""What a node counts and measures, as `Node.statistics` returns it, and the file beside its data that says the same.
+"""What a node counts and measures: as `Node.statistics` returns it, who measures it, and the file beside the data.
 
 Counts go from the opening of the node on and never back; rates are those of the last ten seconds; levels are of now. Times
 are seconds, sizes bytes, unless a name says otherwise.
 """
 
 import os
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import msgspec
 from anyio import to_thread
 
-from flusher.flusher import FlusherStatistics
+from flusher.flusher import Flusher, FlusherStatistics
 from scanner.scanner import ScanStatistics
+from streamingnode.channel import Channel
+from streamingnode.writing.coalescer import Coalescer
 from wal.errors import Corrupt
 from wal.files import create_file, read_regular
 from wal.lifecycle import LogStatus
-from wal.measure import Distribution
+from wal.log import AppendGroup, AppendObserver
+from wal.measure import Distribution, Histogram, Rate
+from wal.rocks.store import RocksStore
 from wal.runtime import event_log
+from wal.timetick import physical_ms
 
 
 class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,16 +100,14 @@ class TailStatistics(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-SpaceLevelName = Literal["ample", "short", "full", "exhausted"]
-
-
 class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """How near the disk is to full: as of the last look, which is when something was written last, or 100 ms ago.
 
-    `needed_bytes` is the low-water mark, `log_bytes` the size of RocksDB's own log, `queued_bytes` what waits for the disk.
+    `level` is ample, short, full or exhausted, `needed_bytes` the low-water mark, `log_bytes` the size of RocksDB's own log,
+    `queued_bytes` what waits for the disk.
     """
 
-    level: SpaceLevelName
+    level: str
     free_bytes: int
     needed_bytes: int
     log_bytes: int
@@ -130,6 +133,126 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     readers: tuple[ScanStatistics, ...]
     flusher: FlusherStatistics
 
+
+# --- who measures it --------------------------------------------------------------------------------------------------
+
+
+class AppendMeter:
+    """Counts and times the appends of a node, over all terms of its log: about 2 us for each group of one message.
+
+    A user's own observer hears everything too, after it was counted here.
+    """
+
+    def __init__(self, forward_to: AppendObserver | None = None) -> None:
+        self._forward_to = forward_to
+        self._ended = {"ok": 0, "error": 0, "cancel": 0}
+        self._seconds, self._message_bytes = Histogram(), Histogram()
+        self._messages, self._bytes = Rate(time.monotonic), Rate(time.monotonic)
+        self._interceptors: dict[str, tuple[Histogram, Histogram]] = {}
+
+    def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
+        """Count an append; only those that succeeded are timed and sized."""
+        self._ended[status] += 1
+        if status == "ok":
+            self._seconds.record(seconds)
+            self._messages.add(len(group.messages))
+            group_bytes = 0
+            for message in group.messages:
+                size_bytes = message.size_bytes
+                group_bytes += size_bytes
+                self._message_bytes.record(size_bytes)
+            self._bytes.add(group_bytes)
+        if self._forward_to is not None:
+            self._forward_to.append_ended(group, seconds, status)
+
+    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+        """Time one interceptor of one append."""
+        if name not in self._interceptors:
+            self._interceptors[name] = Histogram(), Histogram()
+        before, after = self._interceptors[name]
+        before.record(before_s)
+        if not failed_before:
+            after.record(after_s)
+        if self._forward_to is not None:
+            self._forward_to.interceptor_timed(name, before_s, after_s, failed_before=failed_before)
+
+    def statistics(self, *, in_flight: int) -> AppendStatistics:
+        """Return what was measured so far."""
+        return AppendStatistics(
+            succeeded=self._ended["ok"],
+            failed=self._ended["error"],
+            cancelled=self._ended["cancel"],
+            in_flight=in_flight,
+            messages=self._messages.total,
+            messages_per_s=self._messages.per_second,
+            bytes=self._bytes.total,
+            bytes_per_s=self._bytes.per_second,
+            seconds=self._seconds.distribution(),
+            message_bytes=self._message_bytes.distribution(),
+            interceptors=tuple(
+                InterceptorStatistics(name=name, before_s=before.distribution(), after_s=after.distribution())
+                for name, (before, after) in self._interceptors.items()
+            ),
+        )
+
+
+class NodeMeter:
+    """Asks the parts of a node, on their event loop, and makes one picture of it; `now_ms` is the clock ticks follow."""
+
+    def __init__(self, channel: Channel, flusher: Flusher, appends: AppendMeter, now_ms: Callable[[], int]) -> None:
+        self._channel, self._flusher, self._appends, self._now_ms = channel, flusher, appends, now_ms
+        self._opened_s = time.monotonic()
+
+    def statistics(self, coalescer: Coalescer) -> NodeStatistics:
+        """Return the node's statistics as of now."""
+        channel, term, now_ms, store = self._channel, self._channel.term, self._now_ms(), self._channel.store
+        confirmed_tick, pending, shards = term.acks.confirmed_tick, channel.pending, term.shards.state
+        return NodeStatistics(
+            at_ms=now_ms,
+            uptime_s=time.monotonic() - self._opened_s,
+            log=channel.wal.status,
+            appends=self._appends.statistics(in_flight=channel.wal.in_flight),
+            ticks=TickStatistics(
+                last=channel.ticks.last,
+                confirmed=confirmed_tick,
+                lag_s=max(0, now_ms - physical_ms(confirmed_tick)) / 1000,
+                ahead_s=channel.ticks.ahead_ms / 1000,
+                unconfirmed=term.acks.pending,
+                oldest_unconfirmed=term.acks.oldest_pending_tick or 0,
+                mvcc_updates=term.mvcc.updates,
+            ),
+            writes=WriteStatistics(
+                waiting_rows=coalescer.waiting_rows,
+                coalesced_groups_in_flight=coalescer.groups_in_flight,
+                open_transactions=term.transactions.live,
+                open_transaction_bytes=term.transactions.size_bytes,
+                pending_bytes_max=pending.bytes_max,
+                pending_row_bytes=pending.rows.held_bytes,
+                pending_append_bytes=pending.appends.held_bytes,
+                pending_transaction_bytes=pending.transactions.held_bytes,
+                growing_segments=len(shards.segments),
+                growing_segment_bytes=shards.growing_bytes,
+            ),
+            tail=TailStatistics(entries=channel.tail.entry_count, bytes=channel.tail.size_bytes),
+            space=_space_of(store) if isinstance(store, RocksStore) else None,
+            readers=channel.scanners.statistics(),
+            flusher=self._flusher.statistics(),
+        )
+
+
+def _space_of(store: RocksStore) -> SpaceStatistics:
+    verdict = store.space
+    return SpaceStatistics(
+        level=verdict.level.name.lower(),
+        free_bytes=verdict.free_bytes,
+        needed_bytes=verdict.needed_bytes,
+        log_bytes=verdict.log_bytes,
+        reserve_bytes=verdict.reserve_bytes,
+        queued_bytes=store.queued_bytes,
+    )
+
+
+# --- the file beside the data -----------------------------------------------------------------------------------------
 
 STATISTICS_NAME = "node.statistics"
 STATISTICS_BYTES_MAX = 1 << 20

@@ -1,10 +1,7 @@
 """Owner of a node's background tasks: none outlives the node, and none dies unnoticed.
 
-In: coroutines that work until they are cancelled. Out: nothing while all is well. The first one that fails ends the node:
-the failure is kept, whoever owns the node is told and closes it, and `explain` names it to the calls that this ends.
-Plain tasks, because a task group costs ten times as much per task, wraps errors in groups, and has to be left by the task
-that entered it; but cancelled by a scope each, because `Task.cancel` would leave a thread behind that a task waits for, and
-its work would go on while the node closes around it.
+The first one that fails ends the node: the failure is kept, whoever owns the node is told and closes it, and `explain` names
+it to the calls that this ends.
 """
 
 import asyncio
@@ -28,15 +25,12 @@ class Supervisor:
         """What the first task that failed raised."""
         return self._failure
 
-    @property
-    def running(self) -> int:
-        """How many tasks have not ended."""
-        return len(self._tasks)
-
-    def spawn(self, work: Coroutine[None, None, None], *, name: str | None = None) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Start `work` as a task. A task may end early; one that raises ends the node, unless it was cancelled."""
+        # A task group costs ten times as much per task, wraps errors in groups, and has to be left by the task that entered
+        # it. But a scope each: `Task.cancel` would leave a thread behind that works on while the node closes around it.
         scope = anyio.CancelScope()
-        task = asyncio.get_running_loop().create_task(_within(scope, work), name=name)
+        task = asyncio.get_running_loop().create_task(_within(scope, work))
         self._tasks[task] = scope
         task.add_done_callback(self._ended)
         return task

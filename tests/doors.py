@@ -147,11 +147,11 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.doors", description=__doc__)
     parser.add_argument("--list", action="store_true", help="name the files in the order in which they are entered")
-    parser.add_argument("--json", action="store_true", help="print the number of files of each operation as JSON")
+    parser.add_argument("--json", action="store_true", help="print the files of each operation as JSON")
     arguments = parser.parse_args()
     walks = measured()
     if arguments.json:
-        print(json.dumps({name: len(walk.files) for name, walk in walks.items()}))
+        print(json.dumps({name: walk.files for name, walk in walks.items()}))
         return
     for name, walk in walks.items():
         print(f"{name:18}" + "  ".join(f"{what} {count}" for what, count in walk.figures().items()))

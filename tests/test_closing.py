@@ -14,7 +14,7 @@ import pytest
 
 import streamingnode as sn
 from interceptors.shard.interceptor import SegmentAllocator
-from streamingnode.flush import flush
+from streamingnode.channel import flush
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk
 from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError

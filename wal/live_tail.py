@@ -136,14 +136,15 @@ class LiveTail:
         if self._closed:
             raise OnShutdown("the log is closing")
 
-    async def wait(self) -> None:
-        """Wait until something is published, or a reader or the tail closed."""
+    def sleeper(self) -> "asyncio.Future[None]":
+        """Return a future that ends when something is published, or the tail is closed; one of the caller's own."""
         sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.add(sleeper)
-        try:
-            await sleeper
-        finally:
-            self._sleepers.discard(sleeper)  # a cancelled sleeper takes only its own future along
+        return sleeper
+
+    def forget(self, sleeper: "asyncio.Future[None]") -> None:
+        """Nobody waits for a sleeper any more."""
+        self._sleepers.discard(sleeper)
 
     def close(self) -> None:
         """Release every sleeping reader with `OnShutdown`; idempotent."""
@@ -173,7 +174,7 @@ class LiveTail:
 class TailReader:
     """One reader's place in the live tail; used by one task at a time."""
 
-    __slots__ = ("_closed", "_tail", "_tick", "position")
+    __slots__ = ("_closed", "_sleeper", "_tail", "_tick", "position")
 
     def __init__(self, tail: LiveTail, position: int) -> None:
         self._tail = tail
@@ -181,6 +182,7 @@ class TailReader:
         self.position = position
         """Of the next message this reader gets."""
         self._closed = False
+        self._sleeper: asyncio.Future[None] | None = None
 
     @property
     def ready(self) -> bool:
@@ -206,9 +208,14 @@ class TailReader:
                 self._tick = tick
                 return TailRead(entries, tick)
             tail.check_open()
-            await tail.wait()
+            sleeper = self._sleeper = tail.sleeper()
+            try:
+                await sleeper
+            finally:
+                tail.forget(sleeper)
 
     def close(self) -> None:
-        """End the reader; a task that waits in `next` gets `OnShutdown`."""
+        """End the reader; a task that waits in `next` gets `OnShutdown`. Other readers sleep on."""
         self._closed = True
-        self._tail.wake()
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)

@@ -1,4 +1,4 @@
-"""The contract of a log store: what RocksMQ, the in-memory store and later backends all keep.
+"""The contract of a log store, which those on RocksDB and in memory keep, and the append groups that they take.
 
 A store holds several logs (one for each pchannel) and a small durable map beside them. `tests/wal/log_contract.py` is the
 contract as tests; every store passes it.

@@ -17,9 +17,8 @@ from flusher.flusher import Flusher
 from streamingnode.care.backup import BackupResult, Target, backup_running
 from streamingnode.care.findings import Report
 from streamingnode.care.verify import run_on, verify_running
-from streamingnode.channel import Channel
+from streamingnode.channel import Channel, flush
 from streamingnode.errors import LogReopening
-from streamingnode.flush import flush
 from wal.errors import Indeterminate, InvalidArgument
 from wal.files import disk_errors_typed
 from wal.rocks.store import RocksStore

@@ -14,7 +14,6 @@ from streamingnode.cli.output import (
     Output,
     format_bytes,
     format_count,
-    format_fields,
     format_tick,
 )
 from streamingnode.progress import Progress, show_progress
@@ -301,8 +300,7 @@ def info(output: Output, *, directory: Path) -> int:
     _print_node(document, unread, output)
     if statistics is not None:
         output.line()
-        for line in format_fields(statistics_fields(statistics)):
-            output.line(line)
+        output.fields(statistics_fields(statistics))
     output.document(document | {"statistics": msgspec.to_builtins(statistics)})
     return EXIT_OK
 
@@ -363,8 +361,7 @@ def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
         else "none",
         "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in document["disk_bytes"].items() if size),
     }
-    for line in format_fields(fields):
-        output.line(line)
+    output.fields(fields)
     held = [
         (each.name or f"{each.id} (dropped)", each.files, format_bytes(each.bytes), "; ".join(each.held_by))
         for each in document["files"]

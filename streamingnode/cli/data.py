@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from scanner.deliver_policy import DeliverPolicy
     from streamingnode.care.inspect import CollectionSummary
+    from streamingnode.channel import FlushResult
     from streamingnode.collections import Collection
-    from streamingnode.flush import FlushResult
     from streamingnode.node import Node
     from streamingnode.reading.read_message import ReadMessage
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from interceptors.errors import AlreadyExists, CollectionNotFound
 from streamingnode.cli.command import NODE, argument, command
 from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
+from streamingnode.names import DEFAULT_PARTITION
 from wal.errors import InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from streamingnode.writing.producer import Producer
     from streamingnode.writing.result import WriteResult
 
-DEFAULT_PARTITION = "_default"
 NOTE_INTERVAL_S = 0.5
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import argument, command
-from streamingnode.cli.output import EXIT_OK, Output, format_fields
+from streamingnode.cli.output import EXIT_OK, Output
 from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows
         "file": measured,
         "ratio": round(node.rows_per_s / measured.rows_per_s, 4),
     }
-    for line in format_fields(document):
-        output.line(line)
+    output.fields(document)
     output.document(document)
     return EXIT_OK
 

@@ -39,9 +39,19 @@ class Output:
             self.write(f"{escaped(text)}\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print aligned columns for people; numbers to the right."""
-        if not self.as_json:
-            self.write("".join(f"{line}\n" for line in format_table(columns, rows)))
+        """Print aligned columns for people; one in which every cell is a number to the right."""
+        cells = [[escaped(str(cell)) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        right = [bool(cells) and all(_is_numeric(row[i]) for row in cells) for i in range(len(columns))]
+        for row in (columns, *cells):
+            aligned = zip(row, widths, right, strict=True)
+            self.line("  ".join(cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in aligned).rstrip())
+
+    def fields(self, fields: Mapping[str, object]) -> None:
+        """Print one line for each field for people, values aligned."""
+        width = max(map(len, fields), default=0)
+        for name, value in fields.items():
+            self.line(f"{name.ljust(width)}  {value}")
 
     def document(self, value: object) -> None:
         """Print one JSON document when `--json` was given; nothing otherwise."""
@@ -107,20 +117,6 @@ def to_json(value: object) -> str:
     return _TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return the lines of a table; a column in which every cell is a number is aligned to the right."""
-    cells = [[escaped(str(cell)) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    right = [bool(cells) and all(_is_numeric(row[i]) for row in cells) for i in range(len(columns))]
-    return [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in (columns, *cells)
-    ]
-
-
 def _is_numeric(cell: str) -> bool:
     return cell in {"", "-"} or (cell[0].isdigit() and _NUMERIC.issuperset(cell.removesuffix("iB")))
 
@@ -145,9 +141,3 @@ def format_tick(tick: int) -> str:
 def format_count(count: int, thing: str) -> str:
     """Return `1 row` or `2 rows`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def format_fields(fields: Mapping[str, object]) -> list[str]:
-    """Return one line for each field, values aligned."""
-    width = max(map(len, fields), default=0)
-    return [f"{name.ljust(width)}  {value}" for name, value in fields.items()]

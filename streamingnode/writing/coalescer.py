@@ -1,10 +1,7 @@
 """Puts small concurrent inserts together before they are encoded: encoding one row costs what encoding fifty does.
 
-In: dicts of many callers. Out: one append group for all that came in one turn of the event loop, and to each caller its
-own result; an insert that comes when others do not goes at once. Inserts meet in a lane, one for each collection and
-partition; a lane has a bounded number of groups in flight, and what comes meanwhile waits and goes together. An insert that
-is cancelled while it waits never happened; once it is in a group, the outcome is decided without the caller. A bad insert
-fails alone.
+Inserts of one turn of the event loop meet in a lane, one for each collection and partition, and go as one append group; each
+gets its own result, and a bad one fails alone. One that comes when others do not goes at once.
 """
 
 import asyncio
@@ -66,7 +63,11 @@ class _Insert:
 
 
 class Coalescer:
-    """The lanes of one node; lives on the event loop. Waiting rows count as pending until their group has ended."""
+    """The lanes of one node; lives on the event loop. Waiting rows count as pending until their group has ended.
+
+    An insert that is cancelled while it waits never happened; once it is in a group, its outcome is decided without its
+    caller.
+    """
 
     def __init__(self, spawn: Spawn, writes: Writes, limits: CoalescerLimits) -> None:
         self._spawn, self._writes, self._limits = spawn, writes, limits
@@ -125,13 +126,13 @@ class Coalescer:
     def _join(self, lane: "_Lane", insert: _Insert) -> Awaitable[WriteResult]:
         if not self._memory.try_take(insert.size_bytes):
             return self._join_later(lane, insert)
-        return self._let_in(lane, insert)
+        return self._wait_in(lane, insert)
 
     async def _join_later(self, lane: "_Lane", insert: _Insert) -> WriteResult:
         await self._memory.take(insert.size_bytes)
-        return await self._let_in(lane, insert)
+        return await self._wait_in(lane, insert)
 
-    def _let_in(self, lane: "_Lane", insert: _Insert) -> "asyncio.Future[WriteResult]":
+    def _wait_in(self, lane: "_Lane", insert: _Insert) -> "asyncio.Future[WriteResult]":
         lane.waiting.append(insert)
         lane.waiting_rows += len(insert.rows)
         self._start(lane)

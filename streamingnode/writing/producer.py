@@ -1,8 +1,6 @@
 """A named producer: writes that can be repeated exactly, by a later call, after a crash, or by another process.
 
-In come writes with a sequence: a number that the caller chooses so that it names this write for ever, such as the offset of
-what it copies, or one that is given in order. Out goes one result for each sequence, however often it is sent. Each call is
-one append group or one transaction, so it is in the log whole, under its one sequence, or not at all.
+Each call is one append group or one transaction, so it is in the log whole, under its one sequence, or not at all.
 """
 
 import asyncio
@@ -10,8 +8,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 
-from interceptors.idempotency import OpenedProducer
-from streamingnode.channel import Channel
+from interceptors.idempotency import OpenedProducer, Producers
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
 from streamingnode.writing.transaction import Transaction, check_keepalive_ms
@@ -26,6 +23,7 @@ from streamingnode.writing.write import (
     upsert_of,
     within,
 )
+from wal.adaptor import Wal
 from wal.errors import InvalidArgument
 from wal.log import AppendGroup, AppendResult
 from wal.position import Place, ProducerStamp, check_sequence
@@ -96,14 +94,15 @@ class Producer:
         self,
         name: str,
         opened: OpenedProducer,
-        channel: Channel,
+        wal: Wal,
+        producers: Producers,
         writes: Writes,
         *,
         outstanding_max: int,
         txn_age_s_max: float,
     ) -> None:
         self._name, self._id, self._epoch, self._note = name, opened.producer_id, opened.epoch, opened.note
-        self._channel, self._writes = channel, writes
+        self._wal, self._producers, self._writes = wal, producers, writes
         self._outstanding = Outstanding(outstanding_max)
         self._txn_age_s_max = txn_age_s_max
 
@@ -120,7 +119,7 @@ class Producer:
     @property
     def last_sequence(self) -> int:
         """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
-        return self._channel.producers.last_sequence(self._id)
+        return self._producers.last_sequence(self._id)
 
     @property
     def note(self) -> bytes:
@@ -135,7 +134,7 @@ class Producer:
         """
         if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
             raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
-        await self._channel.put_producer_note(self._name, self._epoch, note)
+        await self._wal.in_term(partial(self._producers.put_note, self._name, self._epoch, note))
         self._note = note
 
     async def insert(
@@ -205,7 +204,7 @@ class Producer:
         """Return the place of a write; one whose sequence is given is held from now on."""
         if sequence is None:
             return Place(ProducerStamp(self._id, self._epoch, 0))
-        return self._channel.producers.place(self._id, self._epoch, check_sequence(sequence))
+        return self._producers.place(self._id, self._epoch, check_sequence(sequence))
 
     async def _append(self, place: Place, group: AppendGroup) -> AppendResult:
         """Append under the write's stamp, once it is its turn among the outstanding ones."""

@@ -244,7 +244,16 @@ def plan_slices(batches: Sequence[pa.RecordBatch], write: Write, bytes_max: int)
     """
     slices: list[pa.RecordBatch] = []
     for batch in batches:
-        _plan(batch, write, bytes_max, slices)
+        rows, size_bytes = batch.num_rows, write.size_bytes(batch)
+        if size_bytes <= (bytes_max if rows == 1 else bytes_max * _FILL):
+            slices.append(batch)
+        elif rows == 1:
+            raise TooLarge(
+                f"one row takes {size_bytes} bytes, a write {bytes_max} — keep large values elsewhere, by reference"
+            )
+        else:
+            step = min(-(-rows // 2), max(1, int(rows * bytes_max * _FILL / size_bytes)))
+            slices += plan_slices([batch.slice(start, step) for start in range(0, rows, step)], write, bytes_max)
     return slices
 
 
@@ -279,21 +288,6 @@ def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[
     masks = np.split(keep, ends[:-1])
     kept = [batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)]
     return [batch for batch in kept if batch.num_rows]
-
-
-def _plan(batch: pa.RecordBatch, write: Write, bytes_max: int, slices: list[pa.RecordBatch]) -> None:
-    size_bytes = write.size_bytes(batch)
-    rows = batch.num_rows
-    if size_bytes <= (bytes_max if rows == 1 else bytes_max * _FILL):
-        slices.append(batch)
-    elif rows == 1:
-        raise TooLarge(
-            f"one row takes {size_bytes} bytes, a write {bytes_max} — keep large values elsewhere, by reference"
-        )
-    else:
-        step = min(-(-rows // 2), max(1, int(rows * bytes_max * _FILL / size_bytes)))
-        for start in range(0, rows, step):
-            _plan(batch.slice(start, step), write, bytes_max, slices)
 
 
 # --- one call -----------------------------------------------------------------------------------------------------------

@@ -67,8 +67,7 @@ class Parts:
 
 
 class _NoParts:
-    log = SimpleNamespace(name="p0")
-    store = SimpleNamespace(term=1)
+    wal = SimpleNamespace(stop_waiting=lambda: None)
 
     def __init__(self) -> None:
         self.pending = PendingBytes(1 << 20)
@@ -76,8 +75,6 @@ class _NoParts:
     def append(self) -> None: ...
 
     def consistent_tick(self) -> None: ...
-
-    def stop_waiting(self) -> None: ...
 
 
 async def test_exception_in_the_block_comes_out_unchanged_after_closing() -> None:
