@@ -9,7 +9,6 @@ import base64
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from typing import Any, BinaryIO
 
 import anyio
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 from anyio import CapacityLimiter, Lock, to_thread
 
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
-from flusher.manifest import OFFSET, TICK, VCHANNEL, DeleteFile, SegmentFile, stored_schema
+from flusher.manifest import OFFSET, TICK, VCHANNEL, DataFile, DeleteFile, SegmentFile, stored_schema
 from wal.codec import crc32c
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
@@ -58,15 +57,6 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _VCHANNEL_TYPE = pa.dictionary(pa.int32(), pa.string())
 _IS_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 _IS_WHOLE = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date, pa.types.is_time)
-
-
-class OffsetRule(Enum):
-    """What the offset of a message says about its rows."""
-
-    FIRST = "first"
-    """It is the first row's; the others count up from it (inserts)."""
-    ALL = "all"
-    """It is every row's (deletes)."""
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
@@ -199,8 +189,7 @@ class FileInProgress:
             raise OSError(errno.EIO, "an earlier write of the file failed", self.place["path"])
 
     def _decode(self, rows: Sequence[Rows]) -> pa.Table:
-        rule = OffsetRule.FIRST if self._kind is SegmentFile else OffsetRule.ALL
-        return decode_rows(rows, self._file.schema, vchannel=self.place["vchannel"], rule=rule)
+        return decode_rows(rows, self._file.schema, vchannel=self.place["vchannel"], kind=self._kind)
 
 
 class ParquetFile:
@@ -420,7 +409,7 @@ def written_schema(schema: pa.Schema) -> pa.Schema:
     return stored.set(len(stored) - 1, pa.field(VCHANNEL, _VCHANNEL_TYPE))
 
 
-def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, rule: OffsetRule) -> pa.Table:
+def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind: type[DataFile]) -> pa.Table:
     """Return messages of one vchannel as a table of `written_schema(schema)`, in order.
 
     Raises `Corrupt` when a payload does not decode, or has another number of rows than its header says.
@@ -433,7 +422,7 @@ def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, rule:
     table = pa.Table.from_batches(batches, schema=schema)
     if table.nbytes < CHUNK_BYTES_MIN * len(batches):
         table = table.combine_chunks()
-    system = _system_columns(rows, counts, vchannel=vchannel, rule=rule)
+    system = _system_columns(rows, counts, vchannel=vchannel, kind=kind)
     return pa.table([*table.columns, *system.columns], schema=written_schema(schema))
 
 
@@ -465,20 +454,21 @@ def _decode_payloads(rows: Sequence[Rows], schema: pa.Schema) -> list[pa.RecordB
 
 
 def _system_columns(
-    rows: Sequence[Rows], counts: npt.NDArray[np.int64], *, vchannel: str, rule: OffsetRule
+    rows: Sequence[Rows], counts: npt.NDArray[np.int64], *, vchannel: str, kind: type[DataFile]
 ) -> pa.Table:
     ticks = np.repeat(np.fromiter((message.tick for message in rows), np.int64, len(rows)), counts)
-    offsets = _offsets(np.fromiter((message.offset for message in rows), np.int64, len(rows)), counts, rule)
+    offsets = _offsets(np.fromiter((message.offset for message in rows), np.int64, len(rows)), counts, kind)
     names = pa.DictionaryArray.from_arrays(np.zeros(len(ticks), np.int32), [vchannel])
     return pa.table({TICK: ticks, OFFSET: offsets, VCHANNEL: names})
 
 
-def _offsets(given: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], rule: OffsetRule) -> npt.NDArray[np.int64]:
-    if rule is OffsetRule.ALL:
-        return np.repeat(given, counts)
+def _offsets(
+    given: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], kind: type[DataFile]
+) -> npt.NDArray[np.int64]:
+    if kind is DeleteFile:
+        return np.repeat(given, counts)  # deletes of one message all have its offset, rows count up from it
     total, starts = int(counts.sum()), np.cumsum(counts) - counts
-    if len(given) and np.array_equal(
-        given, given[0] + starts
-    ):  # nearly always: one partition gets all rows for a while
+    # Nearly always: one partition gets all rows for a while.
+    if len(given) and np.array_equal(given, given[0] + starts):
         return np.arange(given[0], given[0] + total, dtype=np.int64)
     return np.repeat(given - starts, counts) + np.arange(total, dtype=np.int64)

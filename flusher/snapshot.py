@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.data_file import OffsetRule, Rows, decode_rows
+from flusher.data_file import Rows, decode_rows
 from flusher.directory import Cut, CutLog, check_file, cut_numbers, manifest_path
-from flusher.manifest import OFFSET, TICK, CutManifest, DataFile, arrow_schema, stored_schema
+from flusher.manifest import OFFSET, TICK, CutManifest, DataFile, DeleteFile, SegmentFile, arrow_schema, stored_schema
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, Truncated
@@ -233,8 +233,8 @@ def _tail(source: SnapshotSource, live: frozenset[int]) -> tuple[list[pa.Table],
     keys = pa.schema([schema.field(info.primary_key)])
     return (
         [
-            decode_rows(rows[name], schema, vchannel=name, rule=OffsetRule.FIRST).cast(stored_schema(schema))
+            decode_rows(rows[name], schema, vchannel=name, kind=SegmentFile).cast(stored_schema(schema))
             for name in sorted(rows)
         ],
-        [decode_rows(deletes[name], keys, vchannel=name, rule=OffsetRule.ALL) for name in sorted(deletes)],
+        [decode_rows(deletes[name], keys, vchannel=name, kind=DeleteFile) for name in sorted(deletes)],
     )

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flusher import data_file
-from flusher.data_file import OffsetRule, Rows, decode_rows, split_rows
-from flusher.manifest import stored_schema
+from flusher.data_file import Rows, decode_rows, split_rows
+from flusher.manifest import DataFile, DeleteFile, SegmentFile, stored_schema
 from wal.errors import Corrupt
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "item": pa.string()}
@@ -20,18 +20,22 @@ def encode(first: int, count: int) -> bytes:
 
 
 @given(
-    counts=st.lists(st.integers(1, 2000), max_size=12), rule=st.sampled_from(OffsetRule), gap=st.sampled_from([0, 9])
+    counts=st.lists(st.integers(1, 2000), max_size=12),
+    kind=st.sampled_from([SegmentFile, DeleteFile]),
+    gap=st.sampled_from([0, 9]),
 )
-def test_rows_come_back_in_order_with_their_ticks_and_offsets(counts: list[int], rule: OffsetRule, gap: int) -> None:
+def test_rows_come_back_in_order_with_their_ticks_and_offsets(
+    counts: list[int], kind: type[DataFile], gap: int
+) -> None:
     messages, expected = [], []
     for number, count in enumerate(counts):
         tick, offset = 100 + number, 7 + gap * number + sum(counts[:number])
         messages.append(Rows(encode(offset, count), count, tick, offset))
         expected += [
-            (offset + i, f"item {offset + i}", tick, offset + (i if rule is OffsetRule.FIRST else 0), "p0_1v0")
+            (offset + i, f"item {offset + i}", tick, offset + (i if kind is SegmentFile else 0), "p0_1v0")
             for i in range(count)
         ]
-    table = decode_rows(messages, SCHEMA, vchannel="p0_1v0", rule=rule)
+    table = decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=kind)
     found = table.cast(stored_schema(SCHEMA)).to_pylist()
     assert [tuple(row.values()) for row in found] == expected
 
@@ -39,7 +43,7 @@ def test_rows_come_back_in_order_with_their_ticks_and_offsets(counts: list[int],
 def test_large_payloads_decode_one_by_one_to_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_file, "JOINED_PAYLOAD_BYTES_MAX", 100)
     messages = [Rows(encode(start, 50), 50, start + 1, start) for start in range(0, 500, 50)]
-    table = decode_rows(messages, SCHEMA, vchannel="p0_1v0", rule=OffsetRule.FIRST)
+    table = decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
     assert table["id"].to_pylist() == list(range(500))
     assert table["_offset"].to_pylist() == list(range(500))
 
@@ -48,13 +52,13 @@ def test_large_payloads_decode_one_by_one_to_the_same_rows(monkeypatch: pytest.M
 def test_a_payload_with_other_rows_than_its_header_says_is_corrupt(claimed: int) -> None:
     messages = [Rows(encode(0, 5), claimed, 1, 0), Rows(encode(5, 10 - claimed), 10 - claimed, 2, 5)]
     with pytest.raises(Corrupt, match="headers say"):
-        decode_rows(messages, SCHEMA, vchannel="p0_1v0", rule=OffsetRule.FIRST)
+        decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_payload_that_is_no_record_batch_is_corrupt(count: int) -> None:
     with pytest.raises(Corrupt, match="do not decode"):
-        decode_rows([Rows(b"no batch" * 8, 1, 1, 0)] * count, SCHEMA, vchannel="p0_1v0", rule=OffsetRule.FIRST)
+        decode_rows([Rows(b"no batch" * 8, 1, 1, 0)] * count, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
 
 
 @given(sizes=st.lists(st.integers(1, 50), max_size=20), bytes_max=st.integers(1, 120))
