@@ -142,7 +142,7 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     """Return the ticks of the first and the last change; rows of a partition that is dropped again count, too."""
     ticks: list[int] = []
     for cut in cuts:
-        for file in (*cut.manifest.segments, *cut.manifest.deletes):
+        for file in cut.manifest.files:
             if file.collection_id == collection_id:
                 ticks += (file.tick_min, file.tick_max)
         if drops := _drops(collection_id, cut):

@@ -254,7 +254,7 @@ def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[
     for number in numbers:
         manifest = read_cut(node, number).manifest
         copied.append(_copy_file(directory / manifest_path(number), building, manifest_path(number), on_bytes))
-        for file in (*manifest.segments, *manifest.deletes):
+        for file in manifest.files:
             path = place_beneath(directory, file.path)
             if path.exists():
                 copied.append(_copy_file(path, building, file.path, on_bytes, bytes_max=file.bytes))
@@ -408,7 +408,7 @@ def _vouched_for(directory: Path, backup_node_id: str, path: str) -> tuple[int, 
         raise InvalidArgument(f"the node has to have the cuts {kept}, {path} is none — name one of them")
     for number in reversed(cut_numbers(directory)):
         manifest = cuts.read(number).manifest
-        for file in (*manifest.segments, *manifest.deletes):
+        for file in manifest.files:
             if file.path == path:
                 return number, file.crc32c, file
     raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")

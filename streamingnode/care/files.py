@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flusher.cuts import LEASES, Lease, lease_files, lease_path
-from flusher.directory import CUTS, NodeDirectory, cut_numbers, living, manifest_path, measure_file, read_cut
+from flusher.directory import CUTS, Cut, NodeDirectory, cut_numbers, living, manifest_path, measure_file, read_cut
 from flusher.manifest import (
     OFFSET,
     TICK,
@@ -118,7 +118,7 @@ class _Cuts:
     def __init__(self, node: NodeDirectory, facts: LogFacts, living_ids: frozenset[int] | None, report: Report) -> None:
         self.named: dict[str, int] = {}
         self._node, self._facts, self._living_ids, self._report = node, facts, living_ids, report
-        self._before: tuple[CutManifest, int] | None = None
+        self._before: Cut | None = None
 
     def check(self, number: int) -> None:
         place, before = manifest_path(number), self._before
@@ -130,8 +130,8 @@ class _Cuts:
         except Corrupt as error:
             self._report.damage(Kind.UNREADABLE, place, error.happened)
             return
-        if before is not None and number != before[0].number + 1:
-            gone = f"cuts {before[0].number + 1} to {number - 1}"
+        if before is not None and number != before.number + 1:
+            gone = f"cuts {before.number + 1} to {number - 1}"
             self._report.damage(Kind.MISSING, CUTS, f"{gone} are missing between others")
         manifest = self._decode(number, place, content)
         self._report.read(CUTS, len(content))
@@ -139,8 +139,8 @@ class _Cuts:
             return
         self._check_place(before, manifest, place)
         self._check_offsets(before, manifest, place)
-        self._before = manifest, manifest_crc32c(content)
-        for file in (*manifest.segments, *manifest.deletes):
+        self._before = Cut(manifest, manifest_crc32c(content))
+        for file in manifest.files:
             self._check_file(manifest, file, place)
 
     def check_newest(self, newest: int) -> None:
@@ -149,12 +149,12 @@ class _Cuts:
             return
         known = facts.checkpoint.cut_number
         told = f"the newest cut is {newest}, the log's checkpoint is at {known}"
-        is_beyond = facts.last_tick is not None and before is not None and before[0].tick > facts.last_tick
+        is_beyond = facts.last_tick is not None and before is not None and before.tick > facts.last_tick
         if newest < known:
             self._report.damage(Kind.MISSING, CUTS, f"{told}: newer cuts are missing")
         elif not facts.running and (newest > known + 1 or is_beyond):
             self._report.damage(Kind.MIXED, CUTS, f"{told}: the log is older than the cuts beside it", TOGETHER)
-        elif newest == known and before is not None and before[1] != facts.checkpoint.manifest_crc32c:
+        elif newest == known and before is not None and before.crc32c != facts.checkpoint.manifest_crc32c:
             detail = f"cut {newest} is not the one the log's checkpoint knows"
             self._report.damage(Kind.MIXED, manifest_path(newest), detail)
 
@@ -177,26 +177,25 @@ class _Cuts:
             return None
         return manifest
 
-    def _check_place(self, before: tuple[CutManifest, int] | None, manifest: CutManifest, place: str) -> None:
+    def _check_place(self, before: Cut | None, manifest: CutManifest, place: str) -> None:
         if before is None:
             if manifest.number == 1 and (manifest.previous_tick or manifest.previous_crc32c):
                 self._report.damage(Kind.CONTENT, place, "is the first cut and names one before it")
             return
-        previous, checksum = before
-        if previous.number + 1 == manifest.number and (
-            manifest.previous_crc32c != checksum or manifest.previous_tick != previous.tick
+        if before.number + 1 == manifest.number and (
+            (manifest.previous_crc32c, manifest.previous_tick) != (before.crc32c, before.tick)
         ):
-            detail = f"does not follow the cut {previous.number} that is here: one of them is of another history"
+            detail = f"does not follow the cut {before.number} that is here: one of them is of another history"
             self._report.damage(Kind.MIXED, place, detail)
-        elif manifest.tick <= previous.tick:
-            detail = f"has tick {manifest.tick}, the cut before it {previous.tick}"
+        elif manifest.tick <= before.tick:
+            detail = f"has tick {manifest.tick}, the cut before it {before.tick}"
             self._report.damage(Kind.CONTENT, place, detail)
 
-    def _check_offsets(self, before: tuple[CutManifest, int] | None, manifest: CutManifest, place: str) -> None:
+    def _check_offsets(self, before: Cut | None, manifest: CutManifest, place: str) -> None:
         """Rows of a cut lie between the next offset of the cut before it and its own, and no more than fit there."""
         ends = {each.name: each.next_offset for each in manifest.vchannels}
-        follows = before is not None and before[0].number + 1 == manifest.number
-        starts = {each.name: each.next_offset for each in before[0].vchannels} if before and follows else {}
+        follows = before is not None and before.number + 1 == manifest.number
+        starts = {each.name: each.next_offset for each in before.manifest.vchannels} if before and follows else {}
         rows: dict[str, int] = {}
         for segment in manifest.segments:
             rows[segment.vchannel] = rows.get(segment.vchannel, 0) + segment.rows

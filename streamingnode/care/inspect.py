@@ -195,7 +195,7 @@ def _last_ticks(cuts: CutLog, wanted: set[int]) -> dict[int, int]:
     for number in reversed(cuts.numbers):
         ticks: dict[int, int] = {}
         manifest = cuts.read(number).manifest
-        for file in (*manifest.segments, *manifest.deletes):
+        for file in manifest.files:
             ticks[file.collection_id] = max(ticks.get(file.collection_id, 0), file.tick_max)
         found = ticks | found
         if wanted <= found.keys():

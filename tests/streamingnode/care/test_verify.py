@@ -259,8 +259,15 @@ def test_a_database_that_does_not_open_is_unreadable(sample: Sample, tmp_path: P
 
 
 def test_tools_do_without_the_extras() -> None:
-    program = (
-        "import sys; sys.modules.update(dict.fromkeys(('pyspark', 'deltalake', 'py4j', 'pandas'))); "
-        "import streamingnode.care.export, streamingnode.care.health, streamingnode.care.upkeep, streamingnode.cli"
-    )
+    program = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in {"pyspark", "deltalake", "py4j", "pandas"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import streamingnode.care.export, streamingnode.care.health, streamingnode.care.upkeep, streamingnode.cli
+"""
     subprocess.run([sys.executable, "-c", program], check=True)
