@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 import streamingnode.channel
-import streamingnode.composition
 from interceptors.recovery import RecoveredChannel
 from interceptors.shard.state import ShardState
 from interceptors.txn import TxnInterceptor
@@ -115,9 +114,7 @@ def _indeterminate_is_done(_right: Right) -> Right:
 
 ABORT_LOST = SeededBug("abort lost", TxnInterceptor, "_rollback", _abort_lost)
 RETRY_NOT_RECOGNISED = SeededBug("retry not recognised", Window, "find", _retry_not_recognised)
-WINDOW_NOT_PERSISTED = SeededBug(
-    "window not persisted", streamingnode.composition, "encode_window", _window_not_persisted
-)
+WINDOW_NOT_PERSISTED = SeededBug("window not persisted", streamingnode.channel, "encode_window", _window_not_persisted)
 OTHERS = (
     SeededBug("recovery ends early", streamingnode.channel, "recover", _recovery_ends_early),
     SeededBug("row offsets used again after recovery", ShardState, "restore", _offsets_of_the_last_row_but_one),
