@@ -27,7 +27,6 @@ from wal.failpoint import failpoint
 from wal.headers import MessageType, TimeTickHeader
 from wal.lifecycle import (
     TRANSITIONS,
-    LogEvent,
     LogState,
     LogStatus,
     ReopenOptions,
@@ -36,7 +35,7 @@ from wal.lifecycle import (
     is_obstacle,
 )
 from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore, log_end
-from wal.message import LogEntry, MutableMessage, into_entry
+from wal.message import LogEntry, MutableMessage
 from wal.position import NODE_PRODUCER_ID, ProducerStamp
 from wal.runtime import event_log
 from wal.timetick import TickAllocator
@@ -132,7 +131,7 @@ class Wal:
         Raises what recovery and the log raise; nothing is left open then.
         """
         await self._open_term()
-        self._apply(LogEvent.RECOVERED)
+        self._become(LogState.OPEN)
 
     @property
     def status(self) -> LogStatus:
@@ -334,7 +333,7 @@ class Wal:
 
     def _lose(self) -> None:
         if self.state is LogState.OPEN:
-            self._apply(LogEvent.LOST)
+            self._become(LogState.ENDING)
             self._back = asyncio.get_running_loop().create_future()
             if self._final_error is not None:  # a write that fails while the node closes keeps nobody
                 self._give_up(self._final_error)
@@ -346,9 +345,10 @@ class Wal:
             back.set_exception(error)
             back.exception()  # counts as heard: there may be nobody waiting
 
-    def _apply(self, event: LogEvent) -> None:
+    def _become(self, state: LogState) -> None:
         if self.state is not LogState.CLOSED:  # whatever is still under way then ends by itself
-            self.state = TRANSITIONS[self.state, event]
+            assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
+            self.state = state
 
     # --- the term and the next --------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class Wal:
                     await self._term.work(self.append_once, self._store.wait_failed)
                     await self._change_term()
         except Exception as error:
-            self._apply(LogEvent.DAMAGE)
+            self._become(LogState.FAILED)
             self._give_up(error)
             raise
         finally:
@@ -377,10 +377,10 @@ class Wal:
         failpoint("recovery.write_failed")
         await self._end_term()
         failpoint("recovery.term_ended")
-        self._apply(LogEvent.ENDED)
+        self._become(LogState.REOPENING)
         await self._reopen()
         self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
-        self._apply(LogEvent.RECOVERED)
+        self._become(LogState.OPEN)
         back, self._back = self._back, None
         if back is not None and not back.done():
             back.set_result(None)
@@ -392,14 +392,14 @@ class Wal:
         while True:
             try:
                 await self._store.reopen()
-                self._apply(LogEvent.VERIFIED)
+                self._become(LogState.RECOVERING)
                 failpoint("recovery.reopened")
                 return await self._open_term()
             except (StreamingNodeError, OSError) as error:
                 obstacles_seen = obstacles_seen + 1 if is_obstacle(error) else 0
                 if is_final(error, obstacles_seen=obstacles_seen):
                     raise
-                self._apply(LogEvent.FAULT)
+                self._become(LogState.WAITING)
                 self._attempts += 1
                 self._full = error if isinstance(error, StorageFull) else None
                 self._last_error = text = f"{type(error).__name__}: {error}"
@@ -408,7 +408,7 @@ class Wal:
                 )
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, reopen.longest_pause_s)
-            self._apply(LogEvent.RETRY)
+            self._become(LogState.REOPENING)
 
     async def _open_term(self) -> None:
         """Open the store's term: its first tick, then state rebuilt from the log, then the chain built on that."""
@@ -432,16 +432,9 @@ class Wal:
         group.stamp_wal_term(self._store.term)
         group.stamp_time_tick(self._ticks.allocate(), last_confirmed)
         await self._end(group)
-        ticket = group.ticket
-        assert ticket is not None
-        await ticket.durable
-        return into_entry(
-            group.messages,
-            wal_name=log.wal_name,
-            first_position=ticket.first_position,
-            crc32c=ticket.crc32c,
-            size_bytes=ticket.size_bytes,
-        )
+        assert group.ticket is not None, "the log's end sets it"
+        await group.ticket.durable
+        return group.entry(log.wal_name)
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 
@@ -452,7 +445,7 @@ class Wal:
 
     async def close(self) -> None:
         """Take no more appends, send those away that wait, and return when none is left; idempotent."""
-        self._apply(LogEvent.CLOSE)
+        self._become(LogState.CLOSED)
         self.stop_waiting()
         self._scope.cancel()
         if self._kept is not None:

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import anyio
 
-from interceptors.chain import FINAL, BaseInterceptor, Redo
+from interceptors.chain import FINAL, Redo
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.decision import BodiesOf, decide
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
-from wal.log import Append, AppendGroup, AppendResult
+from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import Change, MutableMessage
 from wal.runtime import event_log
 
@@ -30,7 +30,7 @@ SEAL_INTERVAL_S = 1.0
 _log = event_log(__name__)
 
 
-class ShardManager(BaseInterceptor):
+class ShardManager(Interceptor):
     """The state of one channel, in step with the log: it decides and stamps groups in the step of their tick.
 
     `bodies_of` names the bodies of an open transaction; `draw` returns random numbers from 0 up to 1.

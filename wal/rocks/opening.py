@@ -110,7 +110,7 @@ def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
         # The token is written before the database is opened for good, and the floor read once more: so everything is found
         # that an owner which no lock kept out had acknowledged before it was fenced.
         floor.take_token(_term_after(found, floor))
-        failpoint("recovery.claimed")
+        failpoint("recovery.token_taken")
         floor.reload()
         opened = _open_under_token(directory, options, floor)
         undo.callback(opened.database.close)
@@ -136,7 +136,7 @@ def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: b
     found = verify_database(owned.directory, options, floor.known)
     failpoint("recovery.verified")
     floor.take_token(_term_after(found, floor) if term_is_spent else floor.token_term)
-    failpoint("recovery.claimed")
+    failpoint("recovery.token_taken")
     opened = _open_under_token(owned.directory, options, floor)
     owned.space.look()
     return opened
