@@ -14,7 +14,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from interceptors.errors import ProducerFenced, SequenceTooOld
-from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
+from wal.codec import decode_versioned
+from wal.errors import InvalidArgument
 from wal.headers import InsertHeader
 from wal.log import AppendResult
 from wal.message import AnyMessage, LogEntry, TransactionMessage
@@ -288,10 +289,6 @@ class StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
     producers: tuple[StoredProducer, ...]
 
 
-class _Format(msgspec.Struct):
-    format: int
-
-
 def encode_window(window: Window) -> bytes:
     """Return a window's bytes; some 2 us for each result, so in a thread when there are many."""
     producers = tuple(
@@ -328,16 +325,7 @@ def decode_window(
 
     Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
     """
-    try:
-        version = msgspec.msgpack.decode(data, type=_Format).format
-        if version != WINDOW_FORMAT:
-            raise UnsupportedFormat(
-                f"the checkpoint's producers have format {version}, this release reads {WINDOW_FORMAT} — "
-                "open the node with the release that wrote it"
-            )
-        stored = msgspec.msgpack.decode(data, type=StoredWindow)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the checkpoint's producers do not decode: {error}") from error
+    stored = decode_versioned(data, StoredWindow, version=WINDOW_FORMAT, what="producers")
     window = Window(limits, tick=stored.tick, held=held)
     for producer in stored.producers:
         window.fence(producer.producer_id, producer.epoch)

@@ -77,7 +77,6 @@ class OwnedDirectory:
     floor: FloorFile
     space: SpaceWatch
     opened: OpenedDatabase
-    promised_tick: int
 
     def release(self) -> None:
         """Give the directory up; idempotent. The database is closed before."""
@@ -116,10 +115,7 @@ def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
         undo.callback(opened.database.close)
         space.look()
         undo.pop_all()
-    promised = floor.known.tick
-    return OwnedDirectory(
-        directory=directory, lock=lock, floor=floor, space=space, opened=opened, promised_tick=promised
-    )
+    return OwnedDirectory(directory=directory, lock=lock, floor=floor, space=space, opened=opened)
 
 
 def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:

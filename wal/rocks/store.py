@@ -78,7 +78,7 @@ class RocksStore:
 
     def __init__(self, owned: OwnedDirectory, options: RocksOptions) -> None:
         opened, self._directory = owned.opened, owned.directory
-        self.node_id, self.promised_tick = opened.found.node_id, owned.promised_tick
+        self.node_id, self.promised_tick = opened.found.node_id, owned.floor.known.tick
         self._owned, self._options = owned, options
         self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
         self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
@@ -87,17 +87,13 @@ class RocksStore:
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
         self._closed = False
         self._begin(opened)
-        _guard_forks(self)
-
-    @property
-    def state(self) -> StoreState:
-        """Whether the store takes writes."""
-        return self._commit.state
+        _open_stores.add(self)
+        _guard_forks()
 
     @property
     def queued_bytes(self) -> int:
         """Bytes that were appended and are not synced yet."""
-        return self._commit.queued_bytes
+        return self._commit.admission.queued_bytes
 
     @property
     def space(self) -> SpaceVerdict:
@@ -115,7 +111,7 @@ class RocksStore:
         async with self._promising:  # closing waits for it: the descriptors must not be another file's meanwhile
             self._commit.check_promising()
             try:
-                await outlast(anyio.to_thread.run_sync(self._promise, tick, limiter=self._promiser))
+                await outlast(anyio.to_thread.run_sync(self._owned.floor.promise, tick, limiter=self._promiser))
             except OSError as error:
                 if not self._commit.reopening:  # the next term asks again
                     self._commit.failed([], error)
@@ -175,7 +171,7 @@ class RocksStore:
 
     async def wait_failed(self) -> None:
         """Wait until no writes are taken because one has failed, or because another owner has taken over."""
-        await self._commit.wait_failed()
+        await self._commit.lost.wait()
 
     async def reopen(self) -> None:
         """Close the database after a failed write, verify it, and go on under the next term; see `wal.log.LogStore`."""
@@ -203,7 +199,7 @@ class RocksStore:
         self._log_ids = dict(found.log_ids)
         self._meta_version = found.meta_version
         queue: SimpleQueue[Write | None] = SimpleQueue()
-        self._commit.submit_to(queue.put)
+        self._commit.hand_over = queue.put
         self._commit.space_changed(self._owned.space.verdict)  # reopening looked, and no writer was there to tell
         self._writer = Writer(
             self._engine,
@@ -289,17 +285,13 @@ class RocksStore:
             _log.warning("closed_on_full_disk", directory=str(self._directory), error=str(error))
         except StreamingNodeError:
             # After a failed write RocksDB repeats the failure here; its appenders have heard of it.
-            if not self._commit.poisoned:
+            if self._commit.cause is None:
                 raise
         finally:
             failpoint("append.closing_database_closed")
             self._closed = True
             async with self._promising:
                 self._owned.release()
-
-    def _promise(self, tick: int) -> None:
-        self._owned.floor.promise(tick)
-        failpoint("append.tick_promised")
 
     async def _make_log(self, name: str) -> int:
         self._commit.check_writable()
@@ -323,17 +315,12 @@ class RocksStore:
 _open_stores: "weakref.WeakSet[RocksStore]" = weakref.WeakSet()
 
 
-def _guard_forks(store: RocksStore) -> None:
-    """Have `store` refuse everything in a forked child: RocksDB takes writes there and loses them."""
-    _open_stores.add(store)
-    _register_fork_guard()
-
-
 @functools.cache
-def _register_fork_guard() -> None:
-    os.register_at_fork(after_in_child=_abandon_stores)
+def _guard_forks() -> None:
+    """Have every store refuse everything in a forked child: RocksDB takes writes there and loses them."""
 
+    def abandon_all() -> None:
+        for store in _open_stores:
+            store.abandon()
 
-def _abandon_stores() -> None:
-    for store in _open_stores:
-        store.abandon()
+    os.register_at_fork(after_in_child=abandon_all)
