@@ -15,11 +15,7 @@ import msgspec
 from interceptors.chain import FINAL, Redo
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
-from wal.errors import (
-    InvalidArgument,
-    Overloaded,
-    StreamingNodeError,
-)
+from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import DML, EXCLUSIVE, BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup, AppendResult, Interceptor

@@ -25,15 +25,7 @@ from wal.errors import (
 )
 from wal.failpoint import failpoint
 from wal.headers import MessageType, TimeTickHeader
-from wal.lifecycle import (
-    TRANSITIONS,
-    LogState,
-    LogStatus,
-    ReopenOptions,
-    RetryLimits,
-    is_final,
-    is_obstacle,
-)
+from wal.lifecycle import TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final, is_obstacle
 from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore, log_end
 from wal.message import LogEntry, MutableMessage
 from wal.position import NODE_PRODUCER_ID, ProducerStamp
@@ -209,7 +201,10 @@ class Wal:
         error: StreamingNodeError = first
         doubt, pause_s = first, limits.first_s
         with anyio.move_on_after(limits.give_up_s):
-            while limits.give_up_s and _is_worth_repeating(error) and not await self._stops_within(pause_s):
+            while limits.give_up_s and _is_worth_repeating(error):
+                with anyio.move_on_after(pause_s):
+                    await self._stopping.wait()
+                    break
                 pause_s = min(2 * pause_s, limits.max_s)
                 attempt = group.other_try = again()
                 attempt.other_try = joined  # it may be in the log, whoever stops waiting before the next try finds out
@@ -225,11 +220,6 @@ class Wal:
             raise doubt from error
         self._explain(error)
         raise error
-
-    async def _stops_within(self, seconds: float) -> bool:
-        with anyio.move_on_after(seconds):
-            await self._stopping.wait()
-        return self._stopping.is_set()
 
     async def _run_detached(self, term: Term, group: AppendGroup) -> AppendResult:
         """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""
@@ -427,7 +417,12 @@ class Wal:
     async def _append_first_tick(self) -> LogEntry:
         log = self._log
         group = AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader(source_id=self._store.node_id))])
-        last_confirmed = await _last_confirmed_of(log)
+        last_confirmed: int | None = None
+        if log.next_position > log.first_position:
+            # At or before the begin of every transaction that the last term left open: the last entry's own last-confirmed
+            # position, because what was open then begins at or after it, and nothing came later.
+            last = (await log.read(log.next_position - 1, bytes_max=1))[0]
+            last_confirmed = max(last.last_confirmed_position, log.first_position)
         await log.admit(group.size_bytes, makes_room=group.makes_room)
         group.stamp_wal_term(self._store.term)
         group.stamp_time_tick(self._ticks.allocate(), last_confirmed)
@@ -458,17 +453,6 @@ class Wal:
             self._drained.clear()
             await self._drained.wait()
         self._term.end()
-
-
-async def _last_confirmed_of(log: Log) -> int | None:
-    """Return a position at or before the begin of every transaction the last term left open; None for an empty log.
-
-    The last entry's own last-confirmed position is one: what was open then begins at or after it, and nothing came later.
-    """
-    if log.next_position == log.first_position:
-        return None
-    entries = await log.read(log.next_position - 1, bytes_max=1)
-    return max(entries[0].last_confirmed_position, log.first_position)
 
 
 def _is_worth_repeating(error: StreamingNodeError) -> bool:

@@ -104,14 +104,7 @@ def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
         failpoint("recovery.database_prepared")
         floor = FloorFile(directory)
         undo.callback(floor.close)
-        found = verify_database(directory, options, floor.known)
-        failpoint("recovery.verified")
-        # The token is written before the database is opened for good, and the floor read once more: so everything is found
-        # that an owner which no lock kept out had acknowledged before it was fenced.
-        floor.take_token(_term_after(found, floor))
-        failpoint("recovery.token_taken")
-        floor.reload()
-        opened = _open_under_token(directory, options, floor)
+        opened = _open_verified(directory, options, floor)
         undo.callback(opened.database.close)
         space.look()
         undo.pop_all()
@@ -124,25 +117,25 @@ def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: b
     The next term is the one of the token, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
     no term gets that far does not use them up. Raises as `take_directory`.
     """
-    floor = owned.floor
     owned.space.make_room_to_start()
-    read_floor(
-        owned.directory
-    )  # raises for damage; what counts is the floor in memory, which knows all that was acknowledged
-    found = verify_database(owned.directory, options, floor.known)
-    failpoint("recovery.verified")
-    floor.take_token(_term_after(found, floor) if term_is_spent else floor.token_term)
-    failpoint("recovery.token_taken")
-    opened = _open_under_token(owned.directory, options, floor)
+    # Raises for damage; what counts is the floor in memory, which knows all that was acknowledged.
+    read_floor(owned.directory)
+    opened = _open_verified(owned.directory, options, owned.floor, term=0 if term_is_spent else owned.floor.token_term)
     owned.space.look()
     return opened
 
 
-def _term_after(found: Survey, floor: FloorFile) -> int:
-    return 1 + max(found.term, floor.known.term)
-
-
-def _open_under_token(directory: Path, options: RocksOptions, floor: FloorFile) -> OpenedDatabase:
+def _open_verified(directory: Path, options: RocksOptions, floor: FloorFile, *, term: int = 0) -> OpenedDatabase:
+    """Verify the database and open it under `term`, 0 for the next one."""
+    is_first = not floor.token_term
+    found = verify_database(directory, options, floor.known)
+    failpoint("recovery.verified")
+    # The token is written before the database is opened for good, and the floor read once more: so everything is found
+    # that an owner which no lock kept out had acknowledged before it was fenced.
+    floor.take_token(term or 1 + max(found.term, floor.known.term))
+    failpoint("recovery.token_taken")
+    if is_first:
+        floor.reload()
     database, found = open_database(directory, options, floor.known)
     failpoint("recovery.database_opened")
     with classified(directory / DATABASE_NAME):

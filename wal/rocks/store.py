@@ -183,7 +183,7 @@ class RocksStore:
             self._commit.refuse(StoreState.CLOSED)
             for log in self._logs.values():
                 log.end(self._commit.refusal())
-        await outlast(self._release_once())
+        await outlast(self._release())
 
     def abandon(self) -> None:
         """Refuse everything from now on: this process is a fork of the owner. Called in the child, by the fork guard."""
@@ -218,7 +218,11 @@ class RocksStore:
                 return
             if self._commit.state is not StoreState.FAILED:
                 raise self._commit.refusal()
-            await self._check_owned()
+            try:  # before the database is closed, which would remove files of an owner that took over
+                await anyio.to_thread.run_sync(self._owned.floor.check_token)
+            except ChannelFenced:
+                self._commit.refuse(StoreState.FENCED)
+                raise
             self._commit.reopening = True
             try:
                 await self._release_database()
@@ -228,14 +232,6 @@ class RocksStore:
                     self._engine.resume()
             finally:
                 self._commit.reopening = False
-
-    async def _check_owned(self) -> None:
-        """Raise `ChannelFenced` before the database is closed: closing would remove files of the owner that took over."""
-        try:
-            await anyio.to_thread.run_sync(self._owned.floor.check_token)
-        except ChannelFenced:
-            self._commit.refuse(StoreState.FENCED)
-            raise
 
     async def _release_database(self) -> None:
         await anyio.to_thread.run_sync(self._writer.stop)
@@ -268,30 +264,28 @@ class RocksStore:
         self._begin(opened)
         self._commit.resume()
 
-    async def _release_once(self) -> None:
-        async with self._closing:
-            if not self._closed:
-                await self._release()
-
     async def _release(self) -> None:
-        await anyio.to_thread.run_sync(self._writer.stop)
-        failpoint("append.closing_written")
-        try:
-            if self._commit.taken_over:
-                await anyio.to_thread.run_sync(self._engine.leave)
-            await self._engine.close()
-        except StorageFull as error:
-            # RocksDB brings its log into tables when it closes. Without room the log stays, synced, for the next open.
-            _log.warning("closed_on_full_disk", directory=str(self._directory), error=str(error))
-        except StreamingNodeError:
-            # After a failed write RocksDB repeats the failure here; its appenders have heard of it.
-            if self._commit.cause is None:
-                raise
-        finally:
-            failpoint("append.closing_database_closed")
-            self._closed = True
-            async with self._promising:
-                self._owned.release()
+        async with self._closing:
+            if self._closed:
+                return
+            await anyio.to_thread.run_sync(self._writer.stop)
+            failpoint("append.closing_written")
+            try:
+                if self._commit.taken_over:
+                    await anyio.to_thread.run_sync(self._engine.leave)
+                await self._engine.close()
+            except StorageFull as error:
+                # RocksDB brings its log into tables when it closes. Without room the log stays, synced, for the next open.
+                _log.warning("closed_on_full_disk", directory=str(self._directory), error=str(error))
+            except StreamingNodeError:
+                # After a failed write RocksDB repeats the failure here; its appenders have heard of it.
+                if self._commit.cause is None:
+                    raise
+            finally:
+                failpoint("append.closing_database_closed")
+                self._closed = True
+                async with self._promising:
+                    self._owned.release()
 
     async def _make_log(self, name: str) -> int:
         self._commit.check_writable()
