@@ -79,7 +79,7 @@ async def _timed(
 
 
 class RoomInterceptor(Interceptor):
-    """Lets appends in as there is room in `memory`, which all of the node's logs share, and in the queue (`Log.admit`)."""
+    """Lets appends in as there is room in `memory`, which is the node's, and in the log's queue (`Log.admit`)."""
 
     name = "room"
 

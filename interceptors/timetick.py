@@ -93,8 +93,8 @@ class Acker:
 class AckManager:
     """The ticks of one log in this term: acknowledged in any order, given to readers in tick order.
 
-    `confirmed_tick` starts at the term's first tick: every append at or below it has ended, and readers may know it. An
-    append whose outcome is unknown is never acknowledged, so nothing at or above its tick is ever confirmed in this term.
+    Every append at or below `confirmed_tick` has ended. One whose outcome is unknown never does, so nothing at or above its
+    tick is confirmed in this term.
     """
 
     def __init__(self, ticks: TickAllocator, *, confirmed_tick: int, tail: LiveTail, mvcc: MvccManager) -> None:

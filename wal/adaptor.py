@@ -1,8 +1,7 @@
 """The WAL of one pchannel, for as long as its node is open: the append from end to end, and the terms of its log.
 
-In come append groups, from callers and from the workers of a term. Out goes each group's one result, or an error that says
-what is true. Around the log stands the chain of a term, which the WAL is given: it knows neither interceptors nor scanners.
-`wal.lifecycle` has the states; `keep` moves them.
+Around the log stands the chain of a term, which the WAL is given: it knows neither interceptors nor scanners. The states are
+those of `wal.lifecycle`; `keep` moves them.
 """
 
 import asyncio
@@ -201,7 +200,8 @@ class Wal:
         error: StreamingNodeError = first
         doubt, pause_s = first, limits.first_s
         with anyio.move_on_after(limits.give_up_s):
-            while limits.give_up_s and _is_worth_repeating(error):
+            # A refusal that does not answer for the earlier try, and may pass, says less than another try may.
+            while limits.give_up_s and (error is doubt or (error.retryable == "yes" and not error.decides)):
                 with anyio.move_on_after(pause_s):
                     await self._stopping.wait()
                     break
@@ -271,8 +271,7 @@ class Wal:
     async def in_term(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return what `call` returns, called again in the next term when the one it ran in ended meanwhile.
 
-        So what a failed write leaves open is known when this returns. Raises as `wait_back` does, and what a call raises
-        otherwise; `Indeterminate` when a call may have had its effect and no later one could.
+        Raises as `wait_back` and the call do; `Indeterminate` when a call may have had its effect and no later one could.
         """
         doubt: Indeterminate | None = None
         while True:
@@ -453,8 +452,3 @@ class Wal:
             self._drained.clear()
             await self._drained.wait()
         self._term.end()
-
-
-def _is_worth_repeating(error: StreamingNodeError) -> bool:
-    """Whether another try may say more than this one, when an earlier one may be in the log."""
-    return isinstance(error, Indeterminate) or (error.retryable == "yes" and not error.decides)

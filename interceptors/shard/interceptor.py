@@ -91,8 +91,9 @@ class ShardManager(Interceptor):
         return append(group)  # nothing to do afterwards: the state takes the group in at the next look
 
     async def close(self) -> None:
-        """End the waits for segments: nothing is appended any more."""
-        self.refuse_segments()
+        """End all waits for segments with `OnShutdown` and take no more requests; idempotent."""
+        self._closed = True
+        self.end_waits(tuple(self.wanted), OnShutdown("the channel closed before the segment was made"))
 
     # --- ids and segments -----------------------------------------------------------------------------------------------
 
@@ -141,11 +142,6 @@ class ShardManager(Interceptor):
                 wanted.set_exception(error)
                 wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
 
-    def refuse_segments(self) -> None:
-        """End all waits with `OnShutdown` and take no more requests; idempotent."""
-        self._closed = True
-        self.end_waits(tuple(self.wanted), OnShutdown("the channel closed before the segment was made"))
-
     def forget_below(self, tick: int) -> None:
         """Forget what was dropped before `tick` and a cut has named; call once no reader starts below `tick`."""
         self.state.forget_below(tick)
@@ -188,7 +184,7 @@ class SegmentAllocator:
                 keys = tuple(self._manager.wanted)
                 self._manager.end_waits(keys, await self._allocate(keys, append))
         finally:
-            self._manager.refuse_segments()
+            await self._manager.close()
 
     async def _allocate(self, keys: Sequence[SegmentKey], append: Append) -> Overloaded | None:
         pause_s, reason = RETRY_S_MIN, ""

@@ -1,8 +1,7 @@
 """Group commit as the event loop sees it: whether writes are taken, room in the queue, and what became of them.
 
-In: writes from logs and the state map. Out: settled futures, in order. The writer thread (`writer.py`) does the work. A
-failed write is `Indeterminate`, and so are those behind it; later ones are refused with the same error until the database
-was closed, verified and opened again. Reads of logs go on, but for the time that takes.
+The writer thread (`writer.py`) does the work. A failed write is `Indeterminate`, and so are those behind it; later ones are
+refused with the same error until the database was closed, verified and opened again.
 """
 
 import asyncio
@@ -53,14 +52,11 @@ class EntryWrite:
 
 @dataclass(slots=True, eq=False)
 class RecordWrite:
-    """Changes of small records (None removes), and the range of entry keys to give up with them; synced at once.
-
-    `meta_version` is 0 for changes that leave the state map alone.
-    """
+    """Changes of small records (None removes), and the range of entry keys to give up with them; synced at once."""
 
     changes: Mapping[bytes, bytes | None]
     durable: Outcome
-    meta_version: int = 0
+    meta_version: int = 0  # of the state map; 0 leaves it alone
     dropped: tuple[bytes, bytes] | None = None
     size_bytes: int = field(init=False)
 

@@ -1,11 +1,7 @@
 """One log in RocksDB: where it begins and ends, and how to add to it, read it and shorten it.
 
-In: append groups, positions. Out: tickets, entries. The event loop keeps the ends of the log in memory; bytes go to the
-writer thread in one direction and come from reader threads in the other. See `wal.log.Log` for the contract.
-
-Every entry that is read is checked, on a reader thread, one hop for a whole batch. RocksDB ends an iteration early over a
-damaged block and says so only in `status()`; an end before the synced position, a gap in positions and a break in the chain
-of checksums are looked for all the same.
+The contract is that of `wal.log.Log`. The event loop keeps the ends of the log in memory; bytes go to the writer thread and
+come from reader threads, which check every entry.
 """
 
 import asyncio
@@ -225,7 +221,7 @@ def _current_position(iterator: RdictIter, log_id: int) -> int | None:
     """Return where the iterator is in a log, None when it is outside. Raises when damage took it there."""
     # RocksDB's iteration bounds would spare the look at each key, but rocksdict encodes them as if not in raw mode.
     if not iterator.valid():
-        iterator.status()
+        iterator.status()  # raises: an iteration ends early over a damaged block, and only this says so
         return None
     found_id, position = split_entry_key(iterator.key())
     return position if found_id == log_id else None

@@ -85,10 +85,7 @@ class OwnedDirectory:
 
 
 def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
-    """Own a directory and open its database.
-
-    Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
-    """
+    """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
     _make_directory(directory)
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
@@ -112,10 +109,10 @@ def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
 
 
 def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:
-    """Verify and open the database of an owned directory after it was closed, under the next term.
+    """Verify and open the database of an owned directory after it was closed. Raises as `take_directory`.
 
-    The next term is the one of the token, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
-    no term gets that far does not use them up. Raises as `take_directory`.
+    It opens under the term of the token, until something was acknowledged in that (`term_is_spent`): so a disk on which no
+    term gets that far does not use them up.
     """
     owned.space.make_room_to_start()
     # Raises for damage; what counts is the floor in memory, which knows all that was acknowledged.
@@ -209,10 +206,7 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
 
 
 def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Survey:
-    """Check, without changing anything, that the database holds all it should, and return what it holds.
-
-    Raises `Corrupt` with the place.
-    """
+    """Check, changing nothing, that the database holds all it should, and return what it holds. Raises `Corrupt`."""
     path = directory / DATABASE_NAME
     check_framing(path)
     try:
@@ -251,11 +245,7 @@ def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
 
 
 def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple[Rdict, Survey]:
-    """Open a verified database for writing, and check once more that it holds what the floor says.
-
-    What was in its log is in new tables then, synced: after a failed sync the pages of the old files may look clean in
-    memory without being on the disk.
-    """
+    """Open a verified database for writing, and check once more that it holds what the floor says."""
     path = directory / DATABASE_NAME
     with classified(path):
         if has_torn_end(path):
@@ -268,6 +258,8 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
     try:
         with classified(path):
             found = drop_behind_holes(database, survey(database), floor)
+            # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what
+            # was in them is in new tables, synced, before anything is done.
             _bring_into_tables(database, options)
         judge(found, found, floor, place=str(path))
     except BaseException:

@@ -383,7 +383,7 @@ def torn_end(path: Path) -> int | None:
 
 
 def is_cut_short(path: Path) -> bool:
-    """Whether a file in this framing ends with something that is no whole record."""
+    """Whether a file ends with something that is no whole record."""
     with _mapped(path) as data:
         return _torn_bytes(data) > 0
 

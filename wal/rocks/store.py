@@ -1,9 +1,7 @@
 """The log store on RocksDB: opens or makes a node directory, owns its database, and hands out its logs and its state map.
 
-In: a directory. Out: a `RocksStore`, verified, with a term above all earlier ones; see `wal.log.LogStore` for the
-contract. How a directory is opened is in `wal.rocks.opening`. After a failed write the store is `reopen`ed: the
-writer thread and the database are thrown away and made anew from what is on the disk, under the next term; the
-directory stays owned all the time.
+The contract is that of `wal.log.LogStore`; `wal.rocks.opening` opens the directory. After a failed write the writer thread
+and the database are made anew from what is on the disk, under the next term; the directory stays owned all the time.
 """
 
 import asyncio
@@ -170,7 +168,7 @@ class RocksStore:
         return self._commit.state is StoreState.OPEN
 
     async def wait_failed(self) -> None:
-        """Wait until no writes are taken because one has failed, or because another owner has taken over."""
+        """Wait until a write has failed, or another owner has taken over."""
         await self._commit.lost.wait()
 
     async def reopen(self) -> None:
