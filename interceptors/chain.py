@@ -78,18 +78,8 @@ async def _timed(
         observer.interceptor_timed(interceptor.name, before_s, after_s, failed_before=not called_at)
 
 
-class BaseInterceptor(Interceptor):
-    """An interceptor with nothing to wait for before appends may pass, and nobody to send away at the end."""
-
-    async def ready(self) -> None:
-        """Return at once."""
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
-class RoomInterceptor(BaseInterceptor):
-    """Lets appends in as there is room in `memory`, which all of the node's logs share, and in the queue (`Log.admit`)."""
+class RoomInterceptor(Interceptor):
+    """Lets appends in as there is room in `memory`, which is the node's, and in the log's queue (`Log.admit`)."""
 
     name = "room"
 
@@ -139,7 +129,7 @@ class Redo(Exception):
         super().__init__(waiting_for)
 
 
-class RedoInterceptor(BaseInterceptor):
+class RedoInterceptor(Interceptor):
     """Runs the rest of the chain again for as long as it asks for that, with a new tick each time.
 
     Past `attempts_max`, or when its waits together last `wait_s_max`, an append fails instead of spinning or hanging.
@@ -246,7 +236,7 @@ class RWLock:
             self._waiting.popleft()
 
 
-class LockInterceptor(BaseInterceptor):
+class LockInterceptor(Interceptor):
     """Gives an exclusive group its vchannels for itself, lets all others share theirs.
 
     `scope_of` names the vchannels a group concerns, for a commit those of its session; `overtake` ends the transactions on

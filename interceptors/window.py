@@ -14,9 +14,10 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from interceptors.errors import ProducerFenced, SequenceTooOld
-from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
+from wal.codec import decode_versioned
+from wal.errors import InvalidArgument
 from wal.headers import InsertHeader
-from wal.log import AppendGroup, AppendResult
+from wal.log import AppendResult
 from wal.message import AnyMessage, LogEntry, TransactionMessage
 from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp
 from wal.timetick import add_ms
@@ -253,21 +254,6 @@ def result_of_entry(entry: LogEntry, visible: Sequence[AnyMessage]) -> AppendRes
     )
 
 
-def result_of_group(group: AppendGroup, kind: type[MessageId]) -> AppendResult:
-    """Return the result of a stamped group that turned out to be synced; `kind` is that of its log's ids."""
-    ticket, head = group.ticket, group.messages[0]
-    assert ticket is not None, "a group that is synced has its place"
-    last_confirmed = ticket.first_position if head.last_confirmed is None else head.last_confirmed
-    return AppendResult(
-        first_message_id=kind(ticket.first_position),
-        count=len(group.messages),
-        time_tick=group.time_tick,
-        last_confirmed=kind(last_confirmed),
-        txn_id=head.txn_id,
-        row_offsets=group.row_offsets,
-    )
-
-
 # --- in a checkpoint: MessagePack with a format number, see docs/format.md --------------------------------------------
 
 
@@ -301,10 +287,6 @@ class StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
     format: int = WINDOW_FORMAT
     tick: int
     producers: tuple[StoredProducer, ...]
-
-
-class _Format(msgspec.Struct):
-    format: int
 
 
 def encode_window(window: Window) -> bytes:
@@ -343,16 +325,7 @@ def decode_window(
 
     Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
     """
-    try:
-        version = msgspec.msgpack.decode(data, type=_Format).format
-        if version != WINDOW_FORMAT:
-            raise UnsupportedFormat(
-                f"the checkpoint's producers have format {version}, this release reads {WINDOW_FORMAT} — "
-                "open the node with the release that wrote it"
-            )
-        stored = msgspec.msgpack.decode(data, type=StoredWindow)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the checkpoint's producers do not decode: {error}") from error
+    stored = decode_versioned(data, StoredWindow, version=WINDOW_FORMAT, what="producers")
     window = Window(limits, tick=stored.tick, held=held)
     for producer in stored.producers:
         window.fence(producer.producer_id, producer.epoch)

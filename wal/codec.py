@@ -6,6 +6,7 @@ is moved, repeated or left out is found as surely as one with a flipped bit.
 
 import struct
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +16,8 @@ from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import HEADERS, MessageType
 from wal.message import NO_PROPERTIES, LogEntry, Message, MutableMessage
 from wal.position import ProducerStamp
+
+T = TypeVar("T")
 
 ENTRY_MAGIC = 0x4E53
 """`SN` on disk."""
@@ -116,6 +119,27 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     )
 
 
+class _Versioned(msgspec.Struct):
+    format: int
+
+
+def decode_versioned(data: bytes, kind: type[T], *, version: int, what: str) -> T:
+    """Return a struct that a checkpoint keeps as MessagePack with a format number.
+
+    Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
+    """
+    try:
+        found = msgspec.msgpack.decode(data, type=_Versioned).format
+        if found != version:
+            raise UnsupportedFormat(
+                f"format {found} of the checkpoint's {what}, this release reads {version} — "
+                "open the node with the release that wrote it"
+            )
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"cannot decode the checkpoint's {what}: {error}") from error
+
+
 def _encode_message(message: MutableMessage) -> bytes:
     """Return a message's bytes up to its payload."""
     vchannel = message.vchannel.encode()
@@ -146,7 +170,7 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
     if previous_crc32c is not None and previous != previous_crc32c:
         raise Corrupt(f"entry at position {position} does not follow the entry before it")
     if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
-        raise Corrupt(f"entry at position {position} claims {count} messages")
+        raise Corrupt(f"entry at position {position} has {count} messages")
     producer_id, sequence, epoch = writer
     if not producer_id:
         return count, position, tick, last_confirmed, term, None

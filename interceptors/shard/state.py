@@ -12,7 +12,8 @@ from typing import NamedTuple, Self
 import msgspec
 
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
+from wal.codec import decode_versioned
+from wal.errors import InvalidArgument
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -88,22 +89,9 @@ class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     changes_since_cut: int
 
 
-class _Format(msgspec.Struct):
-    format: int
-
-
 def decode_snapshot(data: bytes) -> ShardSnapshot:
     """Return the snapshot in `data`. Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else."""
-    try:
-        version = msgspec.msgpack.decode(data, type=_Format).format
-        if version != SNAPSHOT_FORMAT:
-            raise UnsupportedFormat(
-                f"the checkpoint's shard state has format {version}, this release reads {SNAPSHOT_FORMAT} — "
-                "open the node with the release that wrote it"
-            )
-        return msgspec.msgpack.decode(data, type=ShardSnapshot)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the checkpoint's shard state does not decode: {error}") from error
+    return decode_versioned(data, ShardSnapshot, version=SNAPSHOT_FORMAT, what="shard state")
 
 
 class ShardState:

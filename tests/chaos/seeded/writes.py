@@ -10,7 +10,7 @@ import streamingnode.channel
 from interceptors.recovery import RecoveredChannel
 from interceptors.shard.state import ShardState
 from interceptors.txn import TxnInterceptor
-from interceptors.window import Window, result_of_group
+from interceptors.window import Window
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.adaptor import Wal
 from wal.headers import CommitTxnHeader, MessageType
@@ -107,7 +107,7 @@ def _indeterminate_is_done(_right: Right) -> Right:
     async def repeat(_wal: Any, group: AppendGroup, _copy: Any, error: BaseException) -> Any:
         if group.ticket is None:
             raise error
-        return result_of_group(group, RocksMessageId)
+        return group.result(RocksMessageId)
 
     return repeat
 
