@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from flusher.data_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
-from flusher.rows import OFFSET, TICK, VCHANNEL
+from flusher.manifest import OFFSET, TICK, VCHANNEL
 from flusher.run import FlushContext, FlushOptions
 from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, InsertHeader, MessageType
 from wal.log import AppendGroup, Log

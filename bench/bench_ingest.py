@@ -38,8 +38,8 @@ from flusher.manifest import (
     manifest_crc32c,
     manifest_name,
     segment_path,
+    stored_schema,
 )
-from flusher.rows import stored_schema
 from streamingnode.rows.schema import AnyArray, AnyField
 from wal.codec import crc32c
 

@@ -16,17 +16,28 @@ A cut on disk is never written again: a reader may hold it. A disk error in the 
 same place leaves, and is treated the same.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
-from flusher.checkpoint import Checkpoint
-from flusher.cut_log import CUTS, Cut, cut_numbers, file_paths, manifest_path, read_cut
-from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.directory import (
+    CUTS,
+    TEMPORARY_SUFFIX,
+    Cut,
+    NodeDirectory,
+    cut_numbers,
+    file_paths,
+    manifest_path,
+    read_cut,
+)
 from flusher.manifest import (
     DELETES,
     MANIFEST_FORMAT,
     SEGMENTS,
+    Checkpoint,
     CutManifest,
     DeleteFile,
     SegmentFile,
@@ -39,8 +50,9 @@ from flusher.manifest import (
     segment_path,
 )
 from interceptors.shard.state import ShardState
-from wal.errors import Corrupt
+from wal.errors import Corrupt, StorageFailed
 from wal.failpoint import failpoint
+from wal.files import make_directory, sync_directory, write_file
 
 
 def build_manifest(
@@ -209,3 +221,91 @@ def are_all_there(numbers: Sequence[int], first_kept: int) -> bool:
     Of those below, any may be on their way out while they are listed.
     """
     return not numbers or sum(number >= first_kept for number in numbers) == max(numbers[-1] - first_kept + 1, 0)
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+#
+# Which cut of its node a table has taken, written by its ingest, so that the node may remove what lies before.
+
+LEASES = "leases"
+LEASE_BYTES_MAX = 64 << 10
+UNREADABLE = 0
+"""The collection of a lease that cannot be read: all of them, so it holds everything."""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """What one table has taken of one node; it may lag behind the table, which keeps files longer, and is never ahead."""
+
+    table: str = ""
+    node_id: str
+    collection_id: int
+    cut: int
+    tick: int = 0
+
+
+def lease_path(node: Path, table: Path) -> Path:
+    """Return where the lease of a table lies; tables of one name in two places have a lease each."""
+    return node / LEASES / f"{table.name}-{crc32(str(table.resolve().parent).encode()):08x}.json"
+
+
+def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
+    """Yield the path of each lease file, and its lease, or why it holds none; so for a link in their directory's place."""
+    try:
+        paths = [path for path in directory.files(LEASES) if path.endswith(".json")]
+    except Corrupt as error:
+        paths = []
+        yield LEASES, str(error)
+    for path in paths:
+        found: Lease | str
+        try:
+            found = msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=Lease)
+        except FileNotFoundError:  # an ingest gives up the lease of a dropped collection's table
+            continue
+        except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:
+            found = str(error)
+        yield path, found
+
+
+def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
+    """Return the leases of tables fed from this node.
+
+    A file that does not decode counts as a table that has taken nothing, so that it holds everything; its path is the table.
+    """
+    leases = [
+        found
+        if isinstance(found, Lease)
+        else Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0, tick=0)
+        for path, found in lease_files(directory)
+    ]
+    return [lease for lease in leases if lease.node_id == node_id]
+
+
+def write_lease(node: Path, lease: Lease) -> None:
+    """Replace the table's lease, whole; durable on return. The group may read it where it may read the directory."""
+    path = lease_path(node, Path(lease.table))
+    make_directory(path.parent)
+    building = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    for_group = bool(path.parent.stat().st_mode & 0o040)
+    write_file(building, msgspec.json.encode(lease) + b"\n", for_group=for_group)
+    failpoint("ingest.lease_written")
+    building.replace(path)
+    failpoint("ingest.lease_renamed")
+    sync_directory(path.parent)
+
+
+def release(node: Path, table: Path) -> None:
+    """Give up a table's lease: it takes no more cuts of this node."""
+    path = lease_path(node, table)
+    if path.exists():
+        path.unlink()
+        sync_directory(path.parent)
+
+
+def check_writable(node: Path) -> None:
+    """Raise `StorageFailed` where no lease could be written: a table would be ahead of a node that keeps files for ever."""
+    place = node / LEASES if (node / LEASES).is_dir() else node
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise StorageFailed(
+            f"an ingest writes its lease into {place}, which this user may not — run it as the node's user, "
+            f"or let a group of both write to {node / LEASES}"
+        )

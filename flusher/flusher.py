@@ -13,9 +13,9 @@ from enum import Enum, unique
 import anyio
 from anyio import to_thread
 
-from flusher.checkpoint import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
-from flusher.cut_log import Cut, CutLog, cut_numbers
 from flusher.cuts import are_all_there, cut_ahead, decode_first_kept, kept_cuts_key, remove_orphans
+from flusher.directory import Cut, CutLog, cut_numbers
+from flusher.manifest import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
 from flusher.retention import Retention, finish_removal
 from flusher.run import CutScheduleOptions, FlushContext, FlushRun
 from scanner.deliver_policy import DeliverPolicy

@@ -1,7 +1,7 @@
-"""What a cut hands to Spark: one manifest naming every file sealed since the last cut, and where files lie. No I/O here.
+"""What a cut leaves: a manifest for Spark, naming every file sealed since the last cut, and a checkpoint for the restart.
 
-Two lines of text, the JSON document and its checksum, so that a person can read it and a program can tell a torn or edited
-one; `docs/format.md` section "Cut manifest" is the reference.
+A manifest is two lines of text, the JSON document and its checksum, so that a person can read it and a program can tell a
+torn or edited one; `docs/format.md` is the reference. No I/O here.
 """
 
 import base64
@@ -11,13 +11,19 @@ import msgspec
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
-from wal.codec import crc32c
-from wal.errors import Corrupt, UnsupportedFormat
+from interceptors.shard.state import ShardState
+from wal.codec import crc32c, decode_versioned
+from wal.errors import Corrupt
+from wal.position import FIRST_POSITION
+from wal.timetick import physical_ms
 
 MANIFEST_FORMAT = 1
 
 SEGMENTS, DELETES = "segments", "deletes"
 """Directories of data files; ids become paths, names never."""
+
+TICK, OFFSET, VCHANNEL = "_tick", "_offset", "_vchannel"
+"""Columns of every data file behind those of its messages."""
 
 _VCHANNEL = re.compile(r"[A-Za-z0-9_-]+_([0-9]+)v[0-9]+")
 
@@ -107,14 +113,22 @@ class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.segments, *self.deletes)
 
 
-class _Header(msgspec.Struct):
-    format: int
+def with_checksum(document: bytes) -> bytes:
+    """Return a JSON document with the line that tells its checksum."""
+    return document + b"\ncrc32c:%08x\n" % crc32c(document)
+
+
+def checked_document(content: bytes, name: str, *, step: str = "restore it from a backup") -> bytes:
+    """Return the document that `with_checksum` was given. Raises `Corrupt`."""
+    document, _, trailer = content.partition(b"\n")
+    if trailer != b"crc32c:%08x\n" % crc32c(document):
+        raise Corrupt(f"{name} fails its checksum — {step}")
+    return document
 
 
 def encode_manifest(manifest: CutManifest) -> bytes:
     """Return the manifest's file content."""
-    document = msgspec.json.encode(manifest)
-    return document + b"\ncrc32c:%08x\n" % crc32c(document)
+    return with_checksum(msgspec.json.encode(manifest))
 
 
 def manifest_crc32c(content: bytes) -> int:
@@ -128,16 +142,10 @@ def decode_manifest(content: bytes, *, name: str) -> CutManifest:
     Raises `Corrupt` when the checksum or the document does not hold, or a path is not the one that the node gives such a
     file; `UnsupportedFormat` when a newer release wrote it.
     """
-    document, _, trailer = content.partition(b"\n")
-    if trailer != b"crc32c:%08x\n" % crc32c(document):
-        raise Corrupt(f"cut manifest {name} fails its checksum — restore it from a backup")
-    try:
-        version = msgspec.json.decode(document, type=_Header).format
-        if version != MANIFEST_FORMAT:
-            raise UnsupportedFormat(f"cut manifest {name} has format {version}, this release reads {MANIFEST_FORMAT}")
-        manifest = msgspec.json.decode(document, type=CutManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"cut manifest {name} is no manifest: {error}") from error
+    document = checked_document(content, f"cut manifest {name}")
+    manifest = decode_versioned(
+        document, CutManifest, MANIFEST_FORMAT, f"cut manifest {name}", decode=msgspec.json.decode
+    )
     _check_paths(manifest, name)
     return manifest
 
@@ -213,6 +221,12 @@ def arrow_schema(info: CollectionInfo) -> pa.Schema:
         raise Corrupt(f"the schema of collection {info.name} does not decode: {error}") from error
 
 
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a file: those of the messages, then `_tick`, `_offset`, `_vchannel`."""
+    system = [pa.field(TICK, pa.int64()), pa.field(OFFSET, pa.int64()), pa.field(VCHANNEL, pa.string())]
+    return pa.schema([*schema, *system])
+
+
 def collection_info(entry: CollectionEntry) -> CollectionInfo:
     """Return a collection as the shard state had it when the manifest was made."""
     return CollectionInfo(
@@ -229,3 +243,98 @@ def collection_info(entry: CollectionEntry) -> CollectionInfo:
         created_tick=entry.created_tick,
         dropped_tick=entry.dropped_tick,
     )
+
+
+# --- the checkpoint ---------------------------------------------------------------------------------------------------
+#
+# Where a restart begins: the last cut, and the state of the shards as of its tick. One per pchannel, under a key of the log
+# store's own map, replaced after each cut. It is never ahead of what it covers: the cut's manifest and every file it names
+# are on disk before.
+
+CHECKPOINT_FORMAT = 2
+
+HISTORY_STEPS = 256
+"""The history's grain is the minimum retention divided by this: 5.6 minutes for a day."""
+
+
+class CutPosition(msgspec.Struct, frozen=True, array_like=True):
+    """A cut, where a reader of what follows it resumes, and when it was made: by the clock, in Unix ms, at the latest."""
+
+    tick: int
+    position: int
+    made_ms: int
+
+    def age_ms(self, now_ms: int) -> int:
+        """Return how long ago the cut was made, at least.
+
+        Its tick tells that, unless it is ahead of the clock: because a clock was ahead once, or because this one is behind.
+        Then `made_ms` does; when that is ahead as well, nothing is known but that the cut is there.
+        """
+        told_ms = physical_ms(self.tick)
+        return max(0, now_ms - (told_ms if told_ms <= now_ms else self.made_ms))
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is read from `position`.
+
+    `position` is the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number 0 and
+    position 0 mean: no cut yet, everything is in the log. `history` tells retention where the log stood at earlier cuts.
+    """
+
+    format: int = CHECKPOINT_FORMAT
+    cut_number: int = 0
+    tick: int = 0
+    position: int = 0
+    manifest_crc32c: int = 0
+    history: tuple[CutPosition, ...] = ()
+    shard_state: bytes | None = None
+    producers: bytes | None = None
+
+    @property
+    def start_position(self) -> int:
+        """Where a reader of what is not in files begins; a log that was truncated meanwhile refuses it."""
+        return self.position or FIRST_POSITION
+
+    def state(self) -> ShardState:
+        """Return the state of the shards as of its tick."""
+        return ShardState() if self.shard_state is None else ShardState.restore(self.shard_state)
+
+
+NO_CHECKPOINT = Checkpoint()
+
+
+def checkpoint_key(pchannel: str) -> str:
+    """Return the key a pchannel's checkpoint has in the log store's map."""
+    return f"checkpoint/{pchannel}"
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return the stored form of a checkpoint."""
+    return msgspec.msgpack.encode(checkpoint)
+
+
+def decode_checkpoint(content: bytes | None) -> Checkpoint:
+    """Return a stored checkpoint; `NO_CHECKPOINT` when there is none. Raises `Corrupt`, `UnsupportedFormat`."""
+    if content is None:
+        return NO_CHECKPOINT
+    return decode_versioned(content, Checkpoint, CHECKPOINT_FORMAT, "the checkpoint")
+
+
+def extend_history(
+    history: tuple[CutPosition, ...], step: CutPosition, *, now_ms: int, retention_ms: int
+) -> tuple[CutPosition, ...]:
+    """Return the history with a new cut: thinned to its grain, and without what no bound needs any more.
+
+    Of the cuts older than the retention the newest stays: it is the bound. Of three neighbours the outer two are at least a
+    grain apart, so at most twice `HISTORY_STEPS` and a few are kept, however often cuts are made.
+    """
+    grain_ms = retention_ms // HISTORY_STEPS
+    # No cut was made after a later one, whatever the clock said then.
+    kept = tuple(
+        cut if cut.made_ms <= step.made_ms else CutPosition(cut.tick, cut.position, step.made_ms) for cut in history
+    )
+    if len(kept) > 1 and kept[-2].age_ms(now_ms) - step.age_ms(now_ms) < grain_ms:
+        kept = kept[:-1]
+    kept = (*kept, step)
+    expired = [index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms]
+    return kept[expired[-1] :] if expired else kept

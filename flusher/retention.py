@@ -6,29 +6,22 @@ a manifest without its files, but for those of dropped collections, and the one 
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 
 import anyio
-import msgspec
 from anyio import to_thread
 
-from flusher.checkpoint import Checkpoint, CutPosition
-from flusher.cut_log import CUTS, CutLog, cut_numbers, file_paths, manifest_path
-from flusher.cuts import encode_first_kept, kept_cuts_key
-from flusher.directory import LEASES, NodeDirectory
-from flusher.manifest import DELETES, SEGMENTS, CutManifest, decode_manifest, manifest_crc32c
+from flusher.cuts import UNREADABLE, Lease, encode_first_kept, kept_cuts_key, read_leases
+from flusher.directory import CUTS, CutLog, NodeDirectory, cut_numbers, file_paths, manifest_path
+from flusher.manifest import DELETES, SEGMENTS, Checkpoint, CutManifest, CutPosition, decode_manifest, manifest_crc32c
 from wal.errors import Corrupt, Truncated, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.log import Log, LogStore
 
 SET_ASIDE_SUFFIX = ".removed"
 """Ends the name of a manifest whose files are going."""
-
-LEASE_BYTES_MAX = 64 << 10
-UNREADABLE = 0
-"""The collection of a lease that cannot be read: all of them, so it holds everything."""
 
 CUTS_REMOVED_PER_ROUND_MAX = 1000
 """Keeps one round short after a long pause; the next round takes more."""
@@ -48,32 +41,6 @@ class RetentionOptions:
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
-
-
-class TableLease(msgspec.Struct, frozen=True):
-    """What one table says it has taken, as the ingest writes it; `table` is where it was then."""
-
-    node_id: str
-    collection_id: int
-    cut: int
-    table: str = ""
-
-
-def read_leases(directory: NodeDirectory, *, node_id: str) -> list[TableLease]:
-    """Return the leases of tables fed from this node; blocks.
-
-    A file that does not decode counts as a table that has taken nothing, so that it holds everything; its path is the table.
-    """
-    leases: list[TableLease] = []
-    for path in directory.files(LEASES):
-        if path.endswith(".json"):
-            with suppress(FileNotFoundError):  # an ingest gives up the lease of a dropped collection's table
-                try:
-                    content = directory.read(path, bytes_max=LEASE_BYTES_MAX)
-                    leases.append(msgspec.json.decode(content, type=TableLease))
-                except (msgspec.DecodeError, UnicodeDecodeError, Corrupt):
-                    leases.append(TableLease(node_id=node_id, collection_id=UNREADABLE, cut=0, table=path))
-    return [lease for lease in leases if lease.node_id == node_id]
 
 
 def newest_old_cut(
@@ -100,7 +67,7 @@ def truncation_bound(checkpoint: Checkpoint, *, reader_floor: int | None, old: C
     return bound if reader_floor is None else min(bound, reader_floor)
 
 
-def may_remove_cut(manifest: CutManifest, *, leases: Sequence[TableLease], live: frozenset[int], old_tick: int) -> bool:
+def may_remove_cut(manifest: CutManifest, *, leases: Sequence[Lease], live: frozenset[int], old_tick: int) -> bool:
     """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped.
 
     It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each live collection in it
@@ -250,7 +217,7 @@ class Retention:
             _remove_files(self._directory, manifest)
 
     def _remove_dropped(
-        self, checkpoint: Checkpoint, live: frozenset[int], leases: Sequence[TableLease], old_tick: int
+        self, checkpoint: Checkpoint, live: frozenset[int], leases: Sequence[Lease], old_tick: int
     ) -> None:
         """Remove files of dropped collections for which no table waits; their cuts may stay. Safe to interrupt."""
         leased = {lease.collection_id for lease in leases}

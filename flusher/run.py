@@ -15,14 +15,22 @@ import pyarrow as pa
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 
-from flusher.checkpoint import Checkpoint, CutPosition, checkpoint_key, encode_checkpoint, extend_history
-from flusher.cut_log import Cut, CutLog
 from flusher.cuts import build_manifest, check_same_cut, publish_cut
-from flusher.data_file import FileInProgress
-from flusher.directory import NodeDirectory
-from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, delete_path, segment_path
+from flusher.data_file import FileInProgress, Rows
+from flusher.directory import Cut, CutLog, NodeDirectory
+from flusher.manifest import (
+    Checkpoint,
+    CutPosition,
+    DeleteFile,
+    SegmentFile,
+    arrow_schema,
+    checkpoint_key,
+    delete_path,
+    encode_checkpoint,
+    extend_history,
+    segment_path,
+)
 from flusher.retention import RetentionOptions
-from flusher.rows import Rows
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.txn import steady_ms

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.cut_log import Cut, CutLog, cut_numbers, manifest_path
-from flusher.manifest import CutManifest, DataFile, arrow_schema
-from flusher.rows import OFFSET, TICK, OffsetRule, Rows, decode_rows, stored_schema
+from flusher.data_file import OffsetRule, Rows, decode_rows
+from flusher.directory import Cut, CutLog, check_file, cut_numbers, manifest_path
+from flusher.manifest import OFFSET, TICK, CutManifest, DataFile, arrow_schema, stored_schema
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, Truncated
@@ -207,8 +207,7 @@ def _read_file(source: SnapshotSource, file: DataFile) -> pa.Table:
         content = source.cuts.directory.read(file.path, bytes_max=file.bytes)
     except FileNotFoundError as error:
         raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
-    if len(content) != file.bytes or crc32c(content) != file.crc32c:
-        raise Corrupt(f"{file.path} is not the file its cut names — restore it from a backup")
+    check_file(file.path, file, len(content), crc32c(content))
     return pq.read_table(pa.BufferReader(content))
 
 

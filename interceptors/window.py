@@ -325,7 +325,7 @@ def decode_window(
 
     Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
     """
-    stored = decode_versioned(data, StoredWindow, version=WINDOW_FORMAT, what="producers")
+    stored = decode_versioned(data, StoredWindow, WINDOW_FORMAT, "the checkpoint's window of producers")
     window = Window(limits, tick=stored.tick, held=held)
     for producer in stored.producers:
         window.fence(producer.producer_id, producer.epoch)

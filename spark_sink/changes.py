@@ -13,19 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flusher.cut_log import Cut, CutLog, file_paths, living
+from flusher.directory import Cut, CutLog, check_file, file_paths, lives, living, measure_file
 from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
-from wal.codec import crc32c
-from wal.errors import Corrupt, Truncated
-from wal.files import open_binary, place_beneath
+from interceptors.errors import CollectionNotFound
+from wal.errors import Corrupt, InvalidArgument, Truncated
+from wal.files import place_beneath
 
 if TYPE_CHECKING:
     from spark_sink.table import TableFile  # an executor that imports this has no need of deltalake
 
 _Range = tuple[int | str, int | str]
-
-CHUNK_BYTES = 1 << 20
-"""Read at a time by each thread that checks files; large enough to cost nothing per call, small enough to forget."""
 
 THREADS_MAX = 16
 """Each has a file open, and a machine may have more processors than a process may open files beside its others."""
@@ -170,6 +167,70 @@ def _meet(one: _Range | None, other: _Range | None) -> bool:
     return one[0] <= other[1] and other[0] <= one[1]  # type: ignore[operator]  # all numbers, or all text
 
 
+# --- which cuts a reader asks for ---
+
+
+def live_collection(cut: Cut, name: str, *, tick: int | None = None) -> CollectionEntry:
+    """Return the collection that has `name` at a cut, or at a tick since the cut before. Raises `CollectionNotFound`."""
+    live = {each.name: each for each in cut.manifest.collections if lives(each, cut.tick if tick is None else tick)}
+    if name not in live:
+        known = ", ".join(sorted(live)) or "none"
+        raise CollectionNotFound(f"no collection {name!r} at cut {cut.number} — there are: {known}")
+    return live[name]
+
+
+def cut_at(cuts: CutLog, *, number: int | None = None) -> int:
+    """Return the newest cut at or before `number`, the newest of all for None.
+
+    Raises `Truncated` when the cut asked for is no longer kept, `InvalidArgument` when the node has made none yet.
+    """
+    _check_any(cuts)
+    chosen = min(cuts.newest, cuts.newest if number is None else number)
+    if chosen not in cuts:
+        raise Truncated(f"the cut at {number}", f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
+    return chosen
+
+
+def cut_covering(cuts: CutLog, tick: int) -> int:
+    """Return the first cut at or above a tick: with those before it, it holds everything up to the tick.
+
+    Raises `InvalidArgument` for a tick past the newest cut, or when there is none, and `Truncated` for one that only cuts
+    which are no longer kept cover.
+    """
+    _check_any(cuts)
+    newest = cuts.read(cuts.newest).tick
+    if tick > newest:
+        raise InvalidArgument(f"tick {tick} is past the newest cut, at {newest} — run: streamingnode flush {cuts.node}")
+    number, is_gone = _first_after(cuts, tick)
+    if is_gone:
+        raise Truncated(f"the cut at {tick}", f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
+    return number
+
+
+def first_with(cuts: CutLog, created_tick: int) -> int:
+    """Return the number of the first cut that can hold rows of something created at `created_tick`.
+
+    Raises `Truncated` when that cut is no longer kept.
+    """
+    number, is_gone = _first_after(cuts, created_tick)
+    if is_gone:
+        raise Truncated(f"cut {number - 1}", f"cut {number}", "read a table that has taken it, or copy that table")
+    return number
+
+
+def _first_after(cuts: CutLog, tick: int) -> tuple[int, bool]:
+    """Return the first cut kept that can hold something of `tick`, and whether cuts that are gone can, too."""
+    number = cuts.newest
+    while number > cuts.first and cuts.read(number).manifest.previous_tick >= tick:
+        number -= 1
+    return number, number > 1 and cuts.read(number).manifest.previous_tick >= tick
+
+
+def _check_any(cuts: CutLog) -> None:
+    if not cuts.numbers:
+        raise InvalidArgument(f"{cuts.node} has no cut yet — run: streamingnode flush {cuts.node}")
+
+
 # --- whether the node's files are what its manifests say ---
 
 
@@ -186,18 +247,12 @@ def verify_files(node: Path, files: Sequence[DataFile]) -> None:
 
 def verify_file(node: Path, file: DataFile) -> None:
     """Return when one file is whole. Raises as `verify_files`."""
-    path, checksum = place_beneath(node, file.path), 0
+    path = place_beneath(node, file.path)
     try:
-        with open_binary(path) as stream:
-            size_bytes = os.fstat(stream.fileno()).st_size
-            if size_bytes != file.bytes:  # nothing is read of it: it may be a terabyte of holes
-                raise Corrupt(f"{path} has {size_bytes} bytes, its cut says {file.bytes} — restore it from a backup")
-            while chunk := stream.read(CHUNK_BYTES):
-                checksum = crc32c(chunk, checksum)
+        length, checksum = measure_file(path, expected_bytes=file.bytes)
     except FileNotFoundError:
         raise _gone(node, file) from None
-    if checksum != file.crc32c:
-        raise Corrupt(f"{path} fails its checksum — restore it from a backup")
+    check_file(path, file, length, checksum)
 
 
 def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:

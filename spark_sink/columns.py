@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.rows import stored_schema
+from flusher.manifest import stored_schema
 from wal.errors import Corrupt
 
 PARTITION = "_partition"

@@ -14,7 +14,6 @@ An intent counts as abandoned only when it is old and its attempt is not in the 
 still be writing.
 """
 
-import os
 import re
 import secrets
 import shutil
@@ -26,19 +25,16 @@ from math import ceil
 from pathlib import Path
 from urllib.parse import unquote
 
-import msgspec
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from flusher.directory import LEASES, Lease, lease_path
 from flusher.manifest import SegmentFile
 from spark_sink.changes import Changes, reachable, split_by_delete, verify_files
 from spark_sink.columns import PARTITION, stats_json
 from spark_sink.table import NewFile, OpenTable, TableFile
 from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
-from wal.errors import StorageFailed
 from wal.failpoint import failpoint
-from wal.files import make_directory, make_parents, sync_directory, sync_file, write_file
+from wal.files import make_parents, sync_directory, sync_file
 
 INTENTS = "_attempts"
 
@@ -197,37 +193,3 @@ def write_files(spark: SparkSession, node: Path, table: OpenTable, changes: Chan
     adds = attempt.seal()
     failpoint("ingest.sealed")
     return Written(adds, [*dropped, *touched], rows_in, attempt)
-
-
-# --- the lease: which cut of its node a table has taken, so that the node may delete what lies before ---
-
-
-def write_lease(node: Path, lease: Lease) -> None:
-    """Replace the table's lease, whole; durable on return. The group may read it where it may read the directory."""
-    path = lease_path(node, Path(lease.table))
-    make_directory(path.parent)
-    building = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    for_group = bool(path.parent.stat().st_mode & 0o040)
-    write_file(building, msgspec.json.encode(lease) + b"\n", for_group=for_group)
-    failpoint("ingest.lease_written")
-    building.replace(path)
-    failpoint("ingest.lease_renamed")
-    sync_directory(path.parent)
-
-
-def check_writable(node: Path) -> None:
-    """Raise `StorageFailed` where no lease could be written: a table would be ahead of a node that keeps files for ever."""
-    place = node / LEASES if (node / LEASES).is_dir() else node
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise StorageFailed(
-            f"an ingest writes its lease into {place}, which this user may not — run it as the node's user, "
-            f"or let a group of both write to {node / LEASES}"
-        )
-
-
-def release(node: Path, table: Path) -> None:
-    """Give up a table's lease: it takes no more cuts of this node."""
-    path = lease_path(node, table)
-    if path.exists():
-        path.unlink()
-        sync_directory(path.parent)

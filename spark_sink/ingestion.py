@@ -19,20 +19,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from flusher.cut_log import Cut, CutLog, lives, living
-from flusher.directory import Lease
+from flusher.cuts import Lease, check_writable, release, write_lease
+from flusher.directory import Cut, CutLog, lives, living
 from flusher.manifest import CollectionEntry, arrow_schema, collection_info
 from interceptors.errors import AlreadyExists
-from spark_sink.changes import Changes, batches, changes_of, entries_of
-from spark_sink.commit import (
-    check_writable,
-    clean_up,
-    holds_only_attempts,
-    release,
-    sync_log,
-    write_files,
-    write_lease,
-)
+from spark_sink.changes import Changes, batches, changes_of, entries_of, first_with
+from spark_sink.commit import clean_up, holds_only_attempts, sync_log, write_files
 from spark_sink.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
 from spark_sink.cut_request import request_cut as ask_for_cut
 from spark_sink.errors import TableAhead
@@ -256,7 +248,7 @@ class IngestJob:
         """Return the first cut that some table has not taken; one past the newest when all have."""
         needed = [table.watermark.cut + 1 for table in held.values()]
         needed += [
-            self._cuts.first_with(entry.created_tick)
+            first_with(self._cuts, entry.created_tick)
             for entry in newest.manifest.collections
             if entry.collection_id not in held and lives(entry, newest.tick)
         ]
@@ -312,7 +304,7 @@ class IngestJob:
             raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
         if path.exists() and not (path.is_dir() and holds_only_attempts(path)):
             raise AlreadyExists(f"{path} is there and is no table — move it, or ingest into another directory")
-        first = self._cuts.read(self._cuts.first_with(entry.created_tick)).manifest
+        first = self._cuts.read(first_with(self._cuts, entry.created_tick)).manifest
         before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
         table = OpenTable.create(path, wanted, arrow_schema(collection_info(entry)), before)
         sync_log(path)

@@ -20,10 +20,18 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from flusher.cut_log import CutLog, cut_at, cut_covering, live_collection
-from flusher.manifest import DeleteFile, SegmentFile, arrow_schema, collection_info
-from flusher.rows import OFFSET, TICK
-from spark_sink.changes import Changes, changes_of, split_by_delete, verify_file
+from flusher.directory import CutLog
+from flusher.manifest import OFFSET, TICK, DeleteFile, SegmentFile, arrow_schema, collection_info
+from spark_sink.changes import (
+    Changes,
+    changes_of,
+    cut_at,
+    cut_covering,
+    first_with,
+    live_collection,
+    split_by_delete,
+    verify_file,
+)
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
 from wal.timetick import tick_given
@@ -103,7 +111,7 @@ class StreamingNodeSource(DataSource):
         tick = self._tick
         newest = cut_at(cuts, number=self._cut) if tick is None else cut_covering(cuts, tick)
         entry = live_collection(cuts.read(newest), self._collection, tick=tick)
-        span = cuts.span(cuts.first_with(entry.created_tick), newest)
+        span = cuts.span(first_with(cuts, entry.created_tick), newest)
         return changes_of(entry, span, after_tick=entry.created_tick - 1, until_tick=tick)
 
     @cached_property

@@ -19,7 +19,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from flusher.rows import OFFSET, TICK, VCHANNEL, stored_schema
+from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
 from interceptors.errors import AlreadyExists
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import Corrupt, StorageFailed, UnsupportedFormat

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import LongType, StructField, StructType
 
-from flusher.rows import OFFSET
+from flusher.manifest import OFFSET
 from spark_sink.columns import PARTITION
 from spark_sink.table import OpenTable, TableVersion, nearest_states, state_at
 from wal.errors import InvalidArgument, Truncated

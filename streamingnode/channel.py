@@ -12,8 +12,8 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
 from flusher.flusher import Flusher
+from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover

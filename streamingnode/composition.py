@@ -13,11 +13,9 @@ from pathlib import Path
 
 import anyio
 
-from flusher.checkpoint import checkpoint_key, decode_checkpoint
-from flusher.cut_log import CUTS
-from flusher.directory import NodeDirectory
+from flusher.directory import CUTS, NodeDirectory
 from flusher.flusher import Flusher
-from flusher.manifest import DELETES, SEGMENTS
+from flusher.manifest import DELETES, SEGMENTS, checkpoint_key, decode_checkpoint
 from flusher.run import FlushContext
 from scanner.named_reader import NamedReaders
 from streamingnode.care.files import refuse_mixed

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 import spark_sink
-from flusher.cut_log import CutLog
+from flusher.directory import CutLog
 from spark_sink.table import OpenTable
 from streamingnode.care.inspect import check_free
 from streamingnode.node import Node

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import pyarrow as pa
 
-from flusher.checkpoint import Checkpoint
-from flusher.cut_log import CutLog, cut_numbers
+from flusher.cuts import Lease, read_leases
+from flusher.directory import CutLog, cut_numbers
 from flusher.flusher import Flusher
-from flusher.manifest import arrow_schema
-from flusher.retention import TableLease, read_leases
+from flusher.manifest import Checkpoint, arrow_schema
 from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
@@ -110,7 +109,7 @@ def _read_once(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
         raise problem or error from error
 
 
-def _read_with_table(source: SnapshotSource, lease: TableLease, checkpoint: Checkpoint) -> pa.Table:
+def _read_with_table(source: SnapshotSource, lease: Lease, checkpoint: Checkpoint) -> pa.Table:
     """Return the rows: the table's state at the tick if it has it, else its newest state before that, and what came after.
 
     Raises `Truncated` naming the nearest ticks when neither the table nor the node's files have the state.
@@ -139,7 +138,7 @@ def _read_with_table(source: SnapshotSource, lease: TableLease, checkpoint: Chec
         raise Truncated(f"the state of {source.collection.name!r} at {source.as_of}", error.earliest, step) from error
 
 
-def _open_leased(lease: TableLease) -> "OpenTable":
+def _open_leased(lease: Lease) -> "OpenTable":
     """Return the table that a lease names. Raises `PackageMissing`, `StorageFailed` when it is not there, `Corrupt`."""
     if find_spec("deltalake") is None:
         raise PackageMissing("deltalake", "tables")
@@ -160,7 +159,7 @@ def _open_leased(lease: TableLease) -> "OpenTable":
 
 
 def _base(
-    source: SnapshotSource, table: "OpenTable", lease: TableLease, state: "TableVersion", checkpoint: Checkpoint
+    source: SnapshotSource, table: "OpenTable", lease: Lease, state: "TableVersion", checkpoint: Checkpoint
 ) -> SnapshotBase:
     """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
     note, cuts = state.note, source.cuts
@@ -174,7 +173,7 @@ def _base(
     return SnapshotBase(cut=note.cut, tick=note.tick, rows=rows)
 
 
-def _anew(lease: TableLease) -> str:
+def _anew(lease: Lease) -> str:
     return (
         "put it back, or run an ingest into the directory where it is now; the lease of a table that is lost is a file in "
         f"leases/ that names {lease.table}: remove it"

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from flusher.directory import Lease, lease_path
-from spark_sink.commit import check_writable, write_lease
+from flusher.cuts import Lease, check_writable, lease_path, write_lease
 from spark_sink.runtime import _cache
 from streamingnode.cli import main
 from wal.errors import StorageFailed
@@ -111,9 +110,9 @@ def test_the_group_reads_segments_deletes_and_cuts_and_nothing_else_when_told_so
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from flusher.cut_log import cut_numbers, file_paths, read_cut
+from flusher.directory import cut_numbers, file_paths, read_cut
 from flusher.directory import NodeDirectory
-from spark_sink.commit import check_writable
+from flusher.cuts import check_writable
 from wal.errors import StorageFailed
 
 os.chdir(sys.argv[1])  # what is above belongs to the test

@@ -5,8 +5,8 @@ is moved, repeated or left out is found as surely as one with a flipped bit.
 """
 
 import struct
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -119,27 +119,6 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     )
 
 
-class _Versioned(msgspec.Struct):
-    format: int
-
-
-def decode_versioned(data: bytes, kind: type[T], *, version: int, what: str) -> T:
-    """Return a struct that a checkpoint keeps as MessagePack with a format number.
-
-    Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
-    """
-    try:
-        found = msgspec.msgpack.decode(data, type=_Versioned).format
-        if found != version:
-            raise UnsupportedFormat(
-                f"format {found} of the checkpoint's {what}, this release reads {version} — "
-                "open the node with the release that wrote it"
-            )
-        return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"cannot decode the checkpoint's {what}: {error}") from error
-
-
 def _encode_message(message: MutableMessage) -> bytes:
     """Return a message's bytes up to its payload."""
     vchannel = message.vchannel.encode()
@@ -211,3 +190,27 @@ def _decode_messages(
     if at != len(view):
         raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")
     return messages
+
+
+# --- small records ----------------------------------------------------------------------------------------------------
+
+
+class _Versioned(msgspec.Struct):
+    format: int
+
+
+def decode_versioned(
+    content: bytes, kind: type[T], version: int, name: str, *, decode: Callable[..., Any] = msgspec.msgpack.decode
+) -> T:
+    """Return the record in `content`, whose field `format` says its version; `name` is only for errors.
+
+    Raises `UnsupportedFormat` for another version, `Corrupt` for anything else.
+    """
+    try:
+        found = decode(content, type=_Versioned).format
+        if found != version:
+            raise UnsupportedFormat(f"{name} has format {found}, this release reads {version}")
+        record: T = decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{name} does not decode: {error}") from error
+    return record

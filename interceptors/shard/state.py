@@ -91,7 +91,7 @@ class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 def decode_snapshot(data: bytes) -> ShardSnapshot:
     """Return the snapshot in `data`. Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else."""
-    return decode_versioned(data, ShardSnapshot, version=SNAPSHOT_FORMAT, what="shard state")
+    return decode_versioned(data, ShardSnapshot, SNAPSHOT_FORMAT, "the checkpoint's shard state")
 
 
 class ShardState:

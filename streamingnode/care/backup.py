@@ -20,15 +20,21 @@ from pathlib import Path
 import msgspec
 from anyio import from_thread
 
-from flusher.checkpoint import NO_CHECKPOINT
-from flusher.cut_log import CUTS, CutLog, cut_numbers, living, manifest_path, read_cut
-from flusher.cuts import FIRST_CUT
-from flusher.directory import LEASES, TEMPORARY_SUFFIX, NodeDirectory
-from flusher.manifest import DataFile, decode_manifest, manifest_crc32c
-from flusher.retention import LEASE_BYTES_MAX
+from flusher.cuts import FIRST_CUT, LEASE_BYTES_MAX, LEASES
+from flusher.directory import (
+    CUTS,
+    TEMPORARY_SUFFIX,
+    CutLog,
+    NodeDirectory,
+    cut_numbers,
+    living,
+    manifest_path,
+    read_cut,
+    read_through,
+)
+from flusher.manifest import NO_CHECKPOINT, DataFile, decode_manifest, manifest_crc32c
 from interceptors.errors import AlreadyExists
 from streamingnode.care.database import PCHANNEL, read_node_records
-from streamingnode.care.files import read_through
 from streamingnode.care.findings import OnStep, no_progress
 from streamingnode.care.inspect import RECORD_FORMAT, BackupRecord, CopiedFile, check_node, decode_record, encode_record
 from streamingnode.care.verify import verify_unlocked

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 from rocksdict import AccessType, DBRecoveryMode, Rdict
 
-from flusher.checkpoint import Checkpoint, checkpoint_key, decode_checkpoint
-from flusher.cut_log import cut_numbers
 from flusher.cuts import CUTS_RECORD, decode_first_kept
+from flusher.directory import cut_numbers
+from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
 from interceptors.idempotency import ProducerRecord
 from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition

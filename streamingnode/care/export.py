@@ -20,10 +20,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
-from flusher.cut_log import CutLog, cut_numbers, manifest_path
-from flusher.directory import NodeDirectory
-from flusher.manifest import arrow_schema, collection_info
+from flusher.directory import CutLog, NodeDirectory, cut_numbers, manifest_path
+from flusher.manifest import NO_CHECKPOINT, Checkpoint, arrow_schema, collection_info
 from flusher.snapshot import SnapshotSource
 from interceptors.shard.catalog import Catalog, CollectionInfo, check_name
 from interceptors.shard.state import ShardState

@@ -5,36 +5,38 @@ checkpoint knows, or the next. The checksum of a whole file finds every changed 
 they say which rows a changed byte takes, and that the rows are those that the manifest counts.
 """
 
-import os
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.checkpoint import Checkpoint
-from flusher.cut_log import CUTS, cut_numbers, living, manifest_path, read_cut
-from flusher.directory import LEASES, Lease, NodeDirectory, lease_path
-from flusher.manifest import CutManifest, DataFile, SegmentFile, decode_manifest, manifest_crc32c
-from flusher.retention import LEASE_BYTES_MAX, SET_ASIDE_SUFFIX
-from flusher.rows import OFFSET, TICK, VCHANNEL
+from flusher.cuts import LEASES, Lease, lease_files, lease_path
+from flusher.directory import CUTS, NodeDirectory, cut_numbers, living, manifest_path, measure_file, read_cut
+from flusher.manifest import (
+    OFFSET,
+    TICK,
+    VCHANNEL,
+    Checkpoint,
+    CutManifest,
+    DataFile,
+    SegmentFile,
+    decode_manifest,
+    manifest_crc32c,
+)
+from flusher.retention import SET_ASIDE_SUFFIX
 from streamingnode.care.database import UNFINISHED_NAME, is_unfinished_creation
 from streamingnode.care.findings import Kind, Report
-from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
-from wal.files import LOCK_NAME, open_binary, place_beneath
+from wal.files import LOCK_NAME, place_beneath
 from wal.rocks.floor import FLOOR_NAME
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
 
-CHUNK_BYTES = 1 << 20
 DATA, TEMPORARY = ("segments", "deletes"), ".tmp"
 TOGETHER = "put log, floor and cuts of one backup together"
 
@@ -231,30 +233,8 @@ class _Cuts:
 # --- the files of a cut -----------------------------------------------------------------------------------------------
 
 
-def read_through(stream: BinaryIO, take: Callable[[bytes], object]) -> tuple[int, int]:
-    """Give all of a file to `take`, piece by piece, and return its length and CRC32C."""
-    length = checksum = 0
-    while chunk := stream.read(CHUNK_BYTES):
-        take(chunk)
-        length += len(chunk)
-        checksum = crc32c(chunk, checksum)
-    return length, checksum
-
-
-def measure_file(path: Path, part: str, report: Report, *, expected_bytes: int) -> tuple[int, int]:
-    """Return length and CRC32C of a file. Raises `OSError`, `Corrupt`.
-
-    Nothing is read of a file with another length than the expected one, which may be a terabyte of holes.
-    """
-    with open_binary(path) as stream:
-        size_bytes = os.fstat(stream.fileno()).st_size
-        if size_bytes != expected_bytes:
-            return size_bytes, 0
-        return read_through(stream, lambda chunk: report.read(part, len(chunk)))
-
-
 def _check_data_file(path: Path, file: DataFile, manifest: CutManifest, report: Report) -> None:
-    length, checksum = measure_file(path, CUTS, report, expected_bytes=file.bytes)
+    length, checksum = measure_file(path, expected_bytes=file.bytes, take=lambda chunk: report.read(CUTS, len(chunk)))
     report.count("segments" if isinstance(file, SegmentFile) else "delete files")
     other = _other_identity(path, file, manifest)
     if length != file.bytes:
@@ -346,24 +326,17 @@ def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
     """
     leases: list[Lease] = []
     for path in sorted((directory / LEASES).glob("*")):
-        place = f"{LEASES}/{path.name}"
         if path.suffix != ".json":
-            _stray(place, report)
-            continue
+            _stray(f"{LEASES}/{path.name}", report)
+    for place, lease in lease_files(NodeDirectory(directory)):
         report.count("leases")
-        try:
-            lease = msgspec.json.decode(NodeDirectory(directory).read(place, bytes_max=LEASE_BYTES_MAX), type=Lease)
-        except FileNotFoundError:
-            continue
-        except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:
-            detail = f"does not decode, and holds all retention until it does: {error}"
+        if isinstance(lease, str):
+            detail = f"does not decode, and holds all retention until it does: {lease}"
             report.warn(Kind.CHECKSUM, place, detail, _INGEST)
             continue
         leases.append(lease)
-        newest = max(
-            cut_numbers(directory), default=0
-        )  # listed after the lease was read, which may be of a cut just made
-        if lease_path(directory, Path(lease.table)).name != path.name:
+        newest = max(cut_numbers(directory), default=0)  # listed after the lease, which may be of a cut just made
+        if lease_path(directory, Path(lease.table)).name != Path(place).name:
             report.warn(Kind.MIXED, place, f"is of table {lease.table}: it was swapped or copied", _INGEST)
         if node_id and lease.node_id != node_id:
             report.warn(Kind.FOREIGN, place, f"is of node {lease.node_id}; it holds nothing here", _MOVE)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from flusher.cut_log import CutLog, lives
-from flusher.directory import LEASES, Lease
-from flusher.manifest import arrow_schema, collection_info
-from flusher.retention import LEASE_BYTES_MAX, UNREADABLE, TableLease, read_leases
-from wal.codec import crc32c
-from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed, UnsupportedFormat
-from wal.files import LOCK_NAME, open_regular, read_regular
+from flusher.cuts import UNREADABLE, Lease, lease_files, read_leases
+from flusher.directory import CutLog, NodeDirectory, lives
+from flusher.manifest import arrow_schema, checked_document, collection_info, with_checksum
+from wal.codec import decode_versioned
+from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
+from wal.files import LOCK_NAME, open_regular
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
 
@@ -71,20 +70,11 @@ def read_node_files(directory: Path) -> NodeFiles:
             holder=holder(directory),
             floor=floor,
             cuts=CutLog(directory),
-            leases=_leases(directory),
+            leases=tuple(found for _, found in lease_files(NodeDirectory(directory)) if isinstance(found, Lease)),
             disk_bytes={part: _bytes_under(directory / part) for part in PARTS},
         )
     except OSError as error:
         raise StorageFailed(f"cannot read {directory}: {error.strerror} — make it readable for this user") from error
-
-
-def _leases(directory: Path) -> tuple[Lease, ...]:
-    """Return the leases of tables, by file name; a file that is none is left out."""
-    leases = []
-    for path in sorted((directory / LEASES).glob("*.json")):
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, FileNotFoundError, Corrupt):
-            leases.append(msgspec.json.decode(read_regular(path, bytes_max=LEASE_BYTES_MAX), type=Lease))
-    return tuple(leases)
 
 
 def part_bytes(directory: Path, part: str) -> int | None:
@@ -249,7 +239,7 @@ def held_files(cuts: CutLog) -> list[HeldFiles]:
     ]
 
 
-def _held_by(collection_id: int, newest: int, living: Mapping[int, str], leases: list[TableLease]) -> tuple[str, ...]:
+def _held_by(collection_id: int, newest: int, living: Mapping[int, str], leases: list[Lease]) -> tuple[str, ...]:
     """Return who holds a collection's files. Cuts go in order, so a live one's wait for every table that lags."""
     readable = [lease for lease in leases if lease.collection_id != UNREADABLE]
     holders = [f"{lease.table}, which is no lease" for lease in leases if lease.collection_id == UNREADABLE]
@@ -297,27 +287,14 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_record(record: BackupRecord) -> bytes:
     """Return the record's file content."""
-    document = msgspec.json.encode(record)
-    return document + b"\ncrc32c:%08x\n" % crc32c(document)
+    return with_checksum(msgspec.json.encode(record))
 
 
 def decode_record(content: bytes, *, name: str) -> BackupRecord:
     """Return the record in `content`. Raises `Corrupt`, or `UnsupportedFormat` for one of a newer release."""
-    document, _, trailer = content.partition(b"\n")
-    if trailer != b"crc32c:%08x\n" % crc32c(document):
-        raise Corrupt(f"{name} fails its checksum — restore from another backup")
-    try:
-        version = msgspec.json.decode(document, type=_Versioned).format
-        if version != RECORD_FORMAT:
-            raise UnsupportedFormat(f"{name} has format {version}, this release reads {RECORD_FORMAT}")
-        record = msgspec.json.decode(document, type=BackupRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{name} is no record of a backup: {error} — restore from another backup") from error
+    document = checked_document(content, name, step="restore from another backup")
+    record = decode_versioned(document, BackupRecord, RECORD_FORMAT, name, decode=msgspec.json.decode)
     for file in record.files:
         if file.path.startswith("/") or ".." in file.path.split("/"):
             raise Corrupt(f"{name} names {file.path!r}, which is outside of it — restore from another backup")
     return record
-
-
-class _Versioned(msgspec.Struct):
-    format: int

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.cut_log import CutLog
-from flusher.directory import Lease, lease_path
-from flusher.rows import OFFSET, TICK, VCHANNEL
+from flusher.cuts import Lease, lease_path
+from flusher.directory import CutLog
+from flusher.manifest import OFFSET, TICK, VCHANNEL
 from spark_sink.table import OpenTable, TableFile, TableIdentity, TableVersion, Watermark
 from streamingnode.care.findings import Kind, Report
 from wal.errors import StreamingNodeError

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from anyio import from_thread
 from rocksdict import Rdict
 
-from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
-from flusher.cut_log import cut_numbers
 from flusher.cuts import FIRST_CUT, decode_first_kept, kept_cuts_key
+from flusher.directory import cut_numbers, measure_file
 from flusher.flusher import Flusher
+from flusher.manifest import NO_CHECKPOINT, Checkpoint
 from interceptors.shard.state import decode_snapshot
 from scanner.named_reader import ReaderPosition
 from streamingnode.care.database import (
@@ -29,7 +29,7 @@ from streamingnode.care.database import (
     open_closed,
 )
 from streamingnode.care.entries import read_entries
-from streamingnode.care.files import LogFacts, check_cuts, check_leases, check_oldest, check_strays, measure_file
+from streamingnode.care.files import LogFacts, check_cuts, check_leases, check_oldest, check_strays
 from streamingnode.care.findings import RESTORE, Kind, OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, decode_record
 from streamingnode.channel import Channel
@@ -118,7 +118,9 @@ def _check_backup(directory: Path, report: Report) -> None:
     report.read("backup", len(content))
     for file in record.files:
         try:
-            length, checksum = measure_file(directory / file.path, "backup", report, expected_bytes=file.bytes)
+            length, checksum = measure_file(
+                directory / file.path, expected_bytes=file.bytes, take=lambda chunk: report.read("backup", len(chunk))
+            )
         except FileNotFoundError:
             report.damage(Kind.MISSING, file.path, "the backup had it and it is not there", step)
             continue

@@ -51,7 +51,7 @@ def ls(output: Output, *, directory: Path, count: bool) -> int:
 
 def _at_newest_cut(directory: Path, owned: AlreadyOwned, output: Output) -> "tuple[list[CollectionSummary], int]":
     """Return the collections at the newest cut of a node that another process has open, and its number."""
-    from flusher.cut_log import CutLog
+    from flusher.directory import CutLog
     from streamingnode.care.inspect import summaries_at_newest
 
     cuts = CutLog(directory)
@@ -64,7 +64,7 @@ async def _list_now(directory: Path, rows: dict[str, int] | None, node: "Node") 
     """Return the collections as they are, and count their `rows` if asked to."""
     import anyio.to_thread
 
-    from flusher.cut_log import CutLog
+    from flusher.directory import CutLog
     from streamingnode.care.inspect import summaries_at_newest
 
     cuts = await anyio.to_thread.run_sync(CutLog, directory)
@@ -335,7 +335,7 @@ def flush(output: Output, *, directory: Path) -> int:
     Prints the cut's number, its tick and the segments it sealed; says so when there is nothing new.
     Exit code 4 when another process has the node open: it makes cuts by itself.
     """
-    from flusher.cut_log import CutLog
+    from flusher.directory import CutLog
     from streamingnode.care.inspect import check_node
 
     before = CutLog(check_node(directory)).newest

@@ -15,10 +15,9 @@ import anyio
 import pyarrow as pa
 
 import streamingnode as sn
-from flusher.directory import Lease
+from flusher.cuts import Lease, write_lease
 from flusher.run import FlushOptions
 from interceptors.errors import TransactionExpired
-from spark_sink.commit import write_lease
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode

@@ -18,8 +18,7 @@ import anyio.to_thread
 import msgspec
 
 import streamingnode as sn
-from flusher.directory import Lease
-from spark_sink.commit import write_lease
+from flusher.cuts import Lease, write_lease
 from tests.chaos.memory_use import in_use_bytes
 from tests.chaos.operations import Row
 from tests.chaos.rows import COLLECTIONS, REPLACED, as_batch

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from flusher.checkpoint import decode_checkpoint
-from flusher.cut_log import file_paths, read_cut
-from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory, file_paths, read_cut
+from flusher.manifest import decode_checkpoint
 from wal.log import Log
 from wal.memory_store import MemoryLogStore
 

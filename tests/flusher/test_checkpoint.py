@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flusher.checkpoint import (
+from flusher.manifest import (
     HISTORY_STEPS,
     NO_CHECKPOINT,
     Checkpoint,

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flusher.checkpoint import NO_CHECKPOINT, Checkpoint
-from flusher.cut_log import CutLog, file_paths
 from flusher.cuts import build_manifest, check_same_cut, cut_ahead, publish_cut, remove_orphans
-from flusher.directory import NodeDirectory
-from flusher.manifest import CutManifest, SegmentFile
+from flusher.directory import CutLog, NodeDirectory, file_paths
+from flusher.manifest import NO_CHECKPOINT, Checkpoint, CutManifest, SegmentFile
 from flusher.retention import SET_ASIDE_SUFFIX, finish_removal
 from interceptors.shard.state import ShardState
 from wal.codec import crc32c

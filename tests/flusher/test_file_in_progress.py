@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from anyio import CapacityLimiter
 
-from flusher.data_file import FileInProgress, ParquetFile
+from flusher.data_file import FileInProgress, ParquetFile, Rows
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import SegmentFile
-from flusher.rows import Rows
 
 pytestmark = pytest.mark.anyio
 

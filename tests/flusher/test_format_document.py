@@ -13,12 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint, encode_checkpoint
-from flusher.cut_log import manifest_path
 from flusher.data_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, FileInProgress
-from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
-from flusher.manifest import CutManifest, decode_manifest, encode_manifest, manifest_crc32c
-from flusher.rows import OFFSET, TICK, VCHANNEL
+from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory, manifest_path
+from flusher.manifest import (
+    OFFSET,
+    TICK,
+    VCHANNEL,
+    Checkpoint,
+    CutManifest,
+    CutPosition,
+    decode_checkpoint,
+    decode_manifest,
+    encode_checkpoint,
+    encode_manifest,
+    manifest_crc32c,
+)
 from flusher.run import OpenCut
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardSnapshot

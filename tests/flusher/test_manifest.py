@@ -7,8 +7,7 @@ import anyio
 import msgspec
 import pytest
 
-from flusher.cut_log import CutLog, manifest_path
-from flusher.directory import NodeDirectory
+from flusher.directory import CutLog, NodeDirectory, manifest_path
 from flusher.manifest import CutManifest, DeleteFile, SegmentFile, decode_manifest, delete_path, encode_manifest
 from tests.flusher.stamped_log import StampedLog, flusher_of
 from wal.errors import Corrupt

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.data_file import ParquetFile, ascending_columns, repetitive_columns
+from flusher.data_file import OffsetRule, ParquetFile, Rows, ascending_columns, decode_rows, repetitive_columns
 from flusher.directory import NodeDirectory
-from flusher.rows import OffsetRule, Rows, decode_rows
 from tests.flusher.faulty_disk import FaultyDirectory, Fuse
 from wal.codec import crc32c
 

@@ -12,19 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flusher.checkpoint import Checkpoint, CutPosition, decode_checkpoint
-from flusher.cut_log import cut_numbers, file_paths, manifest_path
-from flusher.cuts import are_all_there, decode_first_kept, kept_cuts_key
-from flusher.directory import NodeDirectory
-from flusher.manifest import decode_manifest, encode_manifest
-from flusher.retention import (
-    RetentionOptions,
-    TableLease,
-    may_remove_cut,
-    newest_old_cut,
-    read_leases,
-    truncation_bound,
-)
+from flusher.cuts import Lease, are_all_there, decode_first_kept, kept_cuts_key, read_leases
+from flusher.directory import NodeDirectory, cut_numbers, file_paths, manifest_path
+from flusher.manifest import Checkpoint, CutPosition, decode_checkpoint, decode_manifest, encode_manifest
+from flusher.retention import RetentionOptions, may_remove_cut, newest_old_cut, truncation_bound
 from flusher.run import FlushOptions
 from tests.flusher.cut_reading import manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog, Table, flusher_of
@@ -181,7 +172,7 @@ def test_a_lease_given_up_while_leases_are_read_holds_nothing(tmp_path: Path) ->
 
     (tmp_path / "leases").mkdir()
     for name in ("given_up", "kept"):
-        content = {"table": f"/{name}", "node_id": "me", "collection_id": 1, "cut": 1}
+        content = {"table": f"/{name}", "node_id": "me", "collection_id": 1, "cut": 1, "tick": 1}
         (tmp_path / "leases" / f"{name}.json").write_text(json.dumps(content))
     assert [lease.table for lease in read_leases(Overtaken(tmp_path), node_id="me")] == ["/kept"]
 
@@ -389,7 +380,7 @@ def test_a_cut_goes_without_a_lease_only_when_nothing_in_it_lives(tmp_path: Path
         assert may_remove_cut(manifest, leases=[], live=frozenset(), old_tick=old)
         assert not may_remove_cut(manifest, leases=[], live=frozenset({first}), old_tick=old)
         assert not may_remove_cut(manifest, leases=[], live=frozenset(), old_tick=old - 1)
-        leases = [TableLease("me", first, 1)]
+        leases = [Lease(table="/t", node_id="me", collection_id=first, cut=1, tick=1)]
         assert may_remove_cut(manifest, leases=leases, live=frozenset({first}), old_tick=old)
         assert not may_remove_cut(manifest, leases=leases, live=frozenset({first, second}), old_tick=old)
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flusher import rows
-from flusher.rows import OffsetRule, Rows, decode_rows, split_rows, stored_schema
+from flusher import data_file
+from flusher.data_file import OffsetRule, Rows, decode_rows, split_rows
+from flusher.manifest import stored_schema
 from wal.errors import Corrupt
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "item": pa.string()}
@@ -36,7 +37,7 @@ def test_rows_come_back_in_order_with_their_ticks_and_offsets(counts: list[int],
 
 
 def test_large_payloads_decode_one_by_one_to_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "JOINED_PAYLOAD_BYTES_MAX", 100)
+    monkeypatch.setattr(data_file, "JOINED_PAYLOAD_BYTES_MAX", 100)
     messages = [Rows(encode(start, 50), 50, start + 1, start) for start in range(0, 500, 50)]
     table = decode_rows(messages, SCHEMA, vchannel="p0_1v0", rule=OffsetRule.FIRST)
     assert table["id"].to_pylist() == list(range(500))

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flusher.checkpoint import NO_CHECKPOINT
-from flusher.cut_log import file_paths, manifest_path
-from flusher.directory import NodeDirectory
-from flusher.manifest import decode_manifest
+from flusher.directory import NodeDirectory, file_paths, manifest_path
+from flusher.manifest import NO_CHECKPOINT, decode_manifest
 from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
 from interceptors.shard.state import ShardState
 from scanner.deliver_policy import DeliverPolicy
@@ -233,7 +231,7 @@ def test_damage_in_a_segment_is_an_error_and_no_row(tmp_path: Path) -> None:
         content = bytearray(segment.read_bytes())
         content[10] ^= 1
         segment.write_bytes(content)
-        with pytest.raises(Corrupt, match="not the file its cut names"):
+        with pytest.raises(Corrupt, match="fails its checksum"):
             read_snapshot(source)
         segment.unlink()
         with pytest.raises(Corrupt, match="missing"):

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 from deltalake import DeltaTable
 
-from flusher.directory import Lease, lease_path
+from flusher.cuts import Lease, lease_path
 from tests.spark_sink.node_builder import NodeBuilder, Value, ordered
 
 

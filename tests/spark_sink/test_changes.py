@@ -4,12 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from flusher.cut_log import CutLog
+from flusher.directory import CutLog
 from flusher.manifest import DeleteFile, SegmentFile
-from spark_sink.changes import batches, changes_of, reachable, split_by_delete
+from interceptors.errors import CollectionNotFound
+from spark_sink.changes import (
+    batches,
+    changes_of,
+    cut_at,
+    cut_covering,
+    first_with,
+    live_collection,
+    reachable,
+    split_by_delete,
+)
 from spark_sink.table import TableFile
 from tests.spark_sink.node_builder import MS, NodeBuilder
-from wal.errors import Corrupt, Truncated
+from wal.errors import Corrupt, InvalidArgument, Truncated
 
 
 def delete(offset: int, *, vchannel: str = "v0", low: int | str | None = 0, high: int | str | None = 99) -> DeleteFile:
@@ -160,3 +170,55 @@ def test_a_segment_of_an_unknown_partition_is_corrupt(tmp_path: Path) -> None:
     changes = changes_of(cuts[0].manifest.collections[0], cuts, after_tick=0)
     with pytest.raises(Corrupt, match="partition 1, which no cut names"):
         changes.of_partition([segment(0)])
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeBuilder:
+    made = NodeBuilder(tmp_path / "data")
+    made.create()
+    for _ in range(3):
+        made.cut()
+    return made
+
+
+def manifest(node: NodeBuilder, number: int) -> Path:
+    return node.path / "cuts" / f"{number:016d}.json"
+
+
+def test_a_node_without_cuts_has_none_to_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="no cut yet"):
+        cut_at(CutLog(tmp_path))
+
+
+def test_the_cut_that_covers_a_tick_is_the_first_at_or_above_it(node: NodeBuilder) -> None:
+    cuts = CutLog(node.path)
+    first, second, third = (cuts.read(number).tick for number in (1, 2, 3))
+    assert [cut_covering(cuts, tick) for tick in (1, first, first + 1, second, second + 1, third)] == [1, 1, 2, 2, 3, 3]
+    assert (cut_at(cuts), cut_at(cuts, number=2), cut_at(cuts, number=9)) == (3, 2, 3)
+    with pytest.raises(InvalidArgument, match=f"past the newest cut, at {third}"):
+        cut_covering(cuts, third + 1)
+    manifest(node, 1).unlink()
+    assert cut_covering(CutLog(node.path), first + 1) == 2
+    with pytest.raises(Truncated, match="ask for cut 2 or later"):
+        cut_covering(CutLog(node.path), first)
+
+
+def test_first_cut_of_a_collection_must_still_be_kept(node: NodeBuilder) -> None:
+    node.create("late")
+    node.cut()
+    cuts = CutLog(node.path)
+    late, orders = (node.collections[name].created_tick for name in ("late", "orders"))
+    assert (first_with(cuts, late), first_with(cuts, orders)) == (4, 1)
+    manifest(node, 1).unlink()
+    assert first_with(CutLog(node.path), late) == 4
+    with pytest.raises(Truncated):
+        first_with(CutLog(node.path), orders)
+
+
+def test_a_dropped_collection_is_not_found(node: NodeBuilder) -> None:
+    node.drop("orders")
+    node.cut()
+    cuts = CutLog(node.path)
+    assert live_collection(cuts.read(3), "orders").name == "orders"
+    with pytest.raises(CollectionNotFound, match="there are: none"):
+        live_collection(cuts.read(4), "orders")

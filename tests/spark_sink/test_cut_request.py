@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from flusher.cut_log import CutLog
+from flusher.directory import CutLog
 from spark_sink.cut_request import Answer, AnsweredCut, node_directory, request_cut
 from streamingnode.config import StatisticsOptions
 from streamingnode.statistics import STATISTICS_NAME, read_statistics

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import spark_sink
-from flusher.directory import Lease, lease_path
+from flusher.cuts import Lease, lease_path
 from spark_sink.commit import INTENTS
 from spark_sink.ingestion import LOCKS
 from tests.spark_sink.conftest import Ingest

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from deltalake.exceptions import DeltaError
 
-from flusher.directory import Lease
+from flusher.cuts import Lease
 from spark_sink.commit import INTENTS
 from spark_sink.ingestion import LOCKS
 from spark_sink.table import OpenTable

@@ -6,9 +6,8 @@ from zlib import crc32
 
 import msgspec
 
-from flusher.directory import Lease, NodeDirectory, lease_path
-from flusher.retention import TableLease, read_leases
-from spark_sink.commit import write_lease
+from flusher.cuts import Lease, lease_path, read_leases, write_lease
+from flusher.directory import NodeDirectory
 
 TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
 
@@ -31,6 +30,6 @@ def test_the_node_reads_the_documented_lease_and_holds_everything_for_an_unreada
     write_lease(tmp_path, msgspec.json.decode(documented(), type=Lease))
     (tmp_path / "leases" / "torn.json").write_text(documented()[:20])
     assert sorted(read_leases(NodeDirectory(tmp_path), node_id="n1"), key=lambda lease: lease.cut) == [
-        TableLease(node_id="n1", collection_id=0, cut=0, table="leases/torn.json"),
-        TableLease(node_id="n1", collection_id=1, cut=1, table="/tables/t"),
+        Lease(node_id="n1", collection_id=0, cut=0, tick=0, table="leases/torn.json"),
+        msgspec.json.decode(documented(), type=Lease),
     ]

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_sink
-from flusher.cut_log import CutLog, manifest_path
+from flusher.directory import CutLog, manifest_path
 from flusher.manifest import decode_manifest, encode_manifest
 from interceptors.errors import AlreadyExists
 from spark_sink.cut_request import AnsweredCut

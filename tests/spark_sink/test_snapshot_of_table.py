@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import spark_sink
 import streamingnode as sn
-from flusher.cut_log import CutLog, cut_numbers
+from flusher.directory import CutLog, cut_numbers
 from spark_sink.errors import PackageMissing
 from streamingnode.care.export import export_directory
 from wal.errors import Corrupt, StorageFailed, Truncated

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flusher.checkpoint import decode_checkpoint
-from flusher.manifest import decode_manifest
+from flusher.manifest import decode_checkpoint, decode_manifest
 from interceptors.shard.state import ShardState
 from interceptors.window import decode_window
 from scanner.named_reader import NamedReaders

@@ -13,9 +13,8 @@ import flusher.cuts
 import flusher.run
 import flusher.snapshot
 import streamingnode.snapshot
-from flusher.cut_log import file_paths
 from flusher.data_file import ParquetFile
-from flusher.directory import TEMPORARY_SUFFIX
+from flusher.directory import TEMPORARY_SUFFIX, file_paths
 from flusher.retention import Retention
 from flusher.run import FlushRun, OpenCut
 from interceptors.shard.state import ShardState

@@ -27,9 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from anyio._backends import _asyncio as anyio_on_asyncio
 
-from flusher.checkpoint import checkpoint_key, decode_checkpoint
-from flusher.cut_log import file_paths, read_cut
-from flusher.directory import NodeDirectory
+from flusher.directory import NodeDirectory, file_paths, read_cut
+from flusher.manifest import checkpoint_key, decode_checkpoint
 from scanner.named_reader import ReaderPosition
 from streamingnode import composition
 from streamingnode.config import NodeConfig, load_config

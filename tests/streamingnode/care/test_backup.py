@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 import streamingnode as sn
-from flusher.cut_log import CutLog
-from flusher.directory import Lease
+from flusher.cuts import Lease, write_lease
+from flusher.directory import CutLog
 from interceptors.errors import AlreadyExists
-from spark_sink.commit import write_lease
 from streamingnode.care import backup as making
 from streamingnode.care.backup import RESTORE_TERM_STEP, backup_directory, restore_directory
 from streamingnode.care.inspect import CopiedFile

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.cut_log import CutLog
-from flusher.directory import Lease
-from spark_sink.commit import write_lease
+from flusher.cuts import Lease, write_lease
+from flusher.directory import CutLog
 from spark_sink.cut_request import AnsweredCut
 from streamingnode.composition import compose
 from streamingnode.config import load_config

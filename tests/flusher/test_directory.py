@@ -6,10 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flusher.cut_log import CutLog, cut_at, cut_covering, live_collection, manifest_path
-from flusher.directory import NodeDirectory
+from flusher.directory import CutLog, NodeDirectory, manifest_path
 from flusher.manifest import decode_manifest, encode_manifest
-from interceptors.errors import CollectionNotFound
 from tests.spark_sink.node_builder import NodeBuilder
 from wal.errors import Corrupt, InvalidArgument, Truncated
 from wal.rocks.floor import Floor, write_floor
@@ -42,7 +40,7 @@ def test_cuts_that_go_while_names_are_read_are_no_gap(node: NodeBuilder, monkeyp
         manifest(node, 2).unlink(missing_ok=True)
         return names
 
-    monkeypatch.setattr("flusher.cut_log.os.listdir", overtaken)
+    monkeypatch.setattr("flusher.directory.os.listdir", overtaken)
     assert CutLog(node.path).numbers == [3]
     monkeypatch.undo()
     manifest(node, 1).touch()
@@ -53,8 +51,6 @@ def test_cuts_that_go_while_names_are_read_are_no_gap(node: NodeBuilder, monkeyp
 def test_a_node_without_cuts_has_none(tmp_path: Path) -> None:
     cuts = CutLog(tmp_path)
     assert (cuts.first, cuts.newest) == (0, 0)
-    with pytest.raises(InvalidArgument, match="no cut yet"):
-        cut_at(cuts)
 
 
 def test_a_directory_that_is_not_there_is_no_node(tmp_path: Path) -> None:
@@ -93,40 +89,6 @@ def test_checksum_of_a_deleted_cut_is_known_from_its_successor(node: NodeBuilder
     assert CutLog(node.path).crc32c_of(1) == expected
     manifest(node, 2).unlink()
     assert CutLog(node.path).crc32c_of(1) is None
-
-
-def test_the_cut_that_covers_a_tick_is_the_first_at_or_above_it(node: NodeBuilder) -> None:
-    cuts = CutLog(node.path)
-    first, second, third = (cuts.read(number).tick for number in (1, 2, 3))
-    assert [cut_covering(cuts, tick) for tick in (1, first, first + 1, second, second + 1, third)] == [1, 1, 2, 2, 3, 3]
-    assert (cut_at(cuts), cut_at(cuts, number=2), cut_at(cuts, number=9)) == (3, 2, 3)
-    with pytest.raises(InvalidArgument, match=f"past the newest cut, at {third}"):
-        cut_covering(cuts, third + 1)
-    manifest(node, 1).unlink()
-    assert cut_covering(CutLog(node.path), first + 1) == 2
-    with pytest.raises(Truncated, match="ask for cut 2 or later"):
-        cut_covering(CutLog(node.path), first)
-
-
-def test_first_cut_of_a_collection_must_still_be_kept(node: NodeBuilder) -> None:
-    node.create("late")
-    node.cut()
-    cuts = CutLog(node.path)
-    late, orders = (node.collections[name].created_tick for name in ("late", "orders"))
-    assert (cuts.first_with(late), cuts.first_with(orders)) == (4, 1)
-    manifest(node, 1).unlink()
-    assert CutLog(node.path).first_with(late) == 4
-    with pytest.raises(Truncated):
-        CutLog(node.path).first_with(orders)
-
-
-def test_a_dropped_collection_is_not_found(node: NodeBuilder) -> None:
-    node.drop("orders")
-    node.cut()
-    cuts = CutLog(node.path)
-    assert live_collection(cuts.read(3), "orders").name == "orders"
-    with pytest.raises(CollectionNotFound, match="there are: none"):
-        live_collection(cuts.read(4), "orders")
 
 
 def edit(node: NodeBuilder, number: int) -> None:
@@ -197,7 +159,7 @@ def test_each_cut_is_read_once_however_often_the_newest_is_asked_for(
 def test_manifests_kept_in_memory_are_bounded_and_still_checked_when_read_again(
     node: NodeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flusher.cut_log.KEPT_ENTRIES_MAX", 1)
+    monkeypatch.setattr("flusher.directory.KEPT_ENTRIES_MAX", 1)
     cuts = CutLog(node.path)
     assert cuts.read(1).number == 1
     edit(node, 2)
