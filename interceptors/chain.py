@@ -90,7 +90,11 @@ class RoomInterceptor(Interceptor):
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         """Append once there is room; the group's bytes count until the log has acknowledged it, or it failed."""
-        size_bytes = _counted_bytes(group)
+        head = group.messages[0]
+        has_rows = head.type in DML or (head.type is MessageType.BEGIN_TXN and len(group.messages) > 1)
+        # Appends that hold room wait for groups without rows: a segment that is made, a commit or a schema change that ends.
+        # If those waited for room in turn, nobody would go on.
+        size_bytes = group.size_bytes if has_rows else 0
         if size_bytes and not self._memory.try_take(size_bytes):
             await self._memory.take(size_bytes)
         try:
@@ -105,15 +109,6 @@ class RoomInterceptor(Interceptor):
     async def close(self) -> None:
         """Send away who waits, each as its turn comes: those before them end by themselves."""
         self._closing = True
-
-
-def _counted_bytes(group: AppendGroup) -> int:
-    head = group.messages[0]
-    if head.type in DML or (head.type is MessageType.BEGIN_TXN and len(group.messages) > 1):
-        return group.size_bytes
-    # Appends that hold room wait for groups without rows: a segment that is made, a commit or a schema change that ends.
-    # If those waited for room in turn, nobody would go on.
-    return 0
 
 
 class Redo(Exception):

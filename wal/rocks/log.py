@@ -71,6 +71,8 @@ class RocksLog:
         self.name, self.log_id = name, log_id
         self._engine, self._commit = engine, commit
         self._synced = SyncedPosition(ends.last_position)
+        self.admit = commit.admit
+        self.wait_beyond, self.end = self._synced.wait_beyond, self._synced.end
         self._truncating = anyio.Lock()
         self._make_outcome = asyncio.get_running_loop().create_future
         self.restart(ends)
@@ -79,10 +81,6 @@ class RocksLog:
     def durable_position(self) -> int:
         """Position of the last synced message, 0 when there is none."""
         return self._synced.value
-
-    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
-        """Wait for room in the queue; see `wal.log.Log.admit`."""
-        await self._commit.admit(size_bytes, makes_room=makes_room)
 
     def append(self, group: AppendGroup) -> AppendTicket:
         """Queue a stamped group; see `wal.log.Log.append`. A full disk stops nothing that was admitted."""
@@ -114,10 +112,6 @@ class RocksLog:
                 return await self.read(position, bytes_max=bytes_max)
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
 
-    async def wait_beyond(self, position: int) -> None:
-        """Wait until a message after `position` is synced; see `wal.log.Log.wait_beyond`."""
-        await self._synced.wait_beyond(position)
-
     async def truncate(self, position: int) -> None:
         """Give up everything before the entry that holds `position`, and its space; the last entry always stays.
 
@@ -137,10 +131,6 @@ class RocksLog:
         self.first_position, self.next_position = ends.first_position, ends.last_position + 1
         self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
         self._synced.advance(ends.last_position)
-
-    def end(self, error: Exception) -> None:
-        """End the waits of readers."""
-        self._synced.end(error)
 
     async def _drop_before(self, kept: int) -> None:
         engine, done = self._engine, self._make_outcome()
