@@ -78,18 +78,8 @@ async def _timed(
         observer.interceptor_timed(interceptor.name, before_s, after_s, failed_before=not called_at)
 
 
-class BaseInterceptor(Interceptor):
-    """An interceptor with nothing to wait for before appends may pass, and nobody to send away at the end."""
-
-    async def ready(self) -> None:
-        """Return at once."""
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
-class RoomInterceptor(BaseInterceptor):
-    """Lets appends in as there is room in `memory`, which all of the node's logs share, and in the queue (`Log.admit`)."""
+class RoomInterceptor(Interceptor):
+    """Lets appends in as there is room in `memory`, which is the node's, and in the log's queue (`Log.admit`)."""
 
     name = "room"
 
@@ -100,7 +90,11 @@ class RoomInterceptor(BaseInterceptor):
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
         """Append once there is room; the group's bytes count until the log has acknowledged it, or it failed."""
-        size_bytes = _counted_bytes(group)
+        head = group.messages[0]
+        has_rows = head.type in DML or (head.type is MessageType.BEGIN_TXN and len(group.messages) > 1)
+        # Appends that hold room wait for groups without rows: a segment that is made, a commit or a schema change that ends.
+        # If those waited for room in turn, nobody would go on.
+        size_bytes = group.size_bytes if has_rows else 0
         if size_bytes and not self._memory.try_take(size_bytes):
             await self._memory.take(size_bytes)
         try:
@@ -117,15 +111,6 @@ class RoomInterceptor(BaseInterceptor):
         self._closing = True
 
 
-def _counted_bytes(group: AppendGroup) -> int:
-    head = group.messages[0]
-    if head.type in DML or (head.type is MessageType.BEGIN_TXN and len(group.messages) > 1):
-        return group.size_bytes
-    # Appends that hold room wait for groups without rows: a segment that is made, a commit or a schema change that ends.
-    # If those waited for room in turn, nobody would go on.
-    return 0
-
-
 class Redo(Exception):
     """An append that can go on only after `until`; never leaves the chain.
 
@@ -139,7 +124,7 @@ class Redo(Exception):
         super().__init__(waiting_for)
 
 
-class RedoInterceptor(BaseInterceptor):
+class RedoInterceptor(Interceptor):
     """Runs the rest of the chain again for as long as it asks for that, with a new tick each time.
 
     Past `attempts_max`, or when its waits together last `wait_s_max`, an append fails instead of spinning or hanging.
@@ -246,7 +231,7 @@ class RWLock:
             self._waiting.popleft()
 
 
-class LockInterceptor(BaseInterceptor):
+class LockInterceptor(Interceptor):
     """Gives an exclusive group its vchannels for itself, lets all others share theirs.
 
     `scope_of` names the vchannels a group concerns, for a commit those of its session; `overtake` ends the transactions on

@@ -8,16 +8,15 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 
-from interceptors.chain import BaseInterceptor
 from interceptors.errors import ProducerFenced
-from interceptors.window import Places, ProducerLimits, Window, Write, result_of_group
+from interceptors.window import Places, ProducerLimits, Window, Write
 from wal.errors import Corrupt, Indeterminate, Overloaded
-from wal.log import Append, AppendGroup, AppendResult, LogStore
+from wal.log import Append, AppendGroup, AppendResult, Interceptor, LogStore
 from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
 from wal.runtime import carry_on
 
@@ -36,7 +35,7 @@ class _Try:
         return await asyncio.shield(self.waiting)
 
 
-class IdempotencyInterceptor(BaseInterceptor):
+class IdempotencyInterceptor(Interceptor):
     """Wraps the append path with the window of its log, which is recovered before the chain is built."""
 
     name = "idempotency"
@@ -102,7 +101,7 @@ class IdempotencyInterceptor(BaseInterceptor):
             self._end(attempt, None)  # it leaves no trace, and whoever waits for it comes next
         else:
             # Now, because whoever appended it may use its messages again; shards and offsets are stamped for good.
-            result = result_of_group(group, self._message_id)
+            result = replace(group.result(self._message_id), durable=True)
             ticket.durable.add_done_callback(partial(self._decided, attempt, result))
 
     def _decided(self, attempt: _Try, result: AppendResult, durable: asyncio.Future[None]) -> None:

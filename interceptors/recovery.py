@@ -22,11 +22,7 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecoveredChannel:
-    """A channel as the end of its log leaves it.
-
-    `open_transactions` are in the order of their begins. `fences` maps vchannels to the tick of the last exclusive message
-    read. `commits` has the transactions that committed lately, `window` the writes whose retries are recognised.
-    """
+    """A channel as the end of its log leaves it; `fences` maps vchannels to the tick of the last exclusive message read."""
 
     shard_state: ShardState
     open_transactions: tuple[OpenTransaction, ...]
@@ -45,9 +41,7 @@ async def recover(
     producer_limits: ProducerLimits | None = None,
     held: frozenset[Write] = frozenset(),
 ) -> RecoveredChannel:
-    """Return the channel that `log` says, from a checkpoint at `position` (an LC) and `tick`.
-
-    Of the writes that are `held` nothing is forgotten on the way.
+    """Return the channel that `log` says, from a checkpoint at `position` (an LC) and `tick`; `held` writes are kept.
 
     Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log starts after `position`.
     """

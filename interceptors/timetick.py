@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 import anyio
 
-from interceptors.chain import BaseInterceptor
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import CommitTxnHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import Append, AppendGroup, AppendResult
-from wal.message import LogEntry, into_entry
+from wal.log import Append, AppendGroup, AppendResult, Interceptor
+from wal.message import LogEntry
 from wal.runtime import event_log
 from wal.timetick import TickAllocator, add_ms
 
@@ -94,8 +93,8 @@ class Acker:
 class AckManager:
     """The ticks of one log in this term: acknowledged in any order, given to readers in tick order.
 
-    `confirmed_tick` starts at the term's first tick: every append at or below it has ended, and readers may know it. An
-    append whose outcome is unknown is never acknowledged, so nothing at or above its tick is ever confirmed in this term.
+    Every append at or below `confirmed_tick` has ended. One whose outcome is unknown never does, so nothing at or above its
+    tick is confirmed in this term.
     """
 
     def __init__(self, ticks: TickAllocator, *, confirmed_tick: int, tail: LiveTail, mvcc: MvccManager) -> None:
@@ -193,7 +192,7 @@ class AckManager:
         )
 
 
-class TimeTickInterceptor(BaseInterceptor):
+class TimeTickInterceptor(Interceptor):
     """The tick and the last-confirmed position of every append of one log."""
 
     name = "timetick"
@@ -215,19 +214,11 @@ class TimeTickInterceptor(BaseInterceptor):
             self._decide(group, acker)
 
     def _decide(self, group: AppendGroup, acker: Acker) -> None:
-        ticket = group.ticket
-        if ticket is None:
+        if (ticket := group.ticket) is None:
             self._acks.fail(acker)
             return
         # Now, because the appender may use its messages again once it has the result.
-        entry = into_entry(
-            group.messages,
-            wal_name=self._wal_name,
-            first_position=ticket.first_position,
-            crc32c=ticket.crc32c,
-            size_bytes=ticket.size_bytes,
-            producer=group.producer,
-        )
+        entry = group.entry(self._wal_name)
         if ticket.durable.done():
             self._acknowledge(acker, entry, ticket.durable)
         else:

@@ -8,22 +8,17 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import anyio
 import msgspec
 
-from interceptors.chain import FINAL, BaseInterceptor, Redo
+from interceptors.chain import FINAL, Redo
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
-from wal.errors import (
-    InvalidArgument,
-    Overloaded,
-    StreamingNodeError,
-)
+from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import DML, EXCLUSIVE, BeginTxnHeader, MessageType, RollbackTxnHeader
-from wal.log import Append, AppendGroup, AppendResult
+from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage, OpenTransaction
 from wal.queue import Budget
 from wal.runtime import event_log
@@ -67,7 +62,7 @@ def steady_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class TxnInterceptor(BaseInterceptor):
+class TxnInterceptor(Interceptor):
     """The sessions of one log, oldest first, on its append path. Lives on the event loop; `now_ms` never leaps.
 
     It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels to the tick of their last
@@ -180,7 +175,7 @@ class TxnInterceptor(BaseInterceptor):
         failpoint("txn.group_stamped")
         result = await append(group)
         failpoint("txn.group_durable")
-        return replace(result, txn_id=group.time_tick)
+        return result
 
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
         begin, limits, now_ms = group.messages[0], self._limits, self._now_ms()
@@ -204,7 +199,7 @@ class TxnInterceptor(BaseInterceptor):
             if group.ticket is None:
                 self._forget(session)
             raise
-        return replace(result, txn_id=txn_id)
+        return result
 
     async def _bodies(self, group: AppendGroup, append: Append) -> AppendResult:
         txn_id = group.messages[0].txn_id
@@ -236,7 +231,7 @@ class TxnInterceptor(BaseInterceptor):
                 self._memory.give_back(size_bytes)
             if session.bodies_ended(acknowledged_ms):
                 self._let_commit_come_again(session)
-        return replace(result, txn_id=txn_id)
+        return result
 
     async def _commit(self, group: AppendGroup, append: Append) -> AppendResult:
         txn_id = group.messages[0].txn_id
@@ -261,7 +256,7 @@ class TxnInterceptor(BaseInterceptor):
         session.apply(SessionEvent.COMMIT_DONE)
         self._commits.add(txn_id)
         self._forget(session)
-        return replace(result, txn_id=txn_id)
+        return result
 
     async def _rollback(self, group: AppendGroup, append: Append) -> AppendResult:
         session = self._session(group.messages[0].txn_id)
@@ -276,7 +271,7 @@ class TxnInterceptor(BaseInterceptor):
             raise
         session.apply(SessionEvent.ROLLBACK_DONE)
         self._forget(session)
-        return replace(result, txn_id=session.txn_id)
+        return result
 
     # --- what ends a session without its client -------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from interceptors.errors import ProducerFenced, SequenceTooOld
 from wal.codec import decode_versioned
 from wal.errors import InvalidArgument
 from wal.headers import InsertHeader
-from wal.log import AppendGroup, AppendResult
+from wal.log import AppendResult
 from wal.message import AnyMessage, LogEntry, TransactionMessage
 from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp
 from wal.timetick import add_ms
@@ -251,21 +251,6 @@ def result_of_entry(entry: LogEntry, visible: Sequence[AnyMessage]) -> AppendRes
         last_confirmed=kind(entry.last_confirmed_position),
         txn_id=head.txn_id,
         row_offsets=row_offsets,
-    )
-
-
-def result_of_group(group: AppendGroup, kind: type[MessageId]) -> AppendResult:
-    """Return the result of a stamped group that turned out to be synced; `kind` is that of its log's ids."""
-    ticket, head = group.ticket, group.messages[0]
-    assert ticket is not None, "a group that is synced has its place"
-    last_confirmed = ticket.first_position if head.last_confirmed is None else head.last_confirmed
-    return AppendResult(
-        first_message_id=kind(ticket.first_position),
-        count=len(group.messages),
-        time_tick=group.time_tick,
-        last_confirmed=kind(last_confirmed),
-        txn_id=head.txn_id,
-        row_offsets=group.row_offsets,
     )
 
 

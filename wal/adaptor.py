@@ -1,8 +1,7 @@
 """The WAL of one pchannel, for as long as its node is open: the append from end to end, and the terms of its log.
 
-In come append groups, from callers and from the workers of a term. Out goes each group's one result, or an error that says
-what is true. Around the log stands the chain of a term, which the WAL is given: it knows neither interceptors nor scanners.
-`wal.lifecycle` has the states; `keep` moves them.
+Around the log stands the chain of a term, which the WAL is given: it knows neither interceptors nor scanners. The states are
+those of `wal.lifecycle`; `keep` moves them.
 """
 
 import asyncio
@@ -25,18 +24,9 @@ from wal.errors import (
 )
 from wal.failpoint import failpoint
 from wal.headers import MessageType, TimeTickHeader
-from wal.lifecycle import (
-    TRANSITIONS,
-    LogEvent,
-    LogState,
-    LogStatus,
-    ReopenOptions,
-    RetryLimits,
-    is_final,
-    is_obstacle,
-)
+from wal.lifecycle import TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final, is_obstacle
 from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore, log_end
-from wal.message import LogEntry, MutableMessage, into_entry
+from wal.message import LogEntry, MutableMessage
 from wal.position import NODE_PRODUCER_ID, ProducerStamp
 from wal.runtime import event_log
 from wal.timetick import TickAllocator
@@ -132,7 +122,7 @@ class Wal:
         Raises what recovery and the log raise; nothing is left open then.
         """
         await self._open_term()
-        self._apply(LogEvent.RECOVERED)
+        self._become(LogState.OPEN)
 
     @property
     def status(self) -> LogStatus:
@@ -210,7 +200,11 @@ class Wal:
         error: StreamingNodeError = first
         doubt, pause_s = first, limits.first_s
         with anyio.move_on_after(limits.give_up_s):
-            while limits.give_up_s and _is_worth_repeating(error) and not await self._stops_within(pause_s):
+            # A refusal that does not answer for the earlier try, and may pass, says less than another try may.
+            while limits.give_up_s and (error is doubt or (error.retryable == "yes" and not error.decides)):
+                with anyio.move_on_after(pause_s):
+                    await self._stopping.wait()
+                    break
                 pause_s = min(2 * pause_s, limits.max_s)
                 attempt = group.other_try = again()
                 attempt.other_try = joined  # it may be in the log, whoever stops waiting before the next try finds out
@@ -226,11 +220,6 @@ class Wal:
             raise doubt from error
         self._explain(error)
         raise error
-
-    async def _stops_within(self, seconds: float) -> bool:
-        with anyio.move_on_after(seconds):
-            await self._stopping.wait()
-        return self._stopping.is_set()
 
     async def _run_detached(self, term: Term, group: AppendGroup) -> AppendResult:
         """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""
@@ -282,8 +271,7 @@ class Wal:
     async def in_term(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return what `call` returns, called again in the next term when the one it ran in ended meanwhile.
 
-        So what a failed write leaves open is known when this returns. Raises as `wait_back` does, and what a call raises
-        otherwise; `Indeterminate` when a call may have had its effect and no later one could.
+        Raises as `wait_back` and the call do; `Indeterminate` when a call may have had its effect and no later one could.
         """
         doubt: Indeterminate | None = None
         while True:
@@ -334,7 +322,7 @@ class Wal:
 
     def _lose(self) -> None:
         if self.state is LogState.OPEN:
-            self._apply(LogEvent.LOST)
+            self._become(LogState.ENDING)
             self._back = asyncio.get_running_loop().create_future()
             if self._final_error is not None:  # a write that fails while the node closes keeps nobody
                 self._give_up(self._final_error)
@@ -346,9 +334,10 @@ class Wal:
             back.set_exception(error)
             back.exception()  # counts as heard: there may be nobody waiting
 
-    def _apply(self, event: LogEvent) -> None:
+    def _become(self, state: LogState) -> None:
         if self.state is not LogState.CLOSED:  # whatever is still under way then ends by itself
-            self.state = TRANSITIONS[self.state, event]
+            assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
+            self.state = state
 
     # --- the term and the next --------------------------------------------------------------------------------------------
 
@@ -364,7 +353,7 @@ class Wal:
                     await self._term.work(self.append_once, self._store.wait_failed)
                     await self._change_term()
         except Exception as error:
-            self._apply(LogEvent.DAMAGE)
+            self._become(LogState.FAILED)
             self._give_up(error)
             raise
         finally:
@@ -377,10 +366,10 @@ class Wal:
         failpoint("recovery.write_failed")
         await self._end_term()
         failpoint("recovery.term_ended")
-        self._apply(LogEvent.ENDED)
+        self._become(LogState.REOPENING)
         await self._reopen()
         self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
-        self._apply(LogEvent.RECOVERED)
+        self._become(LogState.OPEN)
         back, self._back = self._back, None
         if back is not None and not back.done():
             back.set_result(None)
@@ -392,14 +381,14 @@ class Wal:
         while True:
             try:
                 await self._store.reopen()
-                self._apply(LogEvent.VERIFIED)
+                self._become(LogState.RECOVERING)
                 failpoint("recovery.reopened")
                 return await self._open_term()
             except (StreamingNodeError, OSError) as error:
                 obstacles_seen = obstacles_seen + 1 if is_obstacle(error) else 0
                 if is_final(error, obstacles_seen=obstacles_seen):
                     raise
-                self._apply(LogEvent.FAULT)
+                self._become(LogState.WAITING)
                 self._attempts += 1
                 self._full = error if isinstance(error, StorageFull) else None
                 self._last_error = text = f"{type(error).__name__}: {error}"
@@ -408,7 +397,7 @@ class Wal:
                 )
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, reopen.longest_pause_s)
-            self._apply(LogEvent.RETRY)
+            self._become(LogState.REOPENING)
 
     async def _open_term(self) -> None:
         """Open the store's term: its first tick, then state rebuilt from the log, then the chain built on that."""
@@ -427,21 +416,19 @@ class Wal:
     async def _append_first_tick(self) -> LogEntry:
         log = self._log
         group = AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader(source_id=self._store.node_id))])
-        last_confirmed = await _last_confirmed_of(log)
+        last_confirmed: int | None = None
+        if log.next_position > log.first_position:
+            # At or before the begin of every transaction that the last term left open: the last entry's own last-confirmed
+            # position, because what was open then begins at or after it, and nothing came later.
+            last = (await log.read(log.next_position - 1, bytes_max=1))[0]
+            last_confirmed = max(last.last_confirmed_position, log.first_position)
         await log.admit(group.size_bytes, makes_room=group.makes_room)
         group.stamp_wal_term(self._store.term)
         group.stamp_time_tick(self._ticks.allocate(), last_confirmed)
         await self._end(group)
-        ticket = group.ticket
-        assert ticket is not None
-        await ticket.durable
-        return into_entry(
-            group.messages,
-            wal_name=log.wal_name,
-            first_position=ticket.first_position,
-            crc32c=ticket.crc32c,
-            size_bytes=ticket.size_bytes,
-        )
+        assert group.ticket is not None, "the log's end sets it"
+        await group.ticket.durable
+        return group.entry(log.wal_name)
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 
@@ -452,7 +439,7 @@ class Wal:
 
     async def close(self) -> None:
         """Take no more appends, send those away that wait, and return when none is left; idempotent."""
-        self._apply(LogEvent.CLOSE)
+        self._become(LogState.CLOSED)
         self.stop_waiting()
         self._scope.cancel()
         if self._kept is not None:
@@ -465,19 +452,3 @@ class Wal:
             self._drained.clear()
             await self._drained.wait()
         self._term.end()
-
-
-async def _last_confirmed_of(log: Log) -> int | None:
-    """Return a position at or before the begin of every transaction the last term left open; None for an empty log.
-
-    The last entry's own last-confirmed position is one: what was open then begins at or after it, and nothing came later.
-    """
-    if log.next_position == log.first_position:
-        return None
-    entries = await log.read(log.next_position - 1, bytes_max=1)
-    return max(entries[0].last_confirmed_position, log.first_position)
-
-
-def _is_worth_repeating(error: StreamingNodeError) -> bool:
-    """Whether another try may say more than this one, when an earlier one may be in the log."""
-    return isinstance(error, Indeterminate) or (error.retryable == "yes" and not error.decides)

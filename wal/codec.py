@@ -149,7 +149,7 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
     if previous_crc32c is not None and previous != previous_crc32c:
         raise Corrupt(f"entry at position {position} does not follow the entry before it")
     if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
-        raise Corrupt(f"entry at position {position} claims {count} messages")
+        raise Corrupt(f"entry at position {position} has {count} messages")
     producer_id, sequence, epoch = writer
     if not producer_id:
         return count, position, tick, last_confirmed, term, None

@@ -37,32 +37,16 @@ class LogState(Enum):
     CLOSED = "closed"
 
 
-@unique
-class LogEvent(Enum):
-    """What happens to a log."""
-
-    RECOVERED = "recovered"
-    LOST = "lost"
-    ENDED = "ended"
-    VERIFIED = "verified"
-    FAULT = "fault"
-    RETRY = "retry"
-    DAMAGE = "damage"
-    CLOSE = "close"
-
-
-_S, _E = LogState, LogEvent
-_ALIVE = (_S.RECOVERING, _S.OPEN, _S.ENDING, _S.REOPENING, _S.WAITING)
-TRANSITIONS: dict[tuple[LogState, LogEvent], LogState] = {
-    (_S.RECOVERING, _E.RECOVERED): _S.OPEN,
-    (_S.OPEN, _E.LOST): _S.ENDING,
-    (_S.ENDING, _E.ENDED): _S.REOPENING,
-    (_S.REOPENING, _E.VERIFIED): _S.RECOVERING,
-    (_S.REOPENING, _E.FAULT): _S.WAITING,
-    (_S.RECOVERING, _E.FAULT): _S.WAITING,
-    (_S.WAITING, _E.RETRY): _S.REOPENING,
-    **{(state, _E.DAMAGE): _S.FAILED for state in _ALIVE},
-    **{(state, _E.CLOSE): _S.CLOSED for state in _S},
+_S = LogState
+_ENDS = {_S.FAILED, _S.CLOSED}
+TRANSITIONS: dict[LogState, set[LogState]] = {
+    _S.RECOVERING: {_S.OPEN, _S.WAITING} | _ENDS,
+    _S.OPEN: {_S.ENDING} | _ENDS,
+    _S.ENDING: {_S.REOPENING} | _ENDS,
+    _S.REOPENING: {_S.RECOVERING, _S.WAITING} | _ENDS,
+    _S.WAITING: {_S.REOPENING} | _ENDS,
+    _S.FAILED: {_S.CLOSED},
+    _S.CLOSED: set(),
 }
 
 

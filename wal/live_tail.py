@@ -1,7 +1,7 @@
 """The live tail of a log: what was just confirmed, handed to every tailing reader without touching the disk.
 
-The writer never waits and never asks who reads: a reader that falls behind the memory kept is `Evicted` and returns to the
-log. Lives on one event loop; sleeping readers are woken by futures and cost nothing until then.
+The writer never waits and never asks who reads: a reader that falls behind the memory kept is `Evicted` and returns
+to the log.
 """
 
 import asyncio
@@ -125,10 +125,7 @@ class LiveTail:
         return taken
 
     def open_reader(self, position: int) -> "TailReader | None":
-        """Return a reader of everything from `position` on, or None when that is not in memory (any more).
-
-        A position past the end is fine: the reader sleeps until the tail gets there.
-        """
+        """Return a reader of everything from `position` on, past the end too, or None when that is not in memory."""
         return TailReader(self, position) if self.next_position and position >= self.first_position else None
 
     def check_open(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from wal.errors import InvalidArgument
 from wal.failpoint import failpoint
 from wal.headers import DML, EXCLUSIVE, MAKES_ROOM, MessageType
-from wal.message import LogEntry, MutableMessage
+from wal.message import LogEntry, MutableMessage, into_entry
 from wal.position import MessageId, Place, ProducerStamp, message_id_kind
 
 # --- append ---
@@ -119,6 +119,34 @@ class AppendGroup:
         for message in self.messages:
             message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
 
+    def entry(self, wal_name: str) -> LogEntry:
+        """Return the entry that the group is in its log, frozen: its messages may be used again afterwards."""
+        ticket = self.ticket
+        assert ticket is not None, "the group has its place"
+        return into_entry(
+            self.messages,
+            wal_name=wal_name,
+            first_position=ticket.first_position,
+            crc32c=ticket.crc32c,
+            size_bytes=ticket.size_bytes,
+            producer=self.producer,
+        )
+
+    def result(self, kind: type[MessageId]) -> "AppendResult":
+        """Return what its appender is told once the log has acknowledged it; `kind` is that of the log's ids."""
+        ticket, head = self.ticket, self.messages[0]
+        assert ticket is not None, "the group has its place"
+        first = ticket.first_position
+        return AppendResult(
+            first_message_id=kind(first),
+            count=len(self.messages),
+            time_tick=self.time_tick,
+            last_confirmed=kind(first if head.last_confirmed is None else head.last_confirmed),
+            txn_id=head.txn_id,
+            row_offsets=self.row_offsets,
+            durable=ticket.durable.done(),
+        )
+
     def require_tick_above(self, last_tick: int) -> None:
         """Raise `InvalidArgument` unless the group's tick is above that of the entry before it; every log asks first.
 
@@ -169,22 +197,22 @@ Append = Callable[[AppendGroup], Awaitable[AppendResult]]
 """Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
 
 
-class Interceptor(Protocol):
+class Interceptor:
     """One concern of the append path, wrapped around the rest of it.
 
     Only redo and lock may suspend before they call `append`; from the tick on, everything up to the log's queue runs in
     one step, so that position order is tick order. An interceptor that would have to wait raises `Redo` instead.
     """
 
-    @property
-    def name(self) -> str:
-        """The name measurements and log lines use."""
+    name: str
+    """What measurements call it."""
 
     def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
         """Do this concern's part before and after `append`."""
+        raise NotImplementedError
 
     async def ready(self) -> None:
-        """Return once appends may pass."""
+        """Return once appends may pass: at once unless said otherwise."""
 
     async def close(self) -> None:
         """Send away who waits; new appends are already refused, and what waits for nothing ends by itself. Idempotent."""
@@ -326,7 +354,7 @@ def log_end(log: Log) -> Append:
 
     Up to the queue it does not suspend. Raises `Indeterminate` when nobody knows whether the group is in the log.
     """
-    message_id = message_id_kind(log.wal_name)
+    kind = message_id_kind(log.wal_name)
 
     async def append_to_log(group: AppendGroup) -> AppendResult:
         if group.draw is not None:
@@ -334,15 +362,6 @@ def log_end(log: Log) -> Append:
         ticket = group.ticket = log.append(group)
         failpoint("append.queued")
         await ticket.written
-        last_confirmed = group.messages[0].last_confirmed
-        first_position = ticket.first_position
-        return AppendResult(
-            first_message_id=message_id(first_position),
-            count=len(group.messages),
-            time_tick=group.time_tick,
-            last_confirmed=message_id(first_position if last_confirmed is None else last_confirmed),
-            row_offsets=group.row_offsets,
-            durable=ticket.durable.done(),
-        )
+        return group.result(kind)
 
     return append_to_log

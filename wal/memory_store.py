@@ -46,6 +46,7 @@ class MemoryLog:
         self.first_position = FIRST_POSITION
         self._crc32c = 0
         self._synced = SyncedPosition(0)
+        self.wait_beyond = self._synced.wait_beyond
 
     @property
     def durable_position(self) -> int:
@@ -90,10 +91,6 @@ class MemoryLog:
             if size >= bytes_max:
                 break
         return entries
-
-    async def wait_beyond(self, position: int) -> None:
-        """Wait until a message after `position` is there. Raises `OnShutdown` on close."""
-        await self._synced.wait_beyond(position)
 
     async def truncate(self, position: int) -> None:
         """Give up everything before the entry that holds `position`; the last entry always stays."""

@@ -1,7 +1,4 @@
-"""Room for writes: in a log's queue, when they come faster than the disk takes them, and in the node's memory.
-
-And who waits for what is synced. All of it lives on the event loop, wakes by futures, and never polls.
-"""
+"""Room for writes, in a log's queue and in the node's memory, and who waits for what is synced. On the event loop."""
 
 import asyncio
 from collections import deque

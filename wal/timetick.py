@@ -36,10 +36,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def tick_to_time(tick: int) -> datetime:
-    """Return when a tick was handed out, in UTC, to the millisecond.
-
-    Raises `InvalidArgument` for what is no tick.
-    """
+    """Return when a tick was handed out, in UTC, to the millisecond. Raises `InvalidArgument` for what is no tick."""
     if not isinstance(tick, int) or isinstance(tick, bool) or not 0 <= tick <= TICK_MAX:
         raise InvalidArgument(f"{tick!r} is no time tick — pass one that a message, a result or consistent_tick() gave")
     return _EPOCH + physical_ms(tick) * _MILLISECOND

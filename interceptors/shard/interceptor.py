@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import anyio
 
-from interceptors.chain import FINAL, BaseInterceptor, Redo
+from interceptors.chain import FINAL, Redo
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.decision import BodiesOf, decide
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
-from wal.log import Append, AppendGroup, AppendResult
+from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import Change, MutableMessage
 from wal.runtime import event_log
 
@@ -30,7 +30,7 @@ SEAL_INTERVAL_S = 1.0
 _log = event_log(__name__)
 
 
-class ShardManager(BaseInterceptor):
+class ShardManager(Interceptor):
     """The state of one channel, in step with the log: it decides and stamps groups in the step of their tick.
 
     `bodies_of` names the bodies of an open transaction; `draw` returns random numbers from 0 up to 1.
@@ -91,8 +91,9 @@ class ShardManager(BaseInterceptor):
         return append(group)  # nothing to do afterwards: the state takes the group in at the next look
 
     async def close(self) -> None:
-        """End the waits for segments: nothing is appended any more."""
-        self.refuse_segments()
+        """End all waits for segments with `OnShutdown` and take no more requests; idempotent."""
+        self._closed = True
+        self.end_waits(tuple(self.wanted), OnShutdown("the channel closed before the segment was made"))
 
     # --- ids and segments -----------------------------------------------------------------------------------------------
 
@@ -141,11 +142,6 @@ class ShardManager(BaseInterceptor):
                 wanted.set_exception(error)
                 wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
 
-    def refuse_segments(self) -> None:
-        """End all waits with `OnShutdown` and take no more requests; idempotent."""
-        self._closed = True
-        self.end_waits(tuple(self.wanted), OnShutdown("the channel closed before the segment was made"))
-
     def forget_below(self, tick: int) -> None:
         """Forget what was dropped before `tick` and a cut has named; call once no reader starts below `tick`."""
         self.state.forget_below(tick)
@@ -188,7 +184,7 @@ class SegmentAllocator:
                 keys = tuple(self._manager.wanted)
                 self._manager.end_waits(keys, await self._allocate(keys, append))
         finally:
-            self._manager.refuse_segments()
+            await self._manager.close()
 
     async def _allocate(self, keys: Sequence[SegmentKey], append: Append) -> Overloaded | None:
         pause_s, reason = RETRY_S_MIN, ""

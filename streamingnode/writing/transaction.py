@@ -56,8 +56,16 @@ class TransactionState(Enum):
     """Its commit raised: not in the log, or indeterminate, as the error says."""
 
 
-OPEN = frozenset({TransactionState.BUFFERING, TransactionState.STREAMING})
-NOT_ENDED = OPEN | {TransactionState.BROKEN}
+_S = TransactionState
+TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
+    _S.BUFFERING: frozenset({_S.STREAMING, _S.BROKEN, _S.COMMITTING, _S.ROLLED_BACK}),
+    _S.STREAMING: frozenset({_S.BROKEN, _S.COMMITTING, _S.ROLLED_BACK}),
+    _S.BROKEN: frozenset({_S.ROLLED_BACK}),
+    _S.COMMITTING: frozenset({_S.COMMITTED, _S.FAILED}),
+}
+"""What may follow what; the others are ends."""
+OPEN = frozenset({_S.BUFFERING, _S.STREAMING})
+NOT_ENDED = OPEN | {_S.BROKEN}
 
 
 class Transaction:
@@ -139,21 +147,21 @@ class Transaction:
         the session ended meanwhile, and what an append raises.
         """
         self._check_open()
-        self._state = TransactionState.COMMITTING
+        self._enter(TransactionState.COMMITTING)
         try:
             async with self._sending:
                 self._result = await self._commit()
         except BaseException:
-            self._state = TransactionState.FAILED
+            self._enter(TransactionState.FAILED)
             await self._release()
             raise
-        self._state = TransactionState.COMMITTED
+        self._enter(TransactionState.COMMITTED)
         return self._result
 
     async def rollback(self) -> None:
         """Give everything up. Raises `InvalidTransactionState` after the end."""
         self._check_in(NOT_ENDED)
-        self._state = TransactionState.ROLLED_BACK
+        self._enter(TransactionState.ROLLED_BACK)
         self._drop_bodies()
         async with self._sending:
             if self._txn_id:
@@ -192,7 +200,7 @@ class Transaction:
                 await self._stream_bodies()
             if not self._memory.try_take(size_bytes):  # it must not wait for other transactions, which may wait for it
                 if added and self._state in OPEN:
-                    self._state = TransactionState.BROKEN  # half of the call's rows are in
+                    self._enter(TransactionState.BROKEN)  # half of the call's rows are in
                 raise Overloaded(
                     f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
                     "end some of them first, or raise writes.pending_bytes_max"
@@ -209,12 +217,12 @@ class Transaction:
                 if not self._txn_id:
                     self._txn_id = (await self._append(begin_group(self._keepalive_ms))).txn_id
                     self._check_open()  # it may have been ended by another task meanwhile
-                    self._state = TransactionState.STREAMING
+                    self._enter(TransactionState.STREAMING)
                 await self._send_bodies()
                 self._check_open()  # nothing may be added to what ended meanwhile
             except BaseException:
                 if self._state in OPEN:
-                    self._state = TransactionState.BROKEN
+                    self._enter(TransactionState.BROKEN)
                 raise
 
     async def _send_bodies(self) -> None:
@@ -263,6 +271,10 @@ class Transaction:
 
     def _check_open(self) -> None:
         self._check_in(OPEN)
+
+    def _enter(self, state: TransactionState) -> None:
+        assert state in TRANSITIONS.get(self._state, ()), f"{state.name} does not follow {self._state.name}"
+        self._state = state
 
     def _check_in(self, states: frozenset[TransactionState]) -> None:
         if self._state not in states:

@@ -101,7 +101,7 @@ _RECOVERY = {
     "recovery.database_renamed": "a new node, after a power cut perhaps its temporary database; creation starts again",
     "recovery.database_prepared": "a new node, or the node as it was",
     "recovery.verified": "the node as it was: verifying changes nothing",
-    "recovery.claimed": "a fencing token that nobody used; the next term is above it",
+    "recovery.token_taken": "a fencing token that nobody used; the next term is above it",
     "recovery.database_opened": "the node as it was; RocksDB replayed its log",
     "recovery.term_written": "a term that nobody used; the next one is higher",
     "recovery.term_synced": "a term that nobody used; the next one is higher",

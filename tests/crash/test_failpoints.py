@@ -128,6 +128,6 @@ def test_what_names_no_action_or_no_hit_is_refused(text: str) -> None:
 
 
 def test_a_name_that_no_code_passes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'append.writen' in STREAMINGNODE_FAILPOINTS is no failpoint"):
-        failpoint.arm_from("append.taken=error@9, append.writen=kill")
+    with pytest.raises(ValueError, match=r"'append.nowhere' in STREAMINGNODE_FAILPOINTS is no failpoint"):
+        failpoint.arm_from("append.taken=error@9, append.nowhere=kill")
     failpoint.disarm_all()

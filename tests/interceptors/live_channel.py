@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from interceptors.chain import BaseInterceptor, Chain, LockInterceptor, RedoInterceptor
+from interceptors.chain import Chain, LockInterceptor, RedoInterceptor
 from interceptors.idempotency import IdempotencyInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import CollectionInfo
@@ -77,7 +77,7 @@ class SteerableLog:
                 outcome.set_result(None)
 
 
-class Stamp(BaseInterceptor):
+class Stamp(Interceptor):
     """Stands for the time tick interceptor: stamps the tick and the last-confirmed position, acknowledges nothing."""
 
     name = "stamp"

@@ -5,7 +5,7 @@ import pytest
 from interceptors.chain import Chain
 from wal.errors import OnShutdown
 from wal.headers import MessageType, TimeTickHeader
-from wal.log import Append, AppendGroup, AppendResult
+from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId
 
@@ -18,7 +18,7 @@ def group() -> AppendGroup:
     return AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader())])
 
 
-class Scribe:
+class Scribe(Interceptor):
     """Writes down everything that happens to it."""
 
     def __init__(self, name: str, log: list[str], *, fail_on: str = "") -> None:

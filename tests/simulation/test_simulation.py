@@ -63,6 +63,10 @@ def test_seeds_do_different_things() -> None:
     assert len({run_seed(seed).trace for seed in range(6)}) == 6
 
 
+def test_every_seeded_bug_has_its_place_in_the_product() -> None:
+    assert not [bug.name for bug in BUGS if not callable(getattr(bug.owner, bug.attribute, None))]
+
+
 SOON_FOUND = [bug for bug in BUGS[:3] if bug.name != "window not persisted"]  # which takes some 20 s: the gate has it
 
 

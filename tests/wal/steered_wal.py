@@ -10,7 +10,7 @@ from wal.adaptor import Wal, WalLimits, WalOptions
 from wal.headers import DropCollectionHeader, MessageType
 from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import LiveTail
-from wal.log import Append, AppendGroup, AppendObserver, AppendResult
+from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
 from wal.message import LogEntry, MutableMessage
 from wal.queue import Budget
 from wal.timetick import TICK_MAX
@@ -45,7 +45,7 @@ class Store:
         self.failed.clear()
 
 
-class Gatekeeper:
+class Gatekeeper(Interceptor):
     """Stands for the innermost interceptors: sends appends back until `until` is done, when there is one."""
 
     name = "gatekeeper"

@@ -143,7 +143,7 @@ def test_a_valid_checksum_over_nonsense_is_still_corrupt_or_an_entry(data: bytes
 @pytest.mark.parametrize("count", [0, 65_537, 2**32 - 1], ids=str)
 def test_a_hostile_message_count_is_refused_before_anything_is_allocated(count: int) -> None:
     forged = _with_checksum(entry_head(count))
-    with pytest.raises(Corrupt, match=f"claims {count} messages"):
+    with pytest.raises(Corrupt, match=f"has {count} messages"):
         decode_entry(forged, wal_name=WAL_NAME, previous_crc32c=None)
 
 

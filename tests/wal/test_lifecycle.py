@@ -12,7 +12,7 @@ from wal.errors import (
     StorageFull,
     UnsupportedFormat,
 )
-from wal.lifecycle import OBSTACLES_SEEN_MAX, TRANSITIONS, LogEvent, LogState, is_final, is_obstacle
+from wal.lifecycle import OBSTACLES_SEEN_MAX, TRANSITIONS, LogState, is_final, is_obstacle
 
 ENDED = {LogState.FAILED, LogState.CLOSED}
 
@@ -21,7 +21,7 @@ def reachable(state: LogState) -> set[LogState]:
     reached, last = {state}, set[LogState]()
     while reached != last:
         last = set(reached)
-        reached |= {after for (before, _), after in TRANSITIONS.items() if before in reached}
+        reached |= {after for before in last for after in TRANSITIONS[before]}
     return reached
 
 
@@ -31,15 +31,13 @@ def test_log_comes_back_from_every_state_but_those_that_end_it(state: LogState) 
 
 
 def test_log_opens_only_after_its_state_was_rebuilt() -> None:
-    opening = {way for way, after in TRANSITIONS.items() if after is LogState.OPEN}
-    assert opening == {(LogState.RECOVERING, LogEvent.RECOVERED)}
+    assert {state for state, after in TRANSITIONS.items() if LogState.OPEN in after} == {LogState.RECOVERING}
 
 
 @pytest.mark.parametrize("state", LogState)
 def test_log_can_be_closed_in_every_state_and_damaged_in_every_one_that_lives(state: LogState) -> None:
-    assert TRANSITIONS[state, LogEvent.CLOSE] is LogState.CLOSED
-    assert ((state, LogEvent.DAMAGE) in TRANSITIONS) == (state not in ENDED)
-    assert TRANSITIONS.get((state, LogEvent.DAMAGE), LogState.FAILED) is LogState.FAILED
+    assert (LogState.CLOSED in TRANSITIONS[state]) == (state is not LogState.CLOSED)
+    assert (LogState.FAILED in TRANSITIONS[state]) == (state not in ENDED)
 
 
 @pytest.mark.parametrize("error", [StorageFailed("x"), StorageFull("x", 0, 1), Indeterminate("x"), OSError(5, "x")])

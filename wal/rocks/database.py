@@ -36,18 +36,6 @@ class Engine:
     before. Who holds a handle of a family holds the database open, too.
     """
 
-    __slots__ = (
-        "_compactor",
-        "_held",
-        "_is_open",
-        "_readers",
-        "database",
-        "entries",
-        "entry_family",
-        "meta_family",
-        "path",
-    )
-
     database: Rdict
     """The whole database; its own methods mean the default family. Only while it is open, as the families."""
     entries: Rdict

@@ -16,6 +16,7 @@ import msgspec
 
 from wal.codec import crc32c
 from wal.errors import ChannelFenced, Corrupt, UnsupportedFormat
+from wal.failpoint import failpoint
 from wal.files import open_regular, read_regular, write_file
 
 FLOOR_NAME = "floor"
@@ -243,6 +244,7 @@ class FloorFile:
             # Promises run ahead of the clock, so after a power cut the clock alone would not keep ticks above this one.
             os.fsync(self._descriptor)
             self._promised = tick
+            failpoint("append.tick_promised")
 
     def sync(self) -> None:
         """Make the floor survive a power cut, then turn to the other slot. Writer thread only."""

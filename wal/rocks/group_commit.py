@@ -1,8 +1,7 @@
 """Group commit as the event loop sees it: whether writes are taken, room in the queue, and what became of them.
 
-In: writes from logs and the state map. Out: settled futures, in order. The writer thread (`writer.py`) does the work. A
-failed write is `Indeterminate`, and so are those behind it; later ones are refused with the same error until the database
-was closed, verified and opened again. Reads of logs go on, but for the time that takes.
+The writer thread (`writer.py`) does the work. A failed write is `Indeterminate`, and so are those behind it; later ones are
+refused with the same error until the database was closed, verified and opened again.
 """
 
 import asyncio
@@ -53,14 +52,11 @@ class EntryWrite:
 
 @dataclass(slots=True, eq=False)
 class RecordWrite:
-    """Changes of small records (None removes), and the range of entry keys to give up with them; synced at once.
-
-    `meta_version` is 0 for changes that leave the state map alone.
-    """
+    """Changes of small records (None removes), and the range of entry keys to give up with them; synced at once."""
 
     changes: Mapping[bytes, bytes | None]
     durable: Outcome
-    meta_version: int = 0
+    meta_version: int = 0  # of the state map; 0 leaves it alone
     dropped: tuple[bytes, bytes] | None = None
     size_bytes: int = field(init=False)
 
@@ -107,22 +103,8 @@ class StoreState(IntEnum):
 class GroupCommit:
     """The loop's side of the writer thread: all of it runs on the event loop and none of it blocks.
 
-    `submit` hands a write to the thread; the thread reports back to the methods at the end.
+    `submit` hands a write to the writer thread, which reports back to the methods at the end.
     """
-
-    __slots__ = (
-        "_admission",
-        "_cause",
-        "_directory",
-        "_lost",
-        "_options",
-        "_submit",
-        "has_acknowledged",
-        "reopening",
-        "space",
-        "state",
-        "taken_over",
-    )
 
     def __init__(self, directory: Path, options: RocksOptions, *, space: SpaceVerdict) -> None:
         self.state = StoreState.OPEN
@@ -134,35 +116,19 @@ class GroupCommit:
         """Whether a write was acknowledged since the store took writes last."""
         self.space = space
         self._directory = directory
-        self._options = options
-        self._submit: Callable[[Write], None] | None = None
-        self._admission = Admission(options.queue_bytes_max)
-        self._cause: Exception | None = None
-        self._lost = asyncio.Event()
-
-    def submit_to(self, submit: Callable[[Write], None]) -> None:
-        """Hand writes over by `submit` from now on."""
-        self._submit = submit
-
-    @property
-    def poisoned(self) -> bool:
-        """Whether a write has failed since the store took writes last, also after closing."""
-        return self._cause is not None
-
-    async def wait_failed(self) -> None:
-        """Wait until no writes are taken because one has failed, or because another owner has taken over."""
-        await self._lost.wait()
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes handed over and not yet synced."""
-        return self._admission.queued_bytes
+        self.admission = Admission(options.queue_bytes_max)
+        self.hand_over: Callable[[Write], None]
+        """To the writer thread; set by whoever starts one."""
+        self.cause: Exception | None = None
+        """Why a write has failed since the store took writes last, also after closing."""
+        self.lost = asyncio.Event()
+        """Set while no writes are taken because one has failed, or because another owner has taken over."""
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
         self.check_writable()
         self.check_space(makes_room=makes_room)
-        await self._admission.wait(size_bytes, makes_room=makes_room)
+        await self.admission.wait(size_bytes, makes_room=makes_room)
 
     def check_space(self, *, makes_room: bool) -> None:
         """Raise `StorageFull` when the disk is too short of space for this write."""
@@ -172,9 +138,8 @@ class GroupCommit:
     def submit(self, write: Write) -> None:
         """Hand a write to the thread. Raises what the state says; a low disk stops nothing that was admitted."""
         self.check_writable()
-        assert self._submit is not None, "a store that is open has a writer"
-        self._admission.take(write.size_bytes)
-        self._submit(write)
+        self.admission.take(write.size_bytes)
+        self.hand_over(write)
 
     def check_writable(self) -> None:
         """Raise unless writes are taken."""
@@ -195,24 +160,24 @@ class GroupCommit:
         """Take no writes from now on, because of what `state` says, and send away who waits for room."""
         self.state = max(self.state, state)
         if state is not StoreState.FORKED:  # those who wait in a forked child belong to its parent's event loop
-            self._admission.refuse(self.refusal())
+            self.admission.refuse(self.refusal())
         if state in (StoreState.FAILED, StoreState.FENCED):
             self.taken_over = self.taken_over or state is StoreState.FENCED
-            self._lost.set()
+            self.lost.set()
 
     def resume(self) -> None:
         """Take writes again: the database was verified and opened. Whoever closed it meanwhile changes nothing any more."""
         if self.state is StoreState.FAILED:
-            self.state, self._cause, self.has_acknowledged = StoreState.OPEN, None, False
-            self._lost.clear()
+            self.state, self.cause, self.has_acknowledged = StoreState.OPEN, None, False
+            self.lost.clear()
 
     def refusal(self) -> StreamingNodeError:
         """Return the error for a call that the state does not allow."""
         match self.state:
             case StoreState.FAILED:
-                return _indeterminate(self._directory, self._cause)
+                return _indeterminate(self._directory, self.cause)
             case StoreState.FENCED:
-                return _fence_in(self._cause) or ChannelFenced(
+                return _fence_in(self.cause) or ChannelFenced(
                     f"{self._directory} was taken over by another owner — this one writes no more"
                 )
             case StoreState.FORKED:
@@ -243,13 +208,13 @@ class GroupCommit:
                 write.durable.set_result(None)
         self.acknowledged(writes)
         failpoint("append.acknowledged")
-        self._admission.give_back(sum(write.size_bytes for write in writes))
+        self.admission.give_back(sum(write.size_bytes for write in writes))
 
     def failed(self, writes: list[Write], error: Exception) -> None:
         """The outcome of these writes is open, and of all later ones; of a `ChannelFenced`, nothing was written."""
-        if self._cause is None:
+        if self.cause is None:
             _log.warning("write_failed", directory=str(self._directory), error=str(error), writes=len(writes))
-        self._cause = error
+        self.cause = error
         self.refuse(StoreState.FAILED if _fence_in(error) is None else StoreState.FENCED)
         typed = error if isinstance(error, (ChannelFenced, Indeterminate)) else _indeterminate(self._directory, error)
         for write in writes:
@@ -257,7 +222,7 @@ class GroupCommit:
                 if not outcome.done():
                     outcome.set_exception(typed)
                     outcome.exception()  # counts as heard, or an abandoned append would log a traceback
-        self._admission.give_back(sum(write.size_bytes for write in writes))
+        self.admission.give_back(sum(write.size_bytes for write in writes))
 
     def space_changed(self, verdict: SpaceVerdict) -> None:
         """The disk is nearer to full than it was, or less near."""
@@ -269,7 +234,7 @@ class GroupCommit:
             )
         if verdict.level >= SpaceLevel.FULL:
             passes = verdict.level < SpaceLevel.EXHAUSTED
-            self._admission.refuse(self._storage_full(), but_what_makes_room=passes)
+            self.admission.refuse(self._storage_full(), but_what_makes_room=passes)
 
     def _storage_full(self) -> StorageFull:
         return StorageFull(str(self._directory), self.space.free_bytes, self.space.needed_bytes)

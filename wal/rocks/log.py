@@ -1,11 +1,7 @@
 """One log in RocksDB: where it begins and ends, and how to add to it, read it and shorten it.
 
-In: append groups, positions. Out: tickets, entries. The event loop keeps the ends of the log in memory; bytes go to the
-writer thread in one direction and come from reader threads in the other. See `wal.log.Log` for the contract.
-
-Every entry that is read is checked, on a reader thread, one hop for a whole batch. RocksDB ends an iteration early over a
-damaged block and says so only in `status()`; an end before the synced position, a gap in positions and a break in the chain
-of checksums are looked for all the same.
+The contract is that of `wal.log.Log`. The event loop keeps the ends of the log in memory; bytes go to the writer thread and
+come from reader threads, which check every entry.
 """
 
 import asyncio
@@ -66,27 +62,25 @@ class RocksLog:
     """One log of a `RocksStore`, which makes it."""
 
     wal_name = WAL_NAME
+    first_position: int
+    next_position: int
+    last_tick: int
+    _crc32c: int
 
     def __init__(self, engine: Engine, commit: GroupCommit, *, name: str, log_id: int, ends: LogEnds) -> None:
-        self.name = name
-        self.first_position = ends.first_position
-        self.next_position = ends.last_position + 1
-        self.last_tick = ends.last_tick
+        self.name, self.log_id = name, log_id
         self._engine, self._commit = engine, commit
-        self._log_id = log_id
-        self._crc32c = ends.last_crc32c
         self._synced = SyncedPosition(ends.last_position)
+        self.admit = commit.admit
+        self.wait_beyond, self.end = self._synced.wait_beyond, self._synced.end
         self._truncating = anyio.Lock()
         self._make_outcome = asyncio.get_running_loop().create_future
+        self.restart(ends)
 
     @property
     def durable_position(self) -> int:
         """Position of the last synced message, 0 when there is none."""
         return self._synced.value
-
-    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
-        """Wait for room in the queue; see `wal.log.Log.admit`."""
-        await self._commit.admit(size_bytes, makes_room=makes_room)
 
     def append(self, group: AppendGroup) -> AppendTicket:
         """Queue a stamped group; see `wal.log.Log.append`. A full disk stops nothing that was admitted."""
@@ -98,15 +92,16 @@ class RocksLog:
         )
         crc32c, position = entry_crc32c(data), first_position + len(messages) - 1
         written, durable = self._make_outcome(), self._make_outcome()
-        key = entry_key(self._log_id, position)
-        self._commit.submit(EntryWrite(self._log_id, position, tick, key, data, written, durable, self._synced))
+        key = entry_key(self.log_id, position)
+        self._commit.submit(EntryWrite(self.log_id, position, tick, key, data, written, durable, self._synced))
         self.next_position, self.last_tick, self._crc32c = position + 1, tick, crc32c
         return AppendTicket(first_position, crc32c, len(data), written, durable)
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Return checked, synced entries from the one that holds `position`; see `wal.log.Log.read`."""
         self._commit.check_readable()
-        self._check_kept(position)
+        if position < self.first_position:
+            raise Truncated(RocksMessageId(position), RocksMessageId(self.first_position))
         if position > self.durable_position:
             return []
         first_position = self.first_position
@@ -116,10 +111,6 @@ class RocksLog:
             if self.first_position > first_position:  # a truncation that overtook this read looks like a gap to it
                 return await self.read(position, bytes_max=bytes_max)
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
-
-    async def wait_beyond(self, position: int) -> None:
-        """Wait until a message after `position` is synced; see `wal.log.Log.wait_beyond`."""
-        await self._synced.wait_beyond(position)
 
     async def truncate(self, position: int) -> None:
         """Give up everything before the entry that holds `position`, and its space; the last entry always stays.
@@ -131,9 +122,9 @@ class RocksLog:
             position = min(position, self.durable_position)
             if position <= self.first_position:
                 return
-            kept = await self._engine.read(self._entry_start, position)
-            if kept > self.first_position:
-                await self._drop_before(kept)
+            entries = await self._engine.read(self._read_range, position, self.first_position, 1)
+            if entries[0].first_position > self.first_position:
+                await self._drop_before(entries[0].first_position)
 
     def restart(self, ends: LogEnds) -> None:
         """Go on from what was found when the database was opened again; readers see what is new to them."""
@@ -141,19 +132,10 @@ class RocksLog:
         self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
         self._synced.advance(ends.last_position)
 
-    @property
-    def log_id(self) -> int:
-        """The log's number in the database's keys."""
-        return self._log_id
-
-    def end(self, error: Exception) -> None:
-        """End the waits of readers."""
-        self._synced.end(error)
-
     async def _drop_before(self, kept: int) -> None:
         engine, done = self._engine, self._make_outcome()
-        begin, end = entry_key(self._log_id, self.first_position), entry_key(self._log_id, kept)
-        record = {first_position_key(self._log_id): encode_number(kept)}
+        begin, end = entry_key(self.log_id, self.first_position), entry_key(self.log_id, kept)
+        record = {first_position_key(self.log_id): encode_number(kept)}
         self._commit.submit(RecordWrite(record, done, dropped=(begin, end)))
         self.first_position = kept  # from here on reads below are refused, so none meets the gap
         failpoint("flush.drop_queued")
@@ -162,51 +144,27 @@ class RocksLog:
         await engine.compact(begin, end)
         failpoint("flush.log_compacted")
 
-    def _entry_start(self, position: int) -> int:
-        """Return the first position of the entry that holds `position`. Reader thread."""
-        return self._read_range(position, self.first_position, 1)[0].first_position
-
     def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[LogEntry]:
-        """Read entries up to the last synced one. Reader thread."""
-        return read_range(
-            self._engine.entries,
-            self._log_id,
-            position=position,
-            first_position=first_position,
-            end_position=self.durable_position,
-            bytes_max=bytes_max,
-            wal_name=WAL_NAME,
-        )
+        """Return entries from the one that holds `position` on, up to the last synced one. Reader thread.
 
-    def _check_kept(self, position: int) -> None:
-        if position < self.first_position:
-            raise Truncated(RocksMessageId(position), RocksMessageId(self.first_position))
-
-
-def read_range(
-    entries: Rdict, log_id: int, *, position: int, first_position: int, end_position: int, bytes_max: int, wal_name: str
-) -> list[LogEntry]:
-    """Return entries from the one that holds `position` on, until `bytes_max` is reached or `end_position` is read.
-
-    `first_position` is the earliest kept, `end_position` the last synced one, and `position` is between them. Raises
-    `Corrupt` for damage, a gap or an early end.
-    """
-    iterator = entries.iter()
-    previous_crc32c, expected = _seek(iterator, log_id, position, first_position)
-    found: list[LogEntry] = []
-    size = 0
-    while size < bytes_max and expected <= end_position:
-        last_position = _current_position(iterator, log_id)
-        if last_position is None:
-            raise _missing(expected, end_position)
-        entry = decode_entry(iterator.value(), wal_name=wal_name, previous_crc32c=previous_crc32c)
-        if entry.first_position != expected or entry.last_position != last_position:
-            raise _missing(expected, entry.first_position - 1)
-        previous_crc32c, expected = entry.crc32c, last_position + 1
-        size += entry.size_bytes
-        found.append(entry)
-        iterator.next()
-    return found
+        `first_position` is the earliest kept. Raises `Corrupt` for damage, a gap or an early end.
+        """
+        iterator, end_position = self._engine.entries.iter(), self.durable_position
+        previous_crc32c, expected = _seek(iterator, self.log_id, position, first_position)
+        found: list[LogEntry] = []
+        size = 0
+        while size < bytes_max and expected <= end_position:
+            last_position = _current_position(iterator, self.log_id)
+            if last_position is None:
+                raise _missing(expected, end_position)
+            entry = decode_entry(iterator.value(), wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
+            if entry.first_position != expected or entry.last_position != last_position:
+                raise _missing(expected, entry.first_position - 1)
+            previous_crc32c, expected = entry.crc32c, last_position + 1
+            size += entry.size_bytes
+            found.append(entry)
+            iterator.next()
+        return found
 
 
 def first_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
@@ -253,7 +211,7 @@ def _current_position(iterator: RdictIter, log_id: int) -> int | None:
     """Return where the iterator is in a log, None when it is outside. Raises when damage took it there."""
     # RocksDB's iteration bounds would spare the look at each key, but rocksdict encodes them as if not in raw mode.
     if not iterator.valid():
-        iterator.status()
+        iterator.status()  # raises: an iteration ends early over a damaged block, and only this says so
         return None
     found_id, position = split_entry_key(iterator.key())
     return position if found_id == log_id else None

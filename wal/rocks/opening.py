@@ -77,7 +77,6 @@ class OwnedDirectory:
     floor: FloorFile
     space: SpaceWatch
     opened: OpenedDatabase
-    promised_tick: int
 
     def release(self) -> None:
         """Give the directory up; idempotent. The database is closed before."""
@@ -86,10 +85,7 @@ class OwnedDirectory:
 
 
 def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
-    """Own a directory and open its database.
-
-    Raises as `wal.rocks.store.open_rocks_store`; nothing is held then.
-    """
+    """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
     _make_directory(directory)
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
@@ -105,48 +101,38 @@ def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
         failpoint("recovery.database_prepared")
         floor = FloorFile(directory)
         undo.callback(floor.close)
-        found = verify_database(directory, options, floor.known)
-        failpoint("recovery.verified")
-        # The token is written before the database is opened for good, and the floor read once more: so everything is found
-        # that an owner which no lock kept out had acknowledged before it was fenced.
-        floor.take_token(_term_after(found, floor))
-        failpoint("recovery.claimed")
-        floor.reload()
-        opened = _open_under_token(directory, options, floor)
+        opened = _open_verified(directory, options, floor)
         undo.callback(opened.database.close)
         space.look()
         undo.pop_all()
-    promised = floor.known.tick
-    return OwnedDirectory(
-        directory=directory, lock=lock, floor=floor, space=space, opened=opened, promised_tick=promised
-    )
+    return OwnedDirectory(directory=directory, lock=lock, floor=floor, space=space, opened=opened)
 
 
 def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:
-    """Verify and open the database of an owned directory after it was closed, under the next term.
+    """Verify and open the database of an owned directory after it was closed. Raises as `take_directory`.
 
-    The next term is the one of the token, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
-    no term gets that far does not use them up. Raises as `take_directory`.
+    It opens under the term of the token, until something was acknowledged in that (`term_is_spent`): so a disk on which no
+    term gets that far does not use them up.
     """
-    floor = owned.floor
     owned.space.make_room_to_start()
-    read_floor(
-        owned.directory
-    )  # raises for damage; what counts is the floor in memory, which knows all that was acknowledged
-    found = verify_database(owned.directory, options, floor.known)
-    failpoint("recovery.verified")
-    floor.take_token(_term_after(found, floor) if term_is_spent else floor.token_term)
-    failpoint("recovery.claimed")
-    opened = _open_under_token(owned.directory, options, floor)
+    # Raises for damage; what counts is the floor in memory, which knows all that was acknowledged.
+    read_floor(owned.directory)
+    opened = _open_verified(owned.directory, options, owned.floor, term=0 if term_is_spent else owned.floor.token_term)
     owned.space.look()
     return opened
 
 
-def _term_after(found: Survey, floor: FloorFile) -> int:
-    return 1 + max(found.term, floor.known.term)
-
-
-def _open_under_token(directory: Path, options: RocksOptions, floor: FloorFile) -> OpenedDatabase:
+def _open_verified(directory: Path, options: RocksOptions, floor: FloorFile, *, term: int = 0) -> OpenedDatabase:
+    """Verify the database and open it under `term`, 0 for the next one."""
+    is_first = not floor.token_term
+    found = verify_database(directory, options, floor.known)
+    failpoint("recovery.verified")
+    # The token is written before the database is opened for good, and the floor read once more: so everything is found
+    # that an owner which no lock kept out had acknowledged before it was fenced.
+    floor.take_token(term or 1 + max(found.term, floor.known.term))
+    failpoint("recovery.token_taken")
+    if is_first:
+        floor.reload()
     database, found = open_database(directory, options, floor.known)
     failpoint("recovery.database_opened")
     with classified(directory / DATABASE_NAME):
@@ -220,10 +206,7 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
 
 
 def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Survey:
-    """Check, without changing anything, that the database holds all it should, and return what it holds.
-
-    Raises `Corrupt` with the place.
-    """
+    """Check, changing nothing, that the database holds all it should, and return what it holds. Raises `Corrupt`."""
     path = directory / DATABASE_NAME
     check_framing(path)
     try:
@@ -262,11 +245,7 @@ def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
 
 
 def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple[Rdict, Survey]:
-    """Open a verified database for writing, and check once more that it holds what the floor says.
-
-    What was in its log is in new tables then, synced: after a failed sync the pages of the old files may look clean in
-    memory without being on the disk.
-    """
+    """Open a verified database for writing, and check once more that it holds what the floor says."""
     path = directory / DATABASE_NAME
     with classified(path):
         if has_torn_end(path):
@@ -279,6 +258,8 @@ def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple
     try:
         with classified(path):
             found = drop_behind_holes(database, survey(database), floor)
+            # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what
+            # was in them is in new tables, synced, before anything is done.
             _bring_into_tables(database, options)
         judge(found, found, floor, place=str(path))
     except BaseException:

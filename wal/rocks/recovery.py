@@ -379,19 +379,18 @@ def first_sequence(path: Path) -> int | None:
 def torn_end(path: Path) -> int | None:
     """Return where a file ends before what is torn at its end; None when nothing is, or when more follows that is whole."""
     with _mapped(path) as data:
-        whole = whole_bytes(data)
-        return whole if _goes_on(data, whole) and not _begins_behind_damage(data) else None
+        return whole_bytes(data) if _torn_bytes(data) and not _begins_behind_damage(data) else None
 
 
 def is_cut_short(path: Path) -> bool:
-    """Whether a file in this framing ends with something that is no whole record."""
+    """Whether a file ends with something that is no whole record."""
     with _mapped(path) as data:
-        return _goes_on(data, whole_bytes(data))
+        return _torn_bytes(data) > 0
 
 
-def _goes_on(data: bytes | mmap.mmap, whole: int) -> bool:
-    """Whether there is more behind the last whole record than room that was made ahead."""
-    return bool(bytes(data[whole:]).rstrip(b"\0"))
+def _torn_bytes(data: bytes | mmap.mmap) -> int:
+    """Return how much there is behind the last whole record, without room that was made ahead."""
+    return len(data[whole_bytes(data) :].rstrip(b"\0"))
 
 
 def _begins_behind_damage(data: bytes | mmap.mmap) -> bool:

@@ -1,9 +1,7 @@
 """The log store on RocksDB: opens or makes a node directory, owns its database, and hands out its logs and its state map.
 
-In: a directory. Out: a `RocksStore`, verified, with a term above all earlier ones; see `wal.log.LogStore` for the
-contract. How a directory is opened is in `wal.rocks.opening`. After a failed write the store is `reopen`ed: the
-writer thread and the database are thrown away and made anew from what is on the disk, under the next term; the
-directory stays owned all the time.
+The contract is that of `wal.log.LogStore`; `wal.rocks.opening` opens the directory. After a failed write the writer thread
+and the database are made anew from what is on the disk, under the next term; the directory stays owned all the time.
 """
 
 import asyncio
@@ -78,7 +76,7 @@ class RocksStore:
 
     def __init__(self, owned: OwnedDirectory, options: RocksOptions) -> None:
         opened, self._directory = owned.opened, owned.directory
-        self.node_id, self.promised_tick = opened.found.node_id, owned.promised_tick
+        self.node_id, self.promised_tick = opened.found.node_id, owned.floor.known.tick
         self._owned, self._options = owned, options
         self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
         self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
@@ -87,17 +85,13 @@ class RocksStore:
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
         self._closed = False
         self._begin(opened)
-        _guard_forks(self)
-
-    @property
-    def state(self) -> StoreState:
-        """Whether the store takes writes."""
-        return self._commit.state
+        _open_stores.add(self)
+        _guard_forks()
 
     @property
     def queued_bytes(self) -> int:
         """Bytes that were appended and are not synced yet."""
-        return self._commit.queued_bytes
+        return self._commit.admission.queued_bytes
 
     @property
     def space(self) -> SpaceVerdict:
@@ -115,7 +109,7 @@ class RocksStore:
         async with self._promising:  # closing waits for it: the descriptors must not be another file's meanwhile
             self._commit.check_promising()
             try:
-                await outlast(anyio.to_thread.run_sync(self._promise, tick, limiter=self._promiser))
+                await outlast(anyio.to_thread.run_sync(self._owned.floor.promise, tick, limiter=self._promiser))
             except OSError as error:
                 if not self._commit.reopening:  # the next term asks again
                     self._commit.failed([], error)
@@ -174,8 +168,8 @@ class RocksStore:
         return self._commit.state is StoreState.OPEN
 
     async def wait_failed(self) -> None:
-        """Wait until no writes are taken because one has failed, or because another owner has taken over."""
-        await self._commit.wait_failed()
+        """Wait until a write has failed, or another owner has taken over."""
+        await self._commit.lost.wait()
 
     async def reopen(self) -> None:
         """Close the database after a failed write, verify it, and go on under the next term; see `wal.log.LogStore`."""
@@ -187,7 +181,7 @@ class RocksStore:
             self._commit.refuse(StoreState.CLOSED)
             for log in self._logs.values():
                 log.end(self._commit.refusal())
-        await outlast(self._release_once())
+        await outlast(self._release())
 
     def abandon(self) -> None:
         """Refuse everything from now on: this process is a fork of the owner. Called in the child, by the fork guard."""
@@ -203,7 +197,7 @@ class RocksStore:
         self._log_ids = dict(found.log_ids)
         self._meta_version = found.meta_version
         queue: SimpleQueue[Write | None] = SimpleQueue()
-        self._commit.submit_to(queue.put)
+        self._commit.hand_over = queue.put
         self._commit.space_changed(self._owned.space.verdict)  # reopening looked, and no writer was there to tell
         self._writer = Writer(
             self._engine,
@@ -222,7 +216,11 @@ class RocksStore:
                 return
             if self._commit.state is not StoreState.FAILED:
                 raise self._commit.refusal()
-            await self._check_owned()
+            try:  # before the database is closed, which would remove files of an owner that took over
+                await anyio.to_thread.run_sync(self._owned.floor.check_token)
+            except ChannelFenced:
+                self._commit.refuse(StoreState.FENCED)
+                raise
             self._commit.reopening = True
             try:
                 await self._release_database()
@@ -232,14 +230,6 @@ class RocksStore:
                     self._engine.resume()
             finally:
                 self._commit.reopening = False
-
-    async def _check_owned(self) -> None:
-        """Raise `ChannelFenced` before the database is closed: closing would remove files of the owner that took over."""
-        try:
-            await anyio.to_thread.run_sync(self._owned.floor.check_token)
-        except ChannelFenced:
-            self._commit.refuse(StoreState.FENCED)
-            raise
 
     async def _release_database(self) -> None:
         await anyio.to_thread.run_sync(self._writer.stop)
@@ -272,34 +262,28 @@ class RocksStore:
         self._begin(opened)
         self._commit.resume()
 
-    async def _release_once(self) -> None:
-        async with self._closing:
-            if not self._closed:
-                await self._release()
-
     async def _release(self) -> None:
-        await anyio.to_thread.run_sync(self._writer.stop)
-        failpoint("append.closing_written")
-        try:
-            if self._commit.taken_over:
-                await anyio.to_thread.run_sync(self._engine.leave)
-            await self._engine.close()
-        except StorageFull as error:
-            # RocksDB brings its log into tables when it closes. Without room the log stays, synced, for the next open.
-            _log.warning("closed_on_full_disk", directory=str(self._directory), error=str(error))
-        except StreamingNodeError:
-            # After a failed write RocksDB repeats the failure here; its appenders have heard of it.
-            if not self._commit.poisoned:
-                raise
-        finally:
-            failpoint("append.closing_database_closed")
-            self._closed = True
-            async with self._promising:
-                self._owned.release()
-
-    def _promise(self, tick: int) -> None:
-        self._owned.floor.promise(tick)
-        failpoint("append.tick_promised")
+        async with self._closing:
+            if self._closed:
+                return
+            await anyio.to_thread.run_sync(self._writer.stop)
+            failpoint("append.closing_written")
+            try:
+                if self._commit.taken_over:
+                    await anyio.to_thread.run_sync(self._engine.leave)
+                await self._engine.close()
+            except StorageFull as error:
+                # RocksDB brings its log into tables when it closes. Without room the log stays, synced, for the next open.
+                _log.warning("closed_on_full_disk", directory=str(self._directory), error=str(error))
+            except StreamingNodeError:
+                # After a failed write RocksDB repeats the failure here; its appenders have heard of it.
+                if self._commit.cause is None:
+                    raise
+            finally:
+                failpoint("append.closing_database_closed")
+                self._closed = True
+                async with self._promising:
+                    self._owned.release()
 
     async def _make_log(self, name: str) -> int:
         self._commit.check_writable()
@@ -323,17 +307,12 @@ class RocksStore:
 _open_stores: "weakref.WeakSet[RocksStore]" = weakref.WeakSet()
 
 
-def _guard_forks(store: RocksStore) -> None:
-    """Have `store` refuse everything in a forked child: RocksDB takes writes there and loses them."""
-    _open_stores.add(store)
-    _register_fork_guard()
-
-
 @functools.cache
-def _register_fork_guard() -> None:
-    os.register_at_fork(after_in_child=_abandon_stores)
+def _guard_forks() -> None:
+    """Have every store refuse everything in a forked child: RocksDB takes writes there and loses them."""
 
+    def abandon_all() -> None:
+        for store in _open_stores:
+            store.abandon()
 
-def _abandon_stores() -> None:
-    for store in _open_stores:
-        store.abandon()
+    os.register_at_fork(after_in_child=abandon_all)

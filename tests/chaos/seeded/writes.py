@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 
 import streamingnode.channel
-import streamingnode.composition
 from interceptors.recovery import RecoveredChannel
 from interceptors.shard.state import ShardState
 from interceptors.txn import TxnInterceptor
-from interceptors.window import Window, result_of_group
+from interceptors.window import Window
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.adaptor import Wal
 from wal.headers import CommitTxnHeader, MessageType
@@ -108,16 +107,14 @@ def _indeterminate_is_done(_right: Right) -> Right:
     async def repeat(_wal: Any, group: AppendGroup, _copy: Any, error: BaseException) -> Any:
         if group.ticket is None:
             raise error
-        return result_of_group(group, RocksMessageId)
+        return group.result(RocksMessageId)
 
     return repeat
 
 
 ABORT_LOST = SeededBug("abort lost", TxnInterceptor, "_rollback", _abort_lost)
 RETRY_NOT_RECOGNISED = SeededBug("retry not recognised", Window, "find", _retry_not_recognised)
-WINDOW_NOT_PERSISTED = SeededBug(
-    "window not persisted", streamingnode.composition, "encode_window", _window_not_persisted
-)
+WINDOW_NOT_PERSISTED = SeededBug("window not persisted", streamingnode.channel, "encode_window", _window_not_persisted)
 OTHERS = (
     SeededBug("recovery ends early", streamingnode.channel, "recover", _recovery_ends_early),
     SeededBug("row offsets used again after recovery", ShardState, "restore", _offsets_of_the_last_row_but_one),

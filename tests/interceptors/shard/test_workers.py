@@ -92,7 +92,7 @@ async def test_closing_ends_the_waits_and_refuses_new_ones(channel: LiveChannel)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(append, one)
         await settle_tasks()
-        channel.shard.refuse_segments()
+        await channel.shard.close()
     await append(two)
     channel.log.release()
     await settle_tasks()  # the segment that was on its way arrives, and nobody waits for it

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, SchemaMismatch, TransactionExpired
 from streamingnode.writing.result import nothing_at
-from streamingnode.writing.transaction import OPEN, Transaction, TransactionState
+from streamingnode.writing.transaction import OPEN, TRANSITIONS, Transaction, TransactionState
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of, writes_on
 from wal.errors import StorageFull
 from wal.headers import MessageType
@@ -149,6 +149,16 @@ USES: dict[str, Callable[[Transaction], Awaitable[object]]] = {
     "rollback": lambda txn: txn.rollback(),
     "enter": lambda txn: txn.__aenter__(),
 }
+
+
+def test_every_ended_state_is_final_and_every_open_one_can_end() -> None:
+    ended = {TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.FAILED}
+    assert set(TRANSITIONS) == set(TransactionState) - ended
+    for state in TRANSITIONS:
+        reached = {state}
+        while more := {after for each in reached for after in TRANSITIONS.get(each, ())} - reached:
+            reached |= more
+        assert reached & ended
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)

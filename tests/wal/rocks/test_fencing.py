@@ -15,7 +15,6 @@ from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, stamped_group
 from wal.errors import ChannelFenced, StorageFailed
 from wal.rocks.floor import Floor, FloorFile, read_floor, write_floor
-from wal.rocks.group_commit import StoreState
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 
@@ -53,7 +52,7 @@ async def test_closing_waits_for_a_promise_that_is_being_written(
     await anyio.to_thread.run_sync(writing.wait)
     promising.cancel()
     closing = asyncio.ensure_future(store.close())
-    while store.state is not StoreState.CLOSED:
+    while store.condition != "closed":
         await anyio.lowlevel.checkpoint()
     go.set()
     await closing
@@ -113,7 +112,7 @@ async def test_owner_overtaken_while_it_writes_what_is_left_before_reopening_is_
     with pytest.raises(ChannelFenced):
         await reopening
     assert ticket.written.exception() is not None
-    assert store.state is StoreState.FENCED
+    assert store.condition == "fenced"
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, OnShutdown, StorageFailed
 from wal.rocks.floor import SLOT_BYTES, FloorFile, read_floor
-from wal.rocks.group_commit import StoreState
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
 from wal.rocks.opening import OpenedDatabase, open_again
 from wal.rocks.store import RocksStore, open_rocks_store
@@ -138,7 +137,7 @@ async def test_reads_go_on_between_attempts_and_nothing_else_does(
     for _ in range(2):
         with pytest.raises(StorageFailed):
             await store.reopen()
-        assert store.state is StoreState.FAILED
+        assert store.condition == "failed"
         assert payloads_of(await read_all(log)) == [[b"before"]]
         with pytest.raises(Indeterminate):
             await log.admit(1)
@@ -182,7 +181,7 @@ async def test_synced_records_that_are_gone_are_damage_and_not_healed(
     for _ in range(2):
         with pytest.raises(Corrupt, match="was acknowledged"):
             await store.reopen()
-        assert store.state is StoreState.FAILED
+        assert store.condition == "failed"
     monkeypatch.undo()
     replaced.put_back()
     await store.reopen()
@@ -214,7 +213,7 @@ async def test_store_that_is_closed_while_it_reopens_ends_closed(store: RocksSto
         await anyio.lowlevel.checkpoint()
     await store.close()
     await asyncio.wait((reopening,))
-    assert store.state is StoreState.CLOSED
+    assert store.condition == "closed"
     with pytest.raises(OnShutdown):
         await store.reopen()
 
@@ -295,7 +294,7 @@ async def test_owner_whose_locks_were_unlinked_is_fenced_at_its_next_write(store
         assert (term, position) == (store.term + 1, 1), "the new owner has everything that was acknowledged"
         with pytest.raises(ChannelFenced, match=f"term {term}"):
             await log.append(stamped_group(b"too late")).written
-        assert store.state is StoreState.FENCED
+        assert store.condition == "fenced"
         for refused in (log.admit(1), store.put_meta({"k": b"v"}), store.reopen()):
             with pytest.raises(ChannelFenced):
                 await refused
