@@ -30,7 +30,6 @@ from interceptors.txn import RollbackWorker, TxnInterceptor
 from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
 from streamingnode.config import NodeConfig
-from streamingnode.supervisor import Supervisor
 from wal.adaptor import Wal, WalOptions
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint
@@ -41,6 +40,7 @@ from wal.log import Append, AppendGroup, AppendObserver, Log, LogStore
 from wal.message import LogEntry, MutableMessage
 from wal.position import message_id_kind
 from wal.queue import PendingBytes
+from wal.runtime import Supervisor
 from wal.timetick import TickAllocator
 
 

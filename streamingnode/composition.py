@@ -13,25 +13,23 @@ from pathlib import Path
 
 import anyio
 
+from flusher.cuts import refuse_mixed
 from flusher.directory import CUTS, NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS, checkpoint_key, decode_checkpoint
 from flusher.run import FlushContext
 from scanner.named_reader import NamedReaders
-from streamingnode.care.files import refuse_mixed
-from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.statistics import AppendMeter, NodeMeter
-from streamingnode.supervisor import Supervisor
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 from wal.log import AppendObserver, Log, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.rocks.store import open_rocks_store
-from wal.runtime import elapsed_ms, event_log, unix_ms
+from wal.runtime import Supervisor, elapsed_ms, event_log, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
 _log = event_log(__name__)
@@ -117,7 +115,6 @@ async def compose(
         channel=channel,
         flusher=flusher,
         readers=readers,
-        upkeep=Upkeep(path, channel, flusher, now_ms),
         meter=NodeMeter(channel, flusher, appends, now_ms),
     )
 

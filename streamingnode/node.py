@@ -32,7 +32,6 @@ from streamingnode.reading.reader import CollectionReader, ReadOptions, check_pa
 from streamingnode.rows.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeMeter, NodeStatistics
-from streamingnode.supervisor import Supervisor
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import Durability, WriteResult, result_of
@@ -47,7 +46,7 @@ from streamingnode.writing.write import Writes, append_rows, check_txn_id, delet
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.log import AppendGroup, AppendResult
-from wal.runtime import outlast
+from wal.runtime import Supervisor, outlast
 
 T = TypeVar("T")
 
@@ -76,7 +75,6 @@ class Node:
         channel: Channel,
         flusher: Flusher,
         readers: NamedReaders,
-        upkeep: Upkeep,
         meter: NodeMeter,
     ) -> None:
         self._path = None if path is None else str(path)
@@ -85,7 +83,7 @@ class Node:
         self._parts = closing
         """What closing leaves, in reverse order."""
         self._channel, self._flusher, self._readers = channel, flusher, readers
-        self._upkeep, self._meter = upkeep, meter
+        self._upkeep, self._meter = Upkeep(path, channel, flusher), meter
         self._writes = Writes(
             channel.append, channel.consistent_tick, self._info, limits=config.wal, pending=channel.pending
         )

@@ -20,11 +20,10 @@ from streamingnode.config import NodeConfig, load_config
 from streamingnode.names import check_path
 from streamingnode.node import Node
 from streamingnode.statistics import StatisticsFile
-from streamingnode.supervisor import Supervisor
 from wal.errors import InvalidArgument, OnShutdown
 from wal.files import disk_errors_typed
 from wal.log import AppendObserver
-from wal.runtime import event_log, outlast
+from wal.runtime import Supervisor, event_log, outlast
 
 _log = event_log(__name__)
 

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flusher.cuts import refuse_mixed
 from flusher.directory import CutLog, NodeDirectory, cut_numbers, manifest_path
 from flusher.manifest import NO_CHECKPOINT, Checkpoint, arrow_schema, collection_info
 from flusher.snapshot import SnapshotSource
@@ -29,7 +30,6 @@ from scanner.reorder import ScanFilter
 from streamingnode.care.backup import Target
 from streamingnode.care.database import PCHANNEL, ClosedDatabase, is_unfinished_creation, open_closed
 from streamingnode.care.entries import ClosedLog, read_entries
-from streamingnode.care.files import refuse_mixed
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
 from streamingnode.snapshot import read_rows

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.cuts import LEASES, Lease, lease_files, lease_path
+from flusher.cuts import LEASES, TOGETHER, Lease, lease_files, lease_path
 from flusher.directory import CUTS, Cut, NodeDirectory, cut_numbers, living, manifest_path, measure_file, read_cut
 from flusher.manifest import (
     OFFSET,
@@ -38,7 +38,6 @@ from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
 
 DATA, TEMPORARY = ("segments", "deletes"), ".tmp"
-TOGETHER = "put log, floor and cuts of one backup together"
 
 _PARQUET_ERRORS = (pa.ArrowException, OSError, ValueError)
 _KNOWN = frozenset({LOCK_NAME, FLOOR_NAME, DATABASE_NAME, CUTS, *DATA, LEASES, BACKUP_RECORD_NAME})
@@ -62,30 +61,6 @@ class LogFacts:
     last_tick: int | None = None
     first_kept: int | None = None
     running: bool = False
-
-
-def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tick: int) -> None:
-    """Return if a log that ends at `last_tick` may go on beside the cuts here. Raises `Corrupt`, having changed nothing.
-
-    A log that is older than the cuts beside it would make those cuts again, with other rows: tables that took the first ones
-    could never be told from those that took the second. A damaged or missing file is met by who reads it, and stops nobody.
-    """
-    newest = max(cut_numbers(directory), default=0)
-    if not newest:
-        return
-    try:
-        manifest = read_cut(NodeDirectory(directory), newest).manifest
-    except (OSError, StreamingNodeError):
-        manifest = None
-    if manifest is not None and manifest.node_id != node_id:
-        raise Corrupt(
-            f"{directory / CUTS} holds cuts of node {manifest.node_id} and the log is of node {node_id} — {TOGETHER}"
-        )
-    if newest > checkpoint.cut_number + 1 or (manifest is not None and manifest.tick > last_tick):
-        raise Corrupt(
-            f"{directory / CUTS} has cut {newest} and the log does not know it: the log is older than the cuts "
-            f"beside it — {TOGETHER}"
-        )
 
 
 # --- cuts -------------------------------------------------------------------------------------------------------------

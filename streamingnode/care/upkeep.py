@@ -5,7 +5,7 @@ A node in memory has nothing on a disk: its calls are refused.
 
 import asyncio
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class Upkeep:
     """The upkeep of the node at `path`, None for one in memory."""
 
-    def __init__(self, path: Path | None, channel: Channel, flusher: Flusher, now_ms: Callable[[], int]) -> None:
-        self._path, self._channel, self._flusher, self._now_ms = path, channel, flusher, now_ms
+    def __init__(self, path: Path | None, channel: Channel, flusher: Flusher) -> None:
+        self._path, self._channel, self._flusher = path, channel, flusher
         self._backing_up = anyio.Lock()
 
     async def verify(self) -> Report:
@@ -70,7 +70,7 @@ class Upkeep:
             target = await to_thread.run_sync(Target, path, directory)
             try:
                 await flush(self._channel, self._flusher)
-                back_up = partial(backup_running, directory, target, link, made_ms=self._now_ms())
+                back_up = partial(backup_running, directory, target, link, made_ms=self._channel.ticks.now_ms())
                 made.append(await to_thread.run_sync(back_up))
             finally:
                 with anyio.CancelScope(shield=True):

@@ -16,9 +16,9 @@ import streamingnode as sn
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from streamingnode.supervisor import Supervisor
 from wal.errors import Corrupt, InvalidArgument, OnShutdown
 from wal.queue import PendingBytes
+from wal.runtime import Supervisor
 
 pytestmark = pytest.mark.anyio
 
@@ -46,9 +46,7 @@ class Parts:
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
         none: Any = _NoParts()
-        return Node(
-            path, config, supervisor, closing, channel=none, flusher=none, readers=none, upkeep=none, meter=none
-        )
+        return Node(path, config, supervisor, closing, channel=none, flusher=none, readers=none, meter=none)
 
     async def _close(self) -> None:
         await anyio.lowlevel.checkpoint()

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.supervisor import Supervisor
 from streamingnode.writing.coalescer import Coalescer, CoalescerLimits
 from streamingnode.writing.result import WriteResult
 from tests.streamingnode.append_double import (
@@ -25,6 +24,7 @@ from tests.streamingnode.append_double import (
 )
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull, TooLarge
 from wal.queue import PendingBytes
+from wal.runtime import Supervisor
 
 pytestmark = pytest.mark.anyio
 

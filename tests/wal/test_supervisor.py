@@ -6,7 +6,7 @@ import threading
 import pytest
 from anyio import to_thread
 
-from streamingnode.supervisor import Supervisor
+from wal.runtime import Supervisor
 
 pytestmark = pytest.mark.anyio
 
