@@ -293,16 +293,17 @@ def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
-    """Return the leases of tables fed from this node.
+    """Return the leases of tables fed from this node. Raises `Corrupt` for a link in place of their directory.
 
     A file that does not decode counts as a table that has taken nothing, so that it holds everything; its path is the table.
     """
-    leases = [
-        found
-        if isinstance(found, Lease)
-        else Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0, tick=0)
-        for path, found in lease_files(directory)
-    ]
+    leases = []
+    for path, found in lease_files(directory):
+        if path == LEASES:
+            raise Corrupt(str(found))
+        if isinstance(found, str):
+            found = Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0, tick=0)  # noqa: PLW2901
+        leases.append(found)
     return [lease for lease in leases if lease.node_id == node_id]
 
 

@@ -217,23 +217,23 @@ async def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path, na
     assert (contents(outside), outside.stat().st_mode) == (before, mode)
 
 
-async def test_a_cut_of_a_twin_that_went_its_own_way_is_corrupt(tmp_path: Path) -> None:
+async def test_a_cut_of_a_copy_that_went_its_own_way_is_corrupt(tmp_path: Path) -> None:
     async def cut(path: Path, item: str) -> None:
         async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0) as node:
             await node.create_collection("orders", SCHEMA, primary_key="id", if_not_exists=True)
             await node.insert("orders", [{"id": 1, "item": item}])
             await node.flush()
 
-    path, other_try = tmp_path / "node", tmp_path / "other_try"
+    path, copy = tmp_path / "node", tmp_path / "copy"
     await cut(path, "first")
-    shutil.copytree(path, other_try)
-    for each in (path, other_try):
+    shutil.copytree(path, copy)
+    for each in (path, copy):
         await cut(each, each.name)
         await cut(each, "last")
     second = "cuts/0000000000000002.json"
-    assert (path / second).read_bytes() != (other_try / second).read_bytes()
-    for name in (second, *(str(each.relative_to(other_try)) for each in (other_try / "segments").rglob("*.parquet"))):
-        shutil.copyfile(other_try / name, path / name)
+    assert (path / second).read_bytes() != (copy / second).read_bytes()
+    for name in (second, *(str(each.relative_to(copy)) for each in (copy / "segments").rglob("*.parquet"))):
+        shutil.copyfile(copy / name, path / name)
     async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0) as node:
         with pytest.raises(Corrupt, match="not the cut 2 that this node made"):
             await node.snapshot("orders")

@@ -166,8 +166,8 @@ def test_a_table_of_another_history_is_not_believed(
     with sn.sync.open_node(place, **KEEPING) as node:
         node.create_collection("orders", PLAIN, primary_key="id")
         node.flush()
-    shutil.copytree(place, tmp_path / "other_try")
-    for path, number, into in ((tmp_path / "other_try", 1, tmp_path / "others"), (place, 2, tables)):
+    shutil.copytree(place, tmp_path / "copy")
+    for path, number, into in ((tmp_path / "copy", 1, tmp_path / "others"), (place, 2, tables)):
         with sn.sync.open_node(path, **KEEPING) as node:
             node.insert("orders", [{"id": number, "item": "a"}])
             spark_sink.ingest(spark, node, into)
