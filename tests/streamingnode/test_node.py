@@ -295,6 +295,22 @@ async def test_snapshot_that_a_drop_overtakes_has_no_part_of_what_was_dropped(no
         await take_snapshot(node._channel, node._flusher, known_before, None)
 
 
+async def test_consistent_tick_of_collections_is_that_of_the_last_write_to_any_of_them(node: Node) -> None:
+    await node.create_collection("quiet", SCHEMA, primary_key="id", shards=3)
+    quiet = await node.insert("quiet", [{"id": key, "item": "q"} for key in range(20)])
+    async with node.transaction() as txn:
+        await txn.insert("orders", [{"id": 1, "item": "a"}])
+    deleted = await node.delete("orders", [1])
+    assert txn.result is not None
+    assert quiet.time_tick < txn.result.time_tick < deleted.time_tick
+    assert await node.consistent_tick(["quiet"]) == quiet.time_tick
+    assert await node.consistent_tick(["quiet", "orders"]) == deleted.time_tick
+    assert await node.consistent_tick() > deleted.time_tick
+    assert len(await node.snapshot("quiet", as_of=await node.consistent_tick(["quiet"]))) == 20
+    with pytest.raises(CollectionNotFound):
+        await node.consistent_tick(["nowhere"])
+
+
 @pytest.mark.parametrize("call", ["flush", "consistent_tick"])
 async def test_call_that_finds_nothing_to_do_lets_others_run(node: Node, call: str) -> None:
     others_ran = asyncio.Event()
