@@ -126,7 +126,7 @@ def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: b
     """Verify and open the database of an owned directory after it was closed, under the next term.
 
     The next term is the one of the token, unless something was acknowledged in it: then `term_is_spent`. So a disk on which
-    no term gets that far does not use them up. Raises as `take_directory`.
+    no term gets that far does not use them up. Raises as `take_directory`, and `ChannelFenced`.
     """
     floor = owned.floor
     owned.space.make_room_to_start()
@@ -135,6 +135,7 @@ def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: b
     )  # raises for damage; what counts is the floor in memory, which knows all that was acknowledged
     found = verify_database(owned.directory, options, floor.known)
     failpoint("recovery.verified")
+    floor.check_token()  # verifying takes long, and the token of an owner that came meanwhile is not to be written over
     floor.take_token(_term_after(found, floor) if term_is_spent else floor.token_term)
     failpoint("recovery.claimed")
     opened = _open_under_token(owned.directory, options, floor)
