@@ -226,7 +226,7 @@ class Node:
         self._check_open()
         check_name("producer", name)
         wal, producers = self._channel.wal, self._channel.producers
-        open_it = partial(wal.in_term, partial(producers.open, name))
+        open_it = partial(wal.in_term, partial(producers.open, name), settled=True)
         opened = await self._run(open_it, f"opening producer {name!r}", timeout)
         return Producer(
             name,

@@ -268,6 +268,25 @@ async def test_last_sequence_says_what_became_of_a_write_with_an_open_outcome(
         assert await keys_of(node) == Counter(range(1, successor.last_sequence + 1))
 
 
+async def test_deleting_a_producer_whose_last_write_fails_says_that_there_was_one(
+    tmp_path: Path, disk: FailingDisk
+) -> None:
+    async with opened(tmp_path) as node:
+        producer = await node.producer("feed")
+        await insert(producer, 1)
+        disk.fail_at(2)
+        disk.gate.clear()
+        deleting = asyncio.get_running_loop().create_task(node.delete_producer("feed"))
+        await asyncio.wait((deleting,), timeout=0.05)
+        last = asyncio.get_running_loop().create_task(insert(producer, 2))
+        await asyncio.wait((deleting, last), timeout=0.05)
+        disk.gate.set()
+        assert await deleting
+        with pytest.raises(Indeterminate):
+            await last
+        assert disk.reached
+
+
 @pytest.mark.parametrize("number", range(1, 6))
 async def test_write_that_landed_unheard_is_recognised_after_a_cut_and_a_restart(
     tmp_path: Path, disk: FailingDisk, number: int

@@ -182,9 +182,11 @@ class Wal:
             except asyncio.CancelledError:
                 status = "cancel"
                 raise
-            except StreamingNodeError:
-                # Without a place in the log it never happened: it goes on in the next term as if it came only then.
-                if not self.is_over(term) or group.begun:
+            except StreamingNodeError as error:
+                # Without a place in the log it never happened: it goes on in the next term as if it came only then. Where
+                # there is none, a log that closes, it hears that instead of the open outcome of another's write.
+                is_anothers = isinstance(error, Indeterminate) and self.state is not LogState.OPEN
+                if group.begun or not (self.is_over(term) or is_anothers):
                     raise
             finally:
                 if status == "cancel" and not detached and group.ticket is not None:
@@ -238,12 +240,14 @@ class Wal:
                     outcome.set_exception(error)
                 elif not isinstance(error, StreamingNodeError):
                     _log.exception("unattended_append_failed")
-            finally:
-                self._ended(group)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._ended(group)  # not in `run`, which nobody enters when it is cancelled before its first step
 
         task = loop.create_task(run())
         self._tasks.add(task)  # the event loop alone would let it be collected once its caller is gone
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
         try:
             return await outcome
         except asyncio.CancelledError:
@@ -268,10 +272,12 @@ class Wal:
 
     # --- who waits for a log that failed ----------------------------------------------------------------------------------
 
-    async def in_term(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what `call` returns, called again in the next term when the one it ran in ended meanwhile.
+    async def in_term(self, call: Callable[[], Awaitable[T]], *, settled: bool = False) -> T:
+        """Return what `call` returns, called again in the next term when it failed because the one it ran in ended.
 
-        Raises as `wait_back` and the call do; `Indeterminate` when a call may have had its effect and no later one could.
+        With `settled` it is called again when it succeeded, too: so what a failed write left open is known in the end.
+        Raises as `wait_back` does, and what a call raises otherwise; `Indeterminate` when a call may have had its effect and
+        no later one could.
         """
         doubt: Indeterminate | None = None
         while True:
@@ -284,12 +290,14 @@ class Wal:
             term = self._term
             try:
                 result = await call()
-                if not self.is_over(term):
+                if not (settled and self.is_over(term)):
                     return result
             except StreamingNodeError as error:
-                if not self.is_over(term):
-                    raise
                 doubt = error if isinstance(error, Indeterminate) else doubt
+                if not self.is_over(term):
+                    if doubt is None or error is doubt or error.decides:
+                        raise
+                    raise doubt from error
 
     async def wait_back(self) -> None:
         """Return once the log is back after a failed write, at once while it is there.

@@ -14,6 +14,7 @@ from wal.errors import (
     OnShutdown,
     StorageFailed,
     StorageFull,
+    StreamingNodeError,
     TooLarge,
 )
 from wal.headers import MessageType, TimeTickHeader
@@ -263,8 +264,45 @@ async def test_call_that_ran_in_a_term_that_ended_is_made_again_in_the_next_one(
         return "done"
 
     steered.store.may_reopen.set()
-    assert await steered.wal.in_term(call) == "done"
+    assert await steered.wal.in_term(call, settled=True) == "done"
     assert terms == [7, 8]
+    await steered.wal.close()
+    await keeping
+
+
+async def test_call_that_had_its_effect_is_not_made_again() -> None:
+    steered = await SteeredWal(reopen=ReopenOptions(wait_s=0.01)).open()
+    keeping = asyncio.ensure_future(steered.wal.keep())
+
+    async def call() -> str:
+        steered.store.fail()
+        return "done"
+
+    assert await steered.wal.in_term(call) == "done"
+    steered.log.mend()
+    steered.store.may_reopen.set()
+    await steered.wal.close()
+    await keeping
+
+
+@pytest.mark.parametrize("refusal", [StorageFull("data", 0, 1), OnShutdown("closed")], ids=type)
+async def test_call_that_is_refused_after_one_with_an_open_outcome_is_indeterminate(
+    refusal: StreamingNodeError,
+) -> None:
+    steered = await SteeredWal().open()
+    keeping = asyncio.ensure_future(steered.wal.keep())
+    steered.store.may_reopen.set()
+    errors: list[StreamingNodeError] = [Indeterminate("a write failed"), refusal]
+
+    async def call() -> None:
+        if len(errors) == 2:
+            steered.log.mend()
+            steered.store.fail()
+        raise errors.pop(0)
+
+    with pytest.raises(Indeterminate):
+        await steered.wal.in_term(call)
+    assert not errors
     await steered.wal.close()
     await keeping
 

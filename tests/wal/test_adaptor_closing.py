@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.wal.manual_log import begin, insert, settle, time_tick
 from tests.wal.steered_wal import SteeredWal, drop, start
-from wal.errors import OnShutdown
+from wal.errors import Indeterminate, OnShutdown
 from wal.lifecycle import LogState
 from wal.log import AppendResult
 
@@ -65,6 +65,33 @@ async def test_append_admitted_after_the_close_began_is_refused() -> None:
         await append
     await closing
     assert steered.log.next_position == 2
+
+
+async def test_append_that_waits_for_room_when_a_write_fails_behind_the_close_did_nothing() -> None:
+    steered = await SteeredWal().open()
+    steered.log.admission = asyncio.get_running_loop().create_future()
+    group = insert()
+    append = await start(steered.wal, group)
+    closing = asyncio.ensure_future(steered.wal.close())
+    await settle()
+    steered.store.fail()
+    steered.log.admission.set_exception(Indeterminate("another write failed"))
+    with pytest.raises(OnShutdown):
+        await append
+    assert not group.begun
+    await closing
+
+
+async def test_close_does_not_wait_for_an_append_that_was_cancelled_before_its_first_step() -> None:
+    steered = await SteeredWal().open()
+    others = asyncio.all_tasks()
+    append = asyncio.ensure_future(steered.wal.append(begin()))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - others:  # as an event loop does when its program ends
+        task.cancel()
+    await asyncio.wait([append])
+    async with asyncio.timeout(1):
+        await steered.wal.close()
 
 
 async def test_close_is_idempotent_and_a_second_call_waits_for_the_first() -> None:

@@ -109,10 +109,10 @@ def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
 
 
 def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:
-    """Verify and open the database of an owned directory after it was closed. Raises as `take_directory`.
+    """Verify and open the database of an owned directory after it was closed.
 
-    It opens under the term of the token, until something was acknowledged in that (`term_is_spent`): so a disk on which no
-    term gets that far does not use them up.
+    Raises as `take_directory`, and `ChannelFenced`. It opens under the term of the token, until something was acknowledged
+    in that (`term_is_spent`): so a disk on which no term gets that far does not use them up.
     """
     owned.space.make_room_to_start()
     # Raises for damage; what counts is the floor in memory, which knows all that was acknowledged.
@@ -129,6 +129,8 @@ def _open_verified(directory: Path, options: RocksOptions, floor: FloorFile, *, 
     failpoint("recovery.verified")
     # The token is written before the database is opened for good, and the floor read once more: so everything is found
     # that an owner which no lock kept out had acknowledged before it was fenced.
+    if not is_first:
+        floor.check_token()  # verifying takes long: that of an owner which came meanwhile is not to be written over
     floor.take_token(term or 1 + max(found.term, floor.known.term))
     failpoint("recovery.token_taken")
     if is_first:
@@ -202,7 +204,9 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
         return True
     except Corrupt:
         return False
-    return is_begun_floor(content) if name == FLOOR_TEMPORARY_NAME else not content.strip(b"0123456789\n")
+    if name == FLOOR_TEMPORARY_NAME:
+        return is_begun_floor(content)
+    return not content.strip(b"0123456789\n\0")  # a power cut leaves zeros where the process's number was to be
 
 
 def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Survey:

@@ -216,18 +216,18 @@ class RocksStore:
                 return
             if self._commit.state is not StoreState.FAILED:
                 raise self._commit.refusal()
-            try:  # before the database is closed, which would remove files of an owner that took over
-                await anyio.to_thread.run_sync(self._owned.floor.check_token)
-            except ChannelFenced:
-                self._commit.refuse(StoreState.FENCED)
-                raise
-            self._commit.reopening = True
             try:
+                # Before the database is closed: closing would remove files of the owner that took over.
+                await anyio.to_thread.run_sync(self._owned.floor.check_token)
+                self._commit.reopening = True
                 await self._release_database()
                 try:
                     await self._install_next()
                 finally:
                     self._engine.resume()
+            except ChannelFenced:
+                self._commit.refuse(StoreState.FENCED)
+                raise
             finally:
                 self._commit.reopening = False
 

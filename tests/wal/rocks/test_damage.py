@@ -185,7 +185,9 @@ async def test_a_directory_with_a_log_of_something_else_is_left_alone(tmp_path: 
     assert (tmp_path / "log" / "server.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("step", ["lock", "empty floor", "torn floor", "temporary floor", "floor", "database"])
+@pytest.mark.parametrize(
+    "step", ["lock", "lock of zeros", "empty floor", "torn floor", "temporary floor", "floor", "database"]
+)
 async def test_a_creation_that_was_cut_short_starts_again(tmp_path: Path, step: str) -> None:
     node = tmp_path
     await anyio.to_thread.run_sync(create_database, node, NO_LOW_WATER, "n")
@@ -195,8 +197,10 @@ async def test_a_creation_that_was_cut_short_starts_again(tmp_path: Path, step: 
     if step != "database":
         shutil.rmtree(node / "log.tmp")
     match step:
-        case "lock":
+        case "lock" | "lock of zeros":
             (node / FLOOR_NAME).unlink()
+            if step == "lock of zeros":  # its length was synced, its content was not
+                (node / "node.lock").write_bytes(bytes(5))
         case "empty floor" | "torn floor" | "temporary floor":
             (node / FLOOR_NAME).rename(node / "floor.tmp")
             length = {"empty floor": 0, "torn floor": 100}.get(step, FLOOR_BYTES)

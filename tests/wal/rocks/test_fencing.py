@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -13,9 +14,11 @@ import pytest
 
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, stamped_group
-from wal.errors import ChannelFenced, StorageFailed
+from wal.errors import ChannelFenced, Indeterminate, StorageFailed
 from wal.rocks.floor import Floor, FloorFile, read_floor, write_floor
 from wal.rocks.layout import RocksOptions
+from wal.rocks.opening import verify_database
+from wal.rocks.recovery import Survey
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -113,6 +116,30 @@ async def test_owner_overtaken_while_it_writes_what_is_left_before_reopening_is_
         await reopening
     assert ticket.written.exception() is not None
     assert store.condition == "fenced"
+
+
+async def test_owner_overtaken_while_it_reopens_is_fenced_and_leaves_the_token_of_the_other(
+    store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[FloorFile] = []
+
+    def overtaken(*given: Any) -> Survey:
+        others.append(FloorFile(tmp_path / "node"))
+        others[0].take_token(store.term + 1)
+        return verify_database(*given)
+
+    log = await store.open_log("p0")
+    FailingDisk(monkeypatch, Fault.SYNC_LOST).fail_at(1)
+    with pytest.raises(Indeterminate):
+        await append(log, b"lost")
+    monkeypatch.setattr("wal.rocks.opening.verify_database", overtaken)
+    with pytest.raises(ChannelFenced):
+        await store.reopen()
+    assert store.condition == "fenced"
+    with pytest.raises(ChannelFenced):
+        await store.promise_tick(TICK)
+    await anyio.to_thread.run_sync(others[0].check_token)
+    others[0].close()
 
 
 @pytest.fixture
