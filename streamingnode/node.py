@@ -28,8 +28,8 @@ from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import CatalogChanges, Collection, check_definition, collection_of
 from streamingnode.config import NodeConfig
 from streamingnode.names import check_name, check_path, not_text
-from streamingnode.reading.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
-from streamingnode.rows.rows import Keys, Rows
+from streamingnode.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
+from streamingnode.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeMeter, NodeStatistics
 from streamingnode.supervisor import Supervisor

@@ -22,7 +22,7 @@ from anyio.from_thread import start_blocking_portal
 from streamingnode import opening as asynchronous
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
-from streamingnode.reading.read_message import ReadMessage
+from streamingnode.read_message import ReadMessage
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction
@@ -166,7 +166,7 @@ class SyncProducer(Blocking):
 
 
 class SyncReader(Blocking):
-    """A reader for a `with` block; see `streamingnode.reading.reader.CollectionReader`. One thread iterates at a time."""
+    """A reader for a `with` block; see `streamingnode.reader.CollectionReader`. One thread iterates at a time."""
 
     _entered = False
 

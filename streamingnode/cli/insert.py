@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interceptors.errors import AlreadyExists, CollectionNotFound
+from interceptors.shard.catalog import DEFAULT_PARTITION
 from streamingnode.cli.command import NODE, argument, command
 from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
-from streamingnode.names import DEFAULT_PARTITION
 from wal.errors import InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _new_collection(arguments: _Arguments, rows: "JsonLines | ParquetRows") -> "
     """Return columns and rows of the collection that --create makes, once creating it and the first batch would succeed."""
     from streamingnode.collections import check_definition
     from streamingnode.config import load_config
-    from streamingnode.rows.rows import row_shape, to_batches
+    from streamingnode.rows import row_shape, to_batches
     from streamingnode.writing.write import check_rows_fit
 
     schema = rows.infer_schema()

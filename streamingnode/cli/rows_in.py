@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows.arrow_columns import exact_cast, holds_infinity
-from streamingnode.rows.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, with_leaves
+from streamingnode.columns import exact_cast, holds_infinity
+from streamingnode.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, with_leaves
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 ROWS_MAX = 10_000

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows.schema import (
+from streamingnode.schema import (
     AnyArray,
     AnyField,
     child_fields,

@@ -27,8 +27,8 @@ from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
 from streamingnode.names import check_name
-from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
-from streamingnode.rows.schema import decode_schema
+from streamingnode.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
+from streamingnode.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
 from wal.headers import SYSTEM, MessageType
 from wal.position import message_id_kind
