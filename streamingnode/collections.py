@@ -167,11 +167,7 @@ class CatalogChanges:
         await self._change(group, "the drop", timeout, (PartitionNotFound,) if if_exists else ())
 
     async def _change(
-        self,
-        group: AppendGroup,
-        what: str,
-        timeout: float | None,
-        done_already: tuple[type[StreamingNodeError], ...],
+        self, group: AppendGroup, what: str, timeout: float | None, done_already: tuple[type[StreamingNodeError], ...]
     ) -> None:
         """Append a change; an error of `done_already` says that somebody made it meanwhile, which will do."""
         try:

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamingnode.cli.command import NODE, SPARK, argument, command, require
-from streamingnode.cli.output import (
-    EXIT_FAILED,
-    EXIT_OK,
-    Output,
-    format_bytes,
-    format_count,
-    format_tick,
-)
+from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
 from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, shown
 from wal.timetick import AHEAD_MS_MAX, physical_ms

@@ -325,10 +325,7 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
 # --- flush --------------------------------------------------------------------------------------------------------------
 
 
-@command(
-    NODE,
-    examples=("streamingnode flush data", "streamingnode flush data --json"),
-)
+@command(NODE, examples=("streamingnode flush data", "streamingnode flush data --json"))
 def flush(output: Output, *, directory: Path) -> int:
     """Make a cut: everything acknowledged goes to files.
 
