@@ -40,7 +40,7 @@ from flusher.manifest import (
     segment_path,
     stored_schema,
 )
-from streamingnode.rows.schema import AnyArray, AnyField
+from streamingnode.schema import AnyArray, AnyField
 from wal.codec import crc32c
 
 _USER_FIELDS: list[AnyField] = [

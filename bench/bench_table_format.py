@@ -23,7 +23,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from spark_sink.columns import stats_json
-from streamingnode.rows.schema import AnyField
+from streamingnode.schema import AnyField
 
 ROUNDS = 7
 _FIELDS: list[AnyField] = [

@@ -5,7 +5,6 @@ there.
 """
 
 import asyncio
-import re
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -16,7 +15,6 @@ from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.position import MessageId, message_id_kind
 from wal.runtime import carry_on
 
-NAME_PATTERN = re.compile(r"[a-z0-9](?!.*\.\.)[a-z0-9._-]{0,127}")
 _PREFIX = "reader/"
 
 
@@ -79,10 +77,8 @@ class NamedReaders:
     async def open(self, collection_id: int, name: str, *, start: ReaderPosition) -> "NamedReader":
         """Return the reader, at its stored position, or at `start` when it is new; durable when this returns.
 
-        Raises `ReaderBusy` while it is open elsewhere, `InvalidArgument` for a name outside the pattern.
+        Raises `ReaderBusy` while it is open elsewhere.
         """
-        if not NAME_PATTERN.fullmatch(name):
-            raise InvalidArgument(f"reader name {name!r} does not match {NAME_PATTERN.pattern} — choose another")
         key = self._reserve(collection_id, name)
         try:
             if key not in self._positions or key in self._in_doubt:

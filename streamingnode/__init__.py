@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from streamingnode.config import NodeConfig, load_config
     from streamingnode.node import Node
     from streamingnode.opening import open_node
-    from streamingnode.reading.read_message import ReadMessage
-    from streamingnode.reading.reader import CollectionReader
+    from streamingnode.read_message import ReadMessage
+    from streamingnode.reader import CollectionReader
     from streamingnode.writing.producer import Producer
     from streamingnode.writing.result import WriteResult
     from streamingnode.writing.transaction import Transaction
@@ -53,7 +53,7 @@ __all__ = [
 
 _PLACES = {
     "Collection": "streamingnode.collections",
-    "CollectionReader": "streamingnode.reading.reader",
+    "CollectionReader": "streamingnode.reader",
     "DeliverPolicy": "scanner.deliver_policy",
     "FlushResult": "streamingnode.channel",
     "MessageId": "wal.position",
@@ -61,7 +61,7 @@ _PLACES = {
     "Node": "streamingnode.node",
     "NodeConfig": "streamingnode.config",
     "Producer": "streamingnode.writing.producer",
-    "ReadMessage": "streamingnode.reading.read_message",
+    "ReadMessage": "streamingnode.read_message",
     "StreamingNodeError": "wal.errors",
     "Transaction": "streamingnode.writing.transaction",
     "WriteResult": "streamingnode.writing.result",

@@ -8,11 +8,11 @@ from functools import partial
 import pyarrow as pa
 
 from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound
-from interceptors.shard.catalog import CollectionInfo, created_collection
+from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo, created_collection
 from streamingnode.channel import Channel
-from streamingnode.names import DEFAULT_PARTITION, check_name
-from streamingnode.rows.rows import SHARDS_MAX
-from streamingnode.rows.schema import check_schema, decode_schema, encode_schema
+from streamingnode.names import check_name
+from streamingnode.rows import SHARDS_MAX
+from streamingnode.schema import check_schema, decode_schema, encode_schema
 from streamingnode.writing.write import within
 from wal.errors import InvalidArgument, StreamingNodeError
 from wal.headers import (
@@ -149,10 +149,6 @@ class CatalogChanges:
             await self._settle(timeout)
             return
         check_name("partition", partition)
-        if partition in live:
-            raise AlreadyExists(
-                f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
-            )
         if len(live) >= PARTITIONS_MAX:
             raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
         header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
@@ -171,11 +167,7 @@ class CatalogChanges:
         await self._change(group, "the drop", timeout, (PartitionNotFound,) if if_exists else ())
 
     async def _change(
-        self,
-        group: AppendGroup,
-        what: str,
-        timeout: float | None,
-        done_already: tuple[type[StreamingNodeError], ...],
+        self, group: AppendGroup, what: str, timeout: float | None, done_already: tuple[type[StreamingNodeError], ...]
     ) -> None:
         """Append a change; an error of `done_already` says that somebody made it meanwhile, which will do."""
         try:

@@ -75,7 +75,6 @@ class Check:
 class DemoResult:
     """What a demo did; `top` is what Spark SQL says of the processes with the most memory."""
 
-    directory: Path
     rounds: int
     samples: int
     cuts: int
@@ -123,7 +122,6 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
     version_ticks = {name: _version_ticks(directory / TABLES / name) for name in ("samples", "live")}
     _draw(directory / PICTURE, recording, top, cut_ticks, version_ticks)
     return DemoResult(
-        directory=directory,
         rounds=len(recording.rounds),
         samples=recording.samples,
         cuts=len(cut_ticks),

@@ -6,9 +6,6 @@ from pathlib import Path
 
 from wal.errors import InvalidArgument
 
-DEFAULT_PARTITION = "_default"
-"""Every collection has it; rows go there when no partition is named."""
-
 NAME_CHARACTERS_MAX = 128
 _NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # also with the one slash that a `Path` makes of two

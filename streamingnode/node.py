@@ -28,25 +28,20 @@ from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import CatalogChanges, Collection, check_definition, collection_of
 from streamingnode.config import NodeConfig
 from streamingnode.names import check_name, check_path, not_text
-from streamingnode.reading.reader import CollectionReader, ReadOptions, check_passed, check_tick, check_types
-from streamingnode.rows.rows import Keys, Rows
+from streamingnode.reader import CollectionReader
+from streamingnode.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeMeter, NodeStatistics
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import Durability, WriteResult, result_of
-from streamingnode.writing.transaction import (
-    Transaction,
-    begin_group,
-    check_keepalive_ms,
-    commit_group,
-    rollback_group,
-)
+from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import Writes, append_rows, check_txn_id, delete_of, insert_of, upsert_of, within
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.log import AppendGroup, AppendResult
 from wal.runtime import Supervisor, outlast
+from wal.timetick import tick_given
 
 T = TypeVar("T")
 
@@ -88,7 +83,6 @@ class Node:
             channel.append, channel.consistent_tick, self._info, limits=config.wal, pending=channel.pending
         )
         self._coalescer = Coalescer(supervisor.spawn, self._writes, config.coalescer)
-        self._coalesced_rows_max = config.coalescer.insert_rows_max
         self._changes = CatalogChanges(channel, self._info)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -149,7 +143,7 @@ class Node:
         check_txn_id(txn_id)
         target = self._writes.target(collection)
         partition_id = target.partition_id(partition)
-        if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._coalesced_rows_max and not txn_id:
+        if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._config.coalescer.insert_rows_max and not txn_id:
             return await self._coalescer.insert(target, partition_id, rows, timeout=timeout)
         return await append_rows(self._writes, insert_of(target, partition_id, txn_id=txn_id), rows, timeout=timeout)
 
@@ -265,11 +259,17 @@ class Node:
         what is kept, `ReaderBusy` while the name is in use, and `CollectionNotFound` when the collection was dropped
         meanwhile.
         """
-        info = self._info(collection)
-        chosen, last = check_types(types), check_tick("until", until)
-        options = ReadOptions(policy=policy, until=last, name=name, types=chosen, include_ticks=include_ticks)
-        check_passed(options.policy, options.until, self._channel.ticks.allocate())  # above all that were given out
-        return CollectionReader(self._channel, self._readers, info, options, explain=self._supervisor.explain)
+        return CollectionReader(
+            self._channel,
+            self._readers,
+            self._info(collection),
+            policy,
+            until=until,
+            name=name,
+            types=types,
+            include_ticks=include_ticks,
+            explain=self._supervisor.explain,
+        )
 
     async def snapshot(
         self, collection: str, *, as_of: int | datetime | None = None, timeout: float | None = None
@@ -281,7 +281,7 @@ class Node:
         neither the table nor the node keeps any more. Once every table has taken a cut, and `retention_s` has passed, its
         rows are in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
-        info, tick = self._info(collection), check_tick("as_of", as_of)
+        info, tick = self._info(collection), None if as_of is None else tick_given("as_of", as_of)
         take = partial(take_snapshot, self._channel, self._flusher, info, tick)
         return await self._run(take, "the snapshot", timeout, changes=False)
 

@@ -22,7 +22,7 @@ from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
-from streamingnode.reading.reader import check_live
+from streamingnode.reader import check_live
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
 from wal.files import disk_errors_typed
 from wal.message import AnyMessage

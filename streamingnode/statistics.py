@@ -4,11 +4,13 @@ Counts go from the opening of the node on and never back; rates are those of the
 are seconds, sizes bytes, unless a name says otherwise.
 """
 
+import io
 import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import anyio
 import msgspec
@@ -234,22 +236,19 @@ class NodeMeter:
                 growing_segment_bytes=shards.growing_bytes,
             ),
             tail=TailStatistics(entries=channel.tail.entry_count, bytes=channel.tail.size_bytes),
-            space=_space_of(store) if isinstance(store, RocksStore) else None,
+            space=SpaceStatistics(
+                level=store.space.level.name.lower(),
+                free_bytes=store.space.free_bytes,
+                needed_bytes=store.space.needed_bytes,
+                log_bytes=store.space.log_bytes,
+                reserve_bytes=store.space.reserve_bytes,
+                queued_bytes=store.queued_bytes,
+            )
+            if isinstance(store, RocksStore)
+            else None,
             readers=channel.scanners.statistics(),
             flusher=self._flusher.statistics(),
         )
-
-
-def _space_of(store: RocksStore) -> SpaceStatistics:
-    verdict = store.space
-    return SpaceStatistics(
-        level=verdict.level.name.lower(),
-        free_bytes=verdict.free_bytes,
-        needed_bytes=verdict.needed_bytes,
-        log_bytes=verdict.log_bytes,
-        reserve_bytes=verdict.reserve_bytes,
-        queued_bytes=store.queued_bytes,
-    )
 
 
 # --- the file beside the data -----------------------------------------------------------------------------------------
@@ -283,7 +282,7 @@ class StatisticsFile:
     ) -> None:
         self._path, self._statistics = directory / STATISTICS_NAME, statistics
         self._interval_s, self._sleep = interval_s, sleep
-        self._spare = -1
+        self._spare: IO[bytes] = io.BytesIO()
 
     async def run(self) -> None:
         """Write until cancelled; a disk that refuses is told of once, and tried again."""
@@ -300,11 +299,11 @@ class StatisticsFile:
                     refused = True
                 await self._sleep(self._interval_s)
         finally:
-            self._free_spare()
+            self._spare.close()
 
     def _write(self, content: bytes) -> None:
         # A process without descriptors has something to say: the one kept for it is free for as long as it says so.
-        self._free_spare()
+        self._spare.close()
         temporary = self._path.with_name(f"{self._path.name}.tmp")
         try:
             with create_file(temporary) as file:
@@ -312,12 +311,7 @@ class StatisticsFile:
             temporary.replace(self._path)
         finally:
             with suppress(OSError):
-                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _free_spare(self) -> None:
-        spare, self._spare = self._spare, -1
-        if spare >= 0:
-            os.close(spare)
+                self._spare = Path(os.devnull).open("rb")  # noqa: SIM115  (kept open on purpose)
 
 
 def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | None:

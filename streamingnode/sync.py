@@ -22,7 +22,8 @@ from anyio.from_thread import start_blocking_portal
 from streamingnode import opening as asynchronous
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
-from streamingnode.reading.read_message import ReadMessage
+from streamingnode.read_message import ReadMessage
+from streamingnode.reader import CollectionReader
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import Durability, WriteResult
 from streamingnode.writing.transaction import Transaction
@@ -166,13 +167,12 @@ class SyncProducer(Blocking):
 
 
 class SyncReader(Blocking):
-    """A reader for a `with` block; see `streamingnode.reading.reader.CollectionReader`. One thread iterates at a time."""
+    """A reader for a `with` block; see `streamingnode.reader.CollectionReader`. One thread iterates at a time."""
 
-    _entered = False
+    ack = blocking(CollectionReader.ack)
 
     def __enter__(self) -> Self:
         self._loop.call(self._original.__aenter__)
-        self._entered = True
         return self
 
     def __exit__(
@@ -182,28 +182,15 @@ class SyncReader(Blocking):
             self._loop.call(self._original.__aexit__, kind, error, traceback)
 
     def __iter__(self) -> Iterator[ReadMessage]:
-        self._check_entered()
-        while messages := self._loop.call(
-            self._original.next_messages
-        ):  # many at a time: a hop between threads costs 50 us
+        next_messages = self._original.next_messages
+        while messages := self._loop.call(next_messages):  # many at a time: a hop between threads costs 50 us
             yield from messages
 
     def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:
         """See `CollectionReader.batches`."""
-        self._check_entered()
         batches = self._original.batches(max_rows=max_rows, max_wait_s=max_wait_s)
         while batch := self._loop.call(partial(anext, batches, [])):
             yield batch
-
-    def ack(self, message: ReadMessage) -> None:
-        """See `CollectionReader.ack`."""
-        self._check_entered()
-        self._loop.call(self._original.ack, message)
-
-    def _check_entered(self) -> None:
-        self._loop.check_open()
-        if not self._entered:
-            raise InvalidArgument("the reader is not open — use it inside `with node.read(...) as messages`")
 
 
 class SyncNode(Blocking):

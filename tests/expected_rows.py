@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from streamingnode.reading.read_message import ReadMessage
+from streamingnode.read_message import ReadMessage
 from wal.headers import MessageType
 
 DEFAULT = "_default"

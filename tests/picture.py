@@ -3,6 +3,7 @@
 Packages lie as the layers do: one imports only what lies below it. A line is as thick as there are imports behind it.
 """
 
+import argparse
 import ast
 import math
 from collections import Counter
@@ -117,4 +118,5 @@ def _lines(boxes: dict[str, _Box], counts: Counter[tuple[str, str]]) -> list[str
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m tests.picture", description=__doc__).parse_args()
     PICTURE.write_text(drawn(), "utf-8")

@@ -15,7 +15,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.node import Node
-from streamingnode.reading.reader import CollectionReader
+from streamingnode.reader import CollectionReader
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from tests.cancelled import HANGS_S, Way, cancel_at

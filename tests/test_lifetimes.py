@@ -19,7 +19,7 @@ import streamingnode as sn
 from flusher.run import FlushRun
 from interceptors.shard.interceptor import SegmentAllocator
 from streamingnode.node import Node
-from streamingnode.reading.reader import CollectionReader
+from streamingnode.reader import CollectionReader
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from wal.errors import Corrupt, OnShutdown, StorageFull

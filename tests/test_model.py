@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from interceptors.errors import InvalidTransactionState, PartitionNotFound, TransactionExpired
 from scanner.deliver_policy import DeliverAll, DeliverPolicy
 from streamingnode.node import Node
-from streamingnode.reading.read_message import ReadMessage
+from streamingnode.read_message import ReadMessage
 from tests.expected_rows import DEFAULT, Change, Expected, Normal, Row, as_dicts, message_changes, without_order
 from tests.model_node import ModelNode
 from wal.errors import Truncated

@@ -13,12 +13,12 @@ import streamingnode as sn
 from interceptors.errors import CollectionNotFound
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
+from streamingnode import reader
 from streamingnode.channel import Channel
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from streamingnode.reading import reader
-from streamingnode.reading.reader import CollectionReader
+from streamingnode.reader import CollectionReader
 from streamingnode.snapshot import take_snapshot
 from streamingnode.writing.result import WriteResult
 from wal.errors import Truncated

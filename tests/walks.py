@@ -3,6 +3,7 @@
 What a file does is the first sentence of its docstring, so that there is one place where it is said.
 """
 
+import argparse
 import ast
 import json
 import subprocess
@@ -53,5 +54,6 @@ def _first_sentence(path: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m tests.walks", description=__doc__).parse_args()
     page = PAGE.read_text("utf-8")
     PAGE.write_text(page.replace(on_page(), told()), "utf-8")

@@ -4,7 +4,6 @@ Headers of DDL messages are first checked, and take effect later, with the tick 
 known until `forget_below`, because cuts name it and readers of older entries need its schema.
 """
 
-import re
 from collections.abc import Iterable
 
 import msgspec
@@ -21,9 +20,7 @@ from wal.headers import (
 )
 
 DEFAULT_PARTITION = "_default"
-"""Every collection is created with it, and it cannot be dropped."""
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+"""Every collection is created with it; rows go there when no partition is named, and it cannot be dropped."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -80,14 +77,6 @@ def created_collection(header: CreateCollectionHeader, tick: int) -> CollectionI
         partitions=tuple(PartitionInfo(number, name, tick) for number, name in header.partitions),
         created_tick=tick,
     )
-
-
-def check_name(name: str) -> None:
-    """Raise `InvalidArgument` unless `name` may name a collection or partition: a file name and a table name everywhere."""
-    if not _NAME.fullmatch(name) or ".." in name:
-        raise InvalidArgument(
-            f"{name!r} is no valid name — use 1 to 128 of a-z, 0-9, '.', '_', '-', a letter or digit first, no '..'"
-        )
 
 
 class Catalog:
@@ -161,7 +150,6 @@ class Catalog:
 
     def check_create_collection(self, header: CreateCollectionHeader) -> None:
         """Raise `AlreadyExists` or `InvalidArgument` unless the collection may be created."""
-        check_name(header.name)
         if header.name in self._ids:
             raise AlreadyExists(f"collection {header.name!r} exists — use it as it is, or choose another name")
         taken = {vchannel for info in self.collections() for vchannel in info.vchannels}
@@ -174,8 +162,6 @@ class Catalog:
             raise InvalidArgument(
                 f"a collection misses the partition {DEFAULT_PARTITION!r}, or has one twice — name it, and each once"
             )
-        for name in set(names) - {DEFAULT_PARTITION}:
-            check_name(name)
 
     def check_create_partition(self, header: CreatePartitionHeader) -> None:
         """Raise `CollectionNotFound`, `InvalidArgument` or `AlreadyExists` unless the partition may be created."""
@@ -184,7 +170,6 @@ class Catalog:
             raise AlreadyExists(
                 f"partition {header.name!r} of {info.name!r} exists — use it as it is, or choose another name"
             )
-        check_name(header.name)
         if any(header.partition_id == each.id for each in info.partitions):
             raise AlreadyExists(f"partition id {header.partition_id} is taken — allocate a new one")
 

@@ -24,7 +24,7 @@ from flusher.cuts import refuse_mixed
 from flusher.directory import CutLog, NodeDirectory, cut_numbers, manifest_path
 from flusher.manifest import NO_CHECKPOINT, Checkpoint, arrow_schema, collection_info
 from flusher.snapshot import SnapshotSource
-from interceptors.shard.catalog import Catalog, CollectionInfo, check_name
+from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
 from streamingnode.care.backup import Target
@@ -32,6 +32,7 @@ from streamingnode.care.database import PCHANNEL, ClosedDatabase, is_unfinished_
 from streamingnode.care.entries import ClosedLog, read_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
+from streamingnode.names import check_name
 from streamingnode.snapshot import read_rows
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
 from wal.files import create_file, disk_errors_typed
@@ -266,7 +267,7 @@ class _Export:
     def _write_one(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint, target: Target) -> ExportedFile | None:
         self._on_collection(info.name)
         try:
-            check_name(info.name)  # it becomes a file's
+            check_name("collection", info.name)  # it becomes a file's
             rows = self._rows(info, cuts, base)
         except StreamingNodeError as error:
             self._losses.add(info.name, "collection", None, error)

@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -160,11 +160,6 @@ class CollectionSummary:
     def inserted(self) -> int:
         """Rows inserted since the collection was created."""
         return sum(self.next_offsets.values())
-
-    def counted(self, rows: Mapping[str, int], tick: int) -> "CollectionSummary":
-        """Return the summary after `rows` more were inserted on each shard, at ticks up to `tick`."""
-        offsets = {name: offset + rows.get(name, 0) for name, offset in self.next_offsets.items()}
-        return replace(self, next_offsets=offsets, last_tick=max(self.last_tick, tick))
 
 
 def summaries_at_newest(cuts: CutLog) -> dict[int, CollectionSummary]:

@@ -2,26 +2,17 @@
 
 import re
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamingnode.cli.command import NODE, SPARK, argument, command, require
-from streamingnode.cli.output import (
-    EXIT_FAILED,
-    EXIT_OK,
-    Output,
-    format_bytes,
-    format_count,
-    format_tick,
-)
+from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
 from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, shown
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 if TYPE_CHECKING:
-    from scanner.scanner import ScanStatistics
     from streamingnode.care.backup import BackupResult, RestoreResult
     from streamingnode.care.database import NodeRecords
     from streamingnode.care.findings import OnStep, Report
@@ -76,13 +67,13 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | 
     """
     if tables is not None:
         require(SPARK)
-    bytes_per_s = None if pace is None else parse_pace(pace)
+    bytes_per_s = parse_pace(pace) if pace is not None else 0.0
     from streamingnode.care.findings import EXIT_CODES
     from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
         on_step = show_steps(progress, directory)
-        if bytes_per_s is not None:
+        if bytes_per_s:
             on_step = paced(on_step, bytes_per_s)
         report = verify_directory(directory, tables=tables, on_step=on_step)
     _print_report(report, output)
@@ -106,25 +97,18 @@ def parse_pace(text: str) -> float:
     return rate
 
 
-def paced(
-    on_step: "OnStep",
-    bytes_per_s: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> "OnStep":
+def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
     """Return `on_step` so that it sleeps until as much may have been read as was."""
-    due = clock()
+    due = time.monotonic()
 
     def paced_step(part: str, read_bytes: int) -> None:
         nonlocal due
         on_step(part, read_bytes)
         due += read_bytes / bytes_per_s
-        now = clock()
+        now = time.monotonic()
         if due > now:
-            sleep(due - now)
-        else:
-            due = now  # a slow disk, or a machine that slept, is not made up for by reading faster
+            time.sleep(due - now)
+        due = max(due, now)  # a slow disk, or a machine that slept, is not made up for by reading faster
 
     return paced_step
 
@@ -346,22 +330,23 @@ def _describe(files: "NodeFiles", records: "tuple[Survey, NodeRecords] | None") 
 
 def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
     """Print for people what `_describe` tells; `unread` says why there are no checkpoints and readers."""
-    tick, cuts = f"{document['tick']} ({document['time']})", document["cuts"]
+    cuts = document["cuts"]
     ahead = f"ticks are {timedelta(seconds=document['ahead_s'])} ahead of it until {document['time']}"
-    fields = {
-        "directory": document["directory"],
-        "node id": document["node_id"],
-        "open in": f"process {document['pid'] or '?'}" if document["open"] else "nobody",
-        "term": document["term"],
-        "last tick": tick,
-        **({"clock": f"{ahead}; ages of cuts do not go by them"} if document["ahead_s"] else {}),
-        "last positions": ", ".join(f"{name} {at}" for name, at in document["positions"].items()) or "none",
-        "cuts": f"{cuts['first']} to {cuts['newest']}, the newest at {cuts['tick']} ({cuts['time']})"
-        if cuts["newest"]
-        else "none",
-        "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in document["disk_bytes"].items() if size),
-    }
-    output.fields(fields)
+    output.fields(
+        {
+            "directory": document["directory"],
+            "node id": document["node_id"],
+            "open in": f"process {document['pid'] or '?'}" if document["open"] else "nobody",
+            "term": document["term"],
+            "last tick": f"{document['tick']} ({document['time']})",
+            **({"clock": f"{ahead}; ages of cuts do not go by them"} if document["ahead_s"] else {}),
+            "last positions": ", ".join(f"{name} {at}" for name, at in document["positions"].items()) or "none",
+            "cuts": f"{cuts['first']} to {cuts['newest']}, the newest at {cuts['tick']} ({cuts['time']})"
+            if cuts["newest"]
+            else "none",
+            "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in document["disk_bytes"].items() if size),
+        }
+    )
     held = [
         (each.name or f"{each.id} (dropped)", each.files, format_bytes(each.bytes), "; ".join(each.held_by))
         for each in document["files"]
@@ -406,15 +391,12 @@ def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
         f"in {each.name}": f"{_times(each.before_s)} before, {_times(each.after_s)} after"
         for each in appends.interceptors
     }
-    return fields | {f"reader {reader.name}": _reader(reader) for reader in statistics.readers}
-
-
-def _reader(reader: "ScanStatistics") -> str:
-    mode = reader.mode.value if reader.mode else "opening"
-    return (
-        f"{mode}, {format_count(reader.backlog, 'message')} behind, {reader.messages_per_s:.1f} messages/s, "
-        f"delivered {_times(reader.delivery_s)}"
-    )
+    return fields | {
+        f"reader {each.name}": f"{each.mode.value if each.mode else 'opening'}, "
+        f"{format_count(each.backlog, 'message')} behind, {each.messages_per_s:.1f} messages/s, "
+        f"delivered {_times(each.delivery_s)}"
+        for each in statistics.readers
+    }
 
 
 def _times(seconds: "Distribution") -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streamingnode.channel import FlushResult
     from streamingnode.collections import Collection
     from streamingnode.node import Node
-    from streamingnode.reading.read_message import ReadMessage
+    from streamingnode.read_message import ReadMessage
 
 # --- ls -----------------------------------------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
     import pyarrow as pa
     import pyarrow.types as pt
 
-    from streamingnode.rows.schema import with_leaves
+    from streamingnode.schema import with_leaves
 
     def as_integer(kind: pa.DataType) -> pa.DataType:
         return pa.int64() if pt.is_timestamp(kind) else pa.int32() if pt.is_date32(kind) else kind
@@ -325,10 +325,7 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
 # --- flush --------------------------------------------------------------------------------------------------------------
 
 
-@command(
-    NODE,
-    examples=("streamingnode flush data", "streamingnode flush data --json"),
-)
+@command(NODE, examples=("streamingnode flush data", "streamingnode flush data --json"))
 def flush(output: Output, *, directory: Path) -> int:
     """Make a cut: everything acknowledged goes to files.
 

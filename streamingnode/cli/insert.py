@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from interceptors.errors import AlreadyExists, CollectionNotFound
 from streamingnode.cli.command import NODE, argument, command
 from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
-from streamingnode.names import DEFAULT_PARTITION
 from wal.errors import InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from streamingnode.collections import Collection
     from streamingnode.node import Node
     from streamingnode.writing.producer import Producer
-    from streamingnode.writing.result import WriteResult
 
 NOTE_INTERVAL_S = 0.5
 
@@ -44,6 +42,8 @@ class _Arguments:
     @property
     def definition(self) -> dict[str, Any]:
         """What --create makes, besides the columns."""
+        from interceptors.shard.catalog import DEFAULT_PARTITION
+
         partitions = () if self.partition in {None, DEFAULT_PARTITION} else (self.partition,)
         shards = 1 if self.shards is None else self.shards
         return {"primary_key": self.primary_key, "shards": shards, "partitions": partitions}
@@ -113,7 +113,7 @@ def _check(arguments: _Arguments) -> None:
         raise InvalidArgument(f"{error}, or add --create --primary-key COLUMN to make one") from error
 
 
-async def _insert(arguments: _Arguments, rows: "JsonLines | ParquetRows", output: Output) -> "_Done":
+async def _insert(arguments: _Arguments, rows: "JsonLines | ParquetRows", output: Output) -> "_Writer":
     import anyio.to_thread
 
     from streamingnode.care.inspect import is_node
@@ -126,7 +126,7 @@ async def _insert(arguments: _Arguments, rows: "JsonLines | ParquetRows", output
     async with open_node(arguments.directory) as node:
         there = next((each for each in node.collections() if each.name == arguments.collection), None)
         producer = None if arguments.producer is None else await node.producer(arguments.producer)
-        writer = _Writer(arguments, node, producer)
+        writer = _Writer(arguments, node, producer, output)
         if producer is not None:
             collection_id = None if there is None else there.id
             await anyio.to_thread.run_sync(writer.pass_over, rows, collection_id, abandon_on_cancel=True)
@@ -143,24 +143,23 @@ async def _insert(arguments: _Arguments, rows: "JsonLines | ParquetRows", output
             raise CollectionNotFound(
                 f"no collection is named {arguments.collection!r} (there are: {names}) — add --create --primary-key COLUMN"
             )
-        done = _Done(passed_over=0 if producer is None else producer.last_sequence)
         try:
             while (batch := await anyio.to_thread.run_sync(next, batches, None, abandon_on_cancel=True)) is not None:
-                done.add(batch, await writer.write(there, batch), output)
+                await writer.write(there, batch)
         except StreamingNodeError:
-            if done.rows:
-                output.note(f"{done.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
+            if writer.rows:
+                output.note(f"{writer.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
             raise
         finally:
-            done.end(output)
-    return done
+            writer.end_line()
+    return writer
 
 
 def _new_collection(arguments: _Arguments, rows: "JsonLines | ParquetRows") -> "tuple[pa.Schema, Iterator[RowBatch]]":
     """Return columns and rows of the collection that --create makes, once creating it and the first batch would succeed."""
     from streamingnode.collections import check_definition
     from streamingnode.config import load_config
-    from streamingnode.rows.rows import row_shape, to_batches
+    from streamingnode.rows import row_shape, to_batches
     from streamingnode.writing.write import check_rows_fit
 
     schema = rows.infer_schema()
@@ -185,24 +184,27 @@ def _check_same(there: "Collection", arguments: _Arguments) -> None:
 
 
 class _Writer:
-    """Writes batches; as a producer each batch of one input once, under the number of its last line or row.
+    """Writes batches and counts what is acknowledged; on a terminal a line says how much, rewritten in place.
 
-    What was written is known by its digest, which is noted before it is written: then there is one for everything in the
-    log, whenever the program dies. The note has two, because nobody knows which of the last batches got there.
+    As a producer it writes each batch of one input once, under the number of its last line or row. What was written is known
+    by its digest, which is noted before it is written: then there is one for everything in the log, whenever the program
+    dies. The note has two, because nobody knows which of the last batches got there.
     """
 
-    def __init__(self, arguments: _Arguments, node: "Node", producer: "Producer | None") -> None:
-        self._producer = producer
+    def __init__(self, arguments: _Arguments, node: "Node", producer: "Producer | None", output: Output) -> None:
+        self._producer, self._output = producer, output
         target = producer or node
         self._write = partial(target.upsert if arguments.upsert else target.insert, partition=arguments.partition)
         self._newest: list[tuple[int, bytes]] = []
+        self.rows = self.batches = self.time_tick = self.passed_over = 0
+        self._began = self._shown = time.monotonic()
 
     def pass_over(self, rows: "JsonLines | ParquetRows", collection_id: int | None) -> None:
         """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
         import msgspec
 
         assert self._producer is not None, "without one nothing was inserted"
-        last = self._producer.last_sequence
+        last = self.passed_over = self._producer.last_sequence
         if not last:
             return
         name, another = f"producer {self._producer.name!r}", "use another --producer for this one"
@@ -218,39 +220,26 @@ class _Writer:
             raise other
         self._newest = [(last, digest)]
 
-    async def write(self, collection: "Collection", batch: "RowBatch") -> "WriteResult":
+    async def write(self, collection: "Collection", batch: "RowBatch") -> None:
         import msgspec
 
         with batch.placed():
             if self._producer is None:
-                return await self._write(collection.name, batch.rows)
-            last = batch.numbers[-1]
-            self._newest = [*self._newest[-1:], (last, batch.digest)]
-            await self._producer.put_note(msgspec.msgpack.encode((collection.id, self._newest)))
-            return await self._write(collection.name, batch.rows, sequence=last)
-
-
-class _Done:
-    """What has been acknowledged; on a terminal a line says how much, rewritten in place.
-
-    `passed_over` is the last line or row that an earlier run had inserted.
-    """
-
-    def __init__(self, *, passed_over: int) -> None:
-        self.rows = self.batches = self.time_tick = 0
-        self.passed_over = passed_over
-        self._began = self._shown = time.monotonic()
-
-    def add(self, batch: "RowBatch", result: "WriteResult", output: Output) -> None:
+                result = await self._write(collection.name, batch.rows)
+            else:
+                last = batch.numbers[-1]
+                self._newest = [*self._newest[-1:], (last, batch.digest)]
+                await self._producer.put_note(msgspec.msgpack.encode((collection.id, self._newest)))
+                result = await self._write(collection.name, batch.rows, sequence=last)
         self.rows += batch.rows.num_rows
         self.batches += 1
         self.time_tick = max(self.time_tick, result.time_tick)
-        now = time.monotonic()
-        if output.stderr.isatty() and now - self._shown >= NOTE_INTERVAL_S:
+        now, stderr = time.monotonic(), self._output.stderr
+        if stderr.isatty() and now - self._shown >= NOTE_INTERVAL_S:
             self._shown = now
-            output.stderr.write(f"\r{self.rows} rows, {self.rows / (now - self._began):.0f}/s ")
-            output.stderr.flush()
+            stderr.write(f"\r{self.rows} rows, {self.rows / (now - self._began):.0f}/s ")
+            stderr.flush()
 
-    def end(self, output: Output) -> None:
+    def end_line(self) -> None:
         if self._shown > self._began:
-            output.stderr.write("\n")
+            self._output.stderr.write("\n")

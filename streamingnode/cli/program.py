@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from streamingnode.cli.care import (
-    backup,
-    doctor,
-    export,
-    info,
-    restore,
-    verify,
-)
+from streamingnode.cli.care import backup, doctor, export, info, restore, verify
 from streamingnode.cli.command import Command
 from streamingnode.cli.data import flush, ls, partitions, tail
 from streamingnode.cli.insert import insert

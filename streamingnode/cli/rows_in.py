@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows.arrow_columns import exact_cast, holds_infinity
-from streamingnode.rows.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, with_leaves
+from streamingnode.columns import check_column_names, exact_cast, holds_infinity
+from streamingnode.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, with_leaves
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 ROWS_MAX = 10_000
@@ -352,7 +352,7 @@ class ParquetRows:
         with _damage():
             metadata = pq.read_metadata(self._stream)
             given = _own_columns(metadata.schema.to_arrow_schema())
-            _check_names(given.names, schema.names)
+            check_column_names(given.names, schema)
             digest, rows = self._digest(), _rows_at_a_time(metadata)
             # Texts and bytes are read as they lie in the file: each once, however many rows have them.
             columns = [metadata.schema.column(i) for i in range(metadata.num_columns)]
@@ -388,19 +388,6 @@ def _damage() -> Iterator[None]:
 
 def _own_columns(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field for field in schema if field.name not in SYSTEM_COLUMNS])
-
-
-def _check_names(given: list[str], wanted: list[str]) -> None:
-    if missing := [name for name in wanted if name not in given]:
-        raise SchemaMismatch(
-            f"the file has no {', '.join(map(repr, missing))} — add what is missing, as null where there is no value",
-            column=missing[0],
-        )
-    if extra := [name for name in given if name not in wanted]:
-        raise SchemaMismatch(
-            f"column {extra[0]!r} of the file is not in the collection — remove it, or insert into another",
-            column=extra[0],
-        )
 
 
 def _rows_at_a_time(metadata: pq.FileMetaData) -> int:

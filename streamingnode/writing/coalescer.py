@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from streamingnode.rows.rows import DictRows, Routed, dicts_to_batch, route
+from streamingnode.rows import DictRows, Routed, dicts_to_batch, route
 from streamingnode.writing.result import WriteResult, result_of, share_result
 from streamingnode.writing.write import (
     Progress,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from interceptors.idempotency import OpenedProducer, Producers
-from streamingnode.rows.rows import Keys, Rows
+from streamingnode.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
 from streamingnode.writing.transaction import Transaction, check_keepalive_ms
 from streamingnode.writing.write import (

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from streamingnode.rows.rows import Routed
+from streamingnode.rows import Routed
 from wal.log import AppendResult
 from wal.position import MessageId
 

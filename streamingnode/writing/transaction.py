@@ -17,7 +17,7 @@ import anyio
 import pyarrow as pa
 
 from interceptors.errors import InvalidTransactionState
-from streamingnode.rows.rows import Keys, Rows
+from streamingnode.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
 from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,

@@ -16,21 +16,11 @@ import pyarrow.compute as pc
 from anyio import to_thread
 
 from interceptors.errors import PartitionNotFound
-from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.names import DEFAULT_PARTITION, not_text
-from streamingnode.rows.rows import (
-    Keys,
-    Routed,
-    Rows,
-    RowShape,
-    key_shape,
-    keys_to_batches,
-    route,
-    row_shape,
-    to_batches,
-)
-from streamingnode.rows.schema import AnyArray, decode_schema
+from streamingnode.names import not_text
+from streamingnode.rows import Keys, Routed, Rows, RowShape, key_shape, keys_to_batches, route, row_shape, to_batches
+from streamingnode.schema import AnyArray, decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, Overloaded, TooLarge

@@ -21,7 +21,7 @@ from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from streamingnode.reading.read_message import ReadMessage
+from streamingnode.read_message import ReadMessage
 from tests.chaos.journal import Asked, Drop, Journal, Outcome, Put, Scanned, Seen, State, Told
 from wal import failpoint
 from wal.errors import StorageFailed, StreamingNodeError

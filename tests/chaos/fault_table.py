@@ -186,7 +186,7 @@ FAULTS = (
         happens="rows that do not fit the schema",
         promised="refused, with column and row; the log is untouched",
         lost="nothing",
-        tests=("tests/test_bad_input.py", "tests/streamingnode/rows"),
+        tests=("tests/test_bad_input.py", "tests/streamingnode/test_rows.py"),
     ),
     Fault(
         number="F26",

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 import streamingnode as sn
 from flusher.manifest import CutManifest, SegmentFile, decode_manifest, manifest_crc32c, manifest_name
-from streamingnode.reading.read_message import ReadMessage
+from streamingnode.read_message import ReadMessage
 from tests.chaos.operations import Row, RowWrite
 from tests.chaos.rows import ADDED_ONLY, COLLECTIONS, PRIMARY_KEY, rows_of
 from wal.codec import crc32c

@@ -236,12 +236,6 @@ async def test_a_dropped_collection_takes_its_readers_along() -> None:
     assert readers.lease("p0") == 11
 
 
-@pytest.mark.parametrize("name", ["", "Billing", "a/b", "a..b", "-a", "a" * 129, "a\n"])
-async def test_a_name_outside_the_pattern_is_refused(name: str) -> None:
-    with pytest.raises(InvalidArgument):
-        await NamedReaders(MemoryLogStore()).open(1, name, start=START)
-
-
 async def test_a_damaged_position_is_corrupt() -> None:
     store = MemoryLogStore()
     await store.put_meta({"reader/1/billing": b"\xc1"})

@@ -25,7 +25,7 @@ from flusher.manifest import (
     manifest_name,
     segment_path,
 )
-from streamingnode.rows.schema import AnyField
+from streamingnode.schema import AnyField
 from wal.codec import crc32c
 
 Value = int | float | str | bytes | None

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
-from streamingnode.rows.schema import encode_schema
+from streamingnode.schema import encode_schema
 from streamingnode.writing.write import Writes, WriteTarget
 from wal.adaptor import WalLimits
 from wal.headers import InsertHeader, MessageType

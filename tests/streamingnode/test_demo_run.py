@@ -77,7 +77,6 @@ def test_failed_check_exits_with_one_and_prints_the_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = DemoResult(
-        directory=tmp_path / "demo",
         rounds=1,
         samples=2,
         cuts=1,

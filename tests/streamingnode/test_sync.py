@@ -16,8 +16,8 @@ from interceptors.errors import CollectionNotFound, SchemaMismatch
 from streamingnode import sync
 from streamingnode.collections import Collection
 from streamingnode.node import Node
-from streamingnode.reading.read_message import ReadMessage
-from streamingnode.reading.reader import CollectionReader
+from streamingnode.read_message import ReadMessage
+from streamingnode.reader import CollectionReader
 from streamingnode.sync import SyncNode, SyncProducer, SyncReader, SyncTransaction
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import WriteResult

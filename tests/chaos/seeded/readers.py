@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 import scanner.source
-import streamingnode.reading.read_message
+import streamingnode.read_message
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.source import EntrySource, StartingPoint
-from streamingnode.reading.reader import CollectionReader
+from streamingnode.reader import CollectionReader
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.errors import Truncated
 from wal.headers import MessageType
@@ -151,7 +151,7 @@ OTHERS = (
     SeededBug("readers are told of a tick too many", EntrySource, "_read_tail", _told_one_tick_too_many),
     SeededBug("bodies before their commit", TransactionBuffer, "_observe_message", _bodies_at_once),
     SeededBug("half a transaction", TransactionBuffer, "_commit", _half_a_transaction),
-    SeededBug("one shard of an insert", streamingnode.reading.read_message, "_merged", _one_shard_of_a_tick),
+    SeededBug("one shard of an insert", streamingnode.read_message, "_merged", _one_shard_of_a_tick),
     SeededBug("a read ends early", CollectionReader, "__init__", _ends_early),
     SeededBug("acknowledged messages come again", CollectionReader, "_scan", _repeats_what_was_acknowledged),
     SeededBug("acknowledged in memory only", NamedReaders, "save", _acknowledged_in_memory),

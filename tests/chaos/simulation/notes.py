@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from streamingnode.reading.read_message import ReadMessage
+from streamingnode.read_message import ReadMessage
 from tests.chaos.journal import Asked, Clear, Drop, Event, Outcome, Put, Removed, Seen, Span, Told
 from tests.chaos.simulation.world import World
 from wal.errors import StreamingNodeError

@@ -1,7 +1,7 @@
 import pytest
 
 from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
-from interceptors.shard.catalog import DEFAULT_PARTITION, Catalog, CollectionInfo, check_name
+from interceptors.shard.catalog import DEFAULT_PARTITION, Catalog, CollectionInfo
 from wal.errors import InvalidArgument
 from wal.headers import (
     CreateCollectionHeader,
@@ -30,17 +30,6 @@ def other(number: int = 7, name: str = "other", **fields: object) -> CreateColle
     return CreateCollectionHeader(number, name, **({"partitions": partitions} | defaults | fields))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["a", "0", "orders.eu-west_1", "x" * 128])
-def test_name_within_the_pattern_is_taken(name: str) -> None:
-    check_name(name)
-
-
-@pytest.mark.parametrize("name", ["", "_default", "A", "x" * 129, "a..b", "a/b", "a b", "-a", "ä", "a\n"])
-def test_name_outside_the_pattern_is_refused(name: str) -> None:
-    with pytest.raises(InvalidArgument):
-        check_name(name)
-
-
 def test_collection_is_found_by_name_and_by_id() -> None:
     info = catalog().collection_by_name("orders")
     assert info is catalog().collections()[0] or info == catalog().collection(1)
@@ -62,13 +51,11 @@ def test_schema_is_kept_after_the_drop() -> None:
         (other(name="orders"), AlreadyExists),
         (other(number=1), AlreadyExists),
         (other(vchannels=("p0_1v0",)), AlreadyExists),
-        (other(name="Orders"), InvalidArgument),
         (other(vchannels=()), InvalidArgument),
         (other(vchannels=("p0_7v0", "p0_7v0")), InvalidArgument),
         (other(partitions=((8, "eu"),)), InvalidArgument),
-        (other(partitions=((8, DEFAULT_PARTITION), (9, "EU"))), InvalidArgument),
     ],
-    ids=["name", "id", "vchannel", "pattern", "no vchannel", "vchannel twice", "no default", "partition pattern"],
+    ids=["name", "id", "vchannel", "no vchannel", "vchannel twice", "no default"],
 )
 def test_collection_that_does_not_fit_is_refused(header: CreateCollectionHeader, error: type[Exception]) -> None:
     with pytest.raises(error):
@@ -93,9 +80,8 @@ def test_name_is_free_again_after_the_drop_and_the_ids_stay_apart() -> None:
         (CreatePartitionHeader(9, 5, "eu"), CollectionNotFound),
         (CreatePartitionHeader(1, 5, DEFAULT_PARTITION), AlreadyExists),
         (CreatePartitionHeader(1, 2, "eu"), AlreadyExists),
-        (CreatePartitionHeader(1, 5, "E U"), InvalidArgument),
     ],
-    ids=["no collection", "name", "id", "pattern"],
+    ids=["no collection", "name", "id"],
 )
 def test_partition_that_does_not_fit_is_refused(header: CreatePartitionHeader, error: type[Exception]) -> None:
     with pytest.raises(error):

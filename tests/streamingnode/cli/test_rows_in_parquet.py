@@ -12,7 +12,7 @@ import pytest
 
 from streamingnode.cli import rows_in
 from streamingnode.cli.rows_in import BYTES_MAX, ROW_BYTES_MAX, ROWS_MAX, ParquetRows, open_rows
-from streamingnode.rows.schema import AnyArray
+from streamingnode.schema import AnyArray
 from wal.errors import StreamingNodeError, TooLarge
 
 ROWS = 2_000

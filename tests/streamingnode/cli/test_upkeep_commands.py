@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -159,9 +160,10 @@ def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path
     assert not list(tmp_path.glob("b*"))
 
 
-def test_verify_reads_no_faster_than_its_pace() -> None:
+def test_verify_reads_no_faster_than_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    on_step = paced(lambda *_: clock.pass_by(0.25), 1 << 20, clock=clock.now, sleep=clock.pass_by)
+    monkeypatch.setattr("streamingnode.cli.care.time", SimpleNamespace(monotonic=clock.now, sleep=clock.pass_by))
+    on_step = paced(lambda *_: clock.pass_by(0.25), 1 << 20)
     for _ in range(4):
         on_step("log", 1 << 20)
     assert clock.slept == [0.25, 0.75] * 4, "what the read took is part of its time"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamingnode.rows.rows import key_hashes, route
+from streamingnode.rows import key_hashes, route
 from wal.shard_hash import hash_integers, shards_of
 
 

@@ -20,7 +20,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows.arrow_columns import (
+from streamingnode.columns import (
     NULL_REFUSED,
     check_column_names,
     conform,
@@ -30,7 +30,7 @@ from streamingnode.rows.arrow_columns import (
     misfit,
     too_large,
 )
-from streamingnode.rows.schema import (
+from streamingnode.schema import (
     AnyArray,
     AnyChunkedArray,
     AnyField,

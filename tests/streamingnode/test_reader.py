@@ -12,7 +12,7 @@ import streamingnode as sn
 from interceptors.errors import CollectionNotFound
 from scanner.deliver_policy import ReaderBusy
 from streamingnode.node import Node
-from streamingnode.reading.read_message import ReadMessage
+from streamingnode.read_message import ReadMessage
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, OnShutdown
 from wal.headers import MessageType

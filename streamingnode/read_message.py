@@ -1,7 +1,6 @@
 """Messages as a reader of one collection sees them: all parts of one tick together, rows as Arrow. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -14,11 +13,8 @@ DELIVERED_TYPES = DML | DDL
 """What a reader gets unless it asks for certain types; the rest is the node's own bookkeeping."""
 
 
-class PayloadSchemas(NamedTuple):
-    """How payloads of one collection decode."""
-
-    rows: pa.Schema
-    keys: pa.Schema
+PayloadSchemas = Mapping[MessageType, pa.Schema]
+"""How inserts and deletes of one collection decode."""
 
 
 class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -38,7 +34,7 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     num_rows: int
     bodies: "tuple[ReadMessage, ...]" = ()
     parts: tuple[Message, ...] = ()
-    schemas: PayloadSchemas | None = None
+    schemas: PayloadSchemas = {}
 
     @property
     def row_offsets(self) -> Mapping[str, tuple[int, int]]:
@@ -54,10 +50,11 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         The data is not copied.
         """
-        if self.type not in DML or self.schemas is None:
+        schema = self.schemas.get(self.type)
+        if schema is None:
             return None
-        batches = [_decode(part, self.schemas) for part in self.parts]
-        return pa.Table.from_batches(batches, schema=batches[0].schema)
+        batches = [pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema) for part in self.parts]
+        return pa.Table.from_batches(batches, schema=schema)
 
 
 def merge_tick(
@@ -122,8 +119,3 @@ def _merged(parts: Sequence[Message], schemas: PayloadSchemas) -> ReadMessage:
 
 def _rows(part: Message) -> int:
     return part.header.rows if isinstance(part.header, (InsertHeader, DeleteHeader)) else 0
-
-
-def _decode(part: Message, schemas: PayloadSchemas) -> pa.RecordBatch:
-    schema = schemas.rows if isinstance(part.header, InsertHeader) else schemas.keys
-    return pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema)

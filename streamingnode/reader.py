@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from numbers import Real
@@ -27,8 +26,8 @@ from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
 from streamingnode.names import check_name
-from streamingnode.reading.read_message import DELIVERED_TYPES, PayloadSchemas, ReadMessage, merge_tick, tick_message
-from streamingnode.rows.schema import decode_schema
+from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick, tick_message
+from streamingnode.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
 from wal.headers import SYSTEM, MessageType
 from wal.position import message_id_kind
@@ -39,22 +38,6 @@ T = TypeVar("T")
 
 LEASE_INTERVAL_S = 10.0
 """How often an idle named reader's place follows the log; each time is one synced write."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """What a reader asks for; see `Node.read`."""
-
-    policy: DeliverPolicy
-    until: int | None = None
-    name: str | None = None
-    types: frozenset[MessageType] | None = None
-    include_ticks: bool = False
-
-    def __post_init__(self) -> None:
-        check_policy(self.policy)
-        if self.name is not None:
-            check_name("reader", self.name)
 
 
 class CollectionReader:
@@ -70,22 +53,27 @@ class CollectionReader:
         channel: Channel,
         readers: NamedReaders,
         info: CollectionInfo,
-        options: ReadOptions,
+        policy: DeliverPolicy,
         *,
+        until: int | datetime | None,
+        name: str | None,
+        types: Iterable[MessageType] | None,
+        include_ticks: bool,
         explain: Callable[[StreamingNodeError], None],
     ) -> None:
-        self._channel = channel
-        self._readers = readers
-        self._info = info
-        self._options = options
+        check_policy(policy)
+        if name is not None:
+            check_name("reader", name)
+        self._channel, self._readers, self._info = channel, readers, info
+        self._policy, self._name, self._include_ticks = policy, name, include_ticks
+        self._until = None if until is None else tick_given("until", until)
+        self._check_passed(channel.ticks.allocate())  # above all that were given out
+        self._types = DELIVERED_TYPES if types is None else _check_types(types)
         self._explain = explain
         """Raises what made the node fail, if that is why the reader is refused."""
         self._vchannels = frozenset(info.vchannels)
-        self._types = options.types or DELIVERED_TYPES
-        self._scanned_types = self._types | {MessageType.DROP_COLLECTION}
-        """What ends the reader comes from the log even if it is not delivered."""
         schema = decode_schema(info.schema)
-        self._schemas = PayloadSchemas(schema, pa.schema([schema.field(info.primary_key)]))
+        self._schemas = {MessageType.INSERT: schema, MessageType.DELETE: pa.schema([schema.field(info.primary_key)])}
         self._ready: deque[ReadMessage] = deque()
         self._entered, self._ended = False, False
         self._scanner: Scanner | None = None
@@ -154,12 +142,12 @@ class CollectionReader:
 
         Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name.
         """
-        if self._options.name is None:
+        if self._scanner is None:
+            raise self._not_open()
+        if self._named is None:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
-        if self._named is None:
-            raise self._not_open()
         upto = self._passed if message is self._last and self._passed is not None else message
         await self._explained(self._named.ack(upto.last_confirmed, upto.time_tick))
 
@@ -175,7 +163,7 @@ class CollectionReader:
 
     async def _open(self) -> None:
         check_live(self._channel, self._info)  # what would end the reader may be past
-        readers, name, policy = self._readers, self._options.name, self._options.policy
+        readers, name, policy = self._readers, self._name, self._policy
         if name is None:
             await self._scan(policy)
             return
@@ -196,9 +184,8 @@ class CollectionReader:
             await self._open()
 
     async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
-        self._scanner = self._channel.read(
-            policy, vchannels=self._vchannels, types=self._scanned_types, after_tick=after_tick
-        )
+        types = self._types | {MessageType.DROP_COLLECTION}  # it ends the reader, delivered or not
+        self._scanner = self._channel.read(policy, vchannels=self._vchannels, types=types, after_tick=after_tick)
         await self._scanner.open()
 
     async def _find_position(self, policy: DeliverPolicy) -> ReaderPosition:
@@ -219,7 +206,7 @@ class CollectionReader:
         if self._scanner is None:
             raise self._not_open()
         batch = await self._explained(self._scanner.next_batch())
-        delivered, until = self._merge(batch), self._options.until
+        delivered, until = self._merge(batch), self._until
         self._ready.extend(delivered)
         dropped = any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
         self._ended = dropped or (until is not None and batch.confirmed_tick >= until)
@@ -241,22 +228,21 @@ class CollectionReader:
             await named.ack(passed.last_confirmed, passed.time_tick)
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
-        until = self._options.until
         delivered = []
         for tick, messages in groupby(batch.messages, attrgetter("time_tick")):
-            if until is not None and tick > until:
+            if self._until is not None and tick > self._until:
                 break
             message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
             if message is not None:
                 delivered.append(message)
-        if self._options.include_ticks:
+        if self._include_ticks:
             passed = self._passed_by(batch)
             delivered += [] if delivered and delivered[-1].time_tick >= passed.time_tick else [passed]
         return delivered
 
     def _passed_by(self, batch: ScanBatch) -> ReadMessage:
         """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
-        until = self._options.until
+        until = self._until
         if until is None or batch.confirmed_tick <= until:
             return tick_message(batch.confirmed_tick, self._message_id(batch.resume_position))
         held_back = next((message for message in batch.messages if message.time_tick > until), None)
@@ -265,7 +251,21 @@ class CollectionReader:
     def _not_open(self) -> StreamingNodeError:
         if self._entered:
             return OnShutdown("the reader is closed — open another with node.read()")
-        return InvalidArgument("the reader is not open — use it inside `async with node.read(...) as messages`")
+        return InvalidArgument(
+            "the reader is not open — use it inside `with node.read(...) as messages`, `async with` outside of sn.sync"
+        )
+
+    def _check_passed(self, newest: int) -> None:
+        """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
+        if self._until is not None and self._until > newest:
+            raise InvalidArgument(
+                f"until={self._until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() "
+                "gave, or leave it out to read on"
+            )
+        if isinstance(self._policy, StartAfterTick) and self._policy.tick > newest:
+            raise InvalidArgument(
+                f"tick {self._policy.tick} is yet to come, it is {newest} now — start at the end for what is to come"
+            )
 
     async def _has_next(self, deadline: float) -> bool:
         while not self._ready and not self._ended:
@@ -282,28 +282,8 @@ def check_live(channel: Channel, info: CollectionInfo) -> None:
         raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
 
 
-def check_tick(what: str, tick: int | datetime | None) -> int | None:
-    """Return the tick given as the argument `what`, None for none. Raises `InvalidArgument`: a clock's number is no tick."""
-    return None if tick is None else tick_given(what, tick)
-
-
-def check_passed(policy: DeliverPolicy, until: int | None, newest: int) -> None:
-    """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
-    if until is not None and until > newest:
-        raise InvalidArgument(
-            f"until={until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() gave, "
-            "or leave it out to read on"
-        )
-    if isinstance(policy, StartAfterTick) and policy.tick > newest:
-        raise InvalidArgument(
-            f"tick {policy.tick} is yet to come, it is {newest} now — start at the end for what is to come"
-        )
-
-
-def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType] | None:
-    """Return the types of message to deliver, None for all. Raises `InvalidArgument`: a wrong one would hide everything."""
-    if types is None:
-        return None
+def _check_types(types: Iterable[MessageType]) -> frozenset[MessageType]:
+    """Return the types of message to deliver. Raises `InvalidArgument`: a wrong one would hide everything."""
     chosen = list(types) if isinstance(types, Iterable) else []
     if not chosen or any(not isinstance(each, MessageType) or each in SYSTEM for each in chosen):
         raise InvalidArgument(

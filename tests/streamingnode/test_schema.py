@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows.schema import COLUMNS_MAX, check_schema, decode_schema, encode_schema
+from streamingnode.schema import COLUMNS_MAX, check_schema, decode_schema, encode_schema
 from wal.errors import Corrupt, InvalidArgument
 
 SUPPORTED = [

@@ -12,16 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows.schema import (
-    AnyArray,
-    AnyField,
-    child_fields,
-    has_leaf,
-    is_bytes,
-    is_list,
-    is_text,
-    with_leaves,
-)
+from streamingnode.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
 from wal.errors import brief, shown
 
 NULL_REFUSED = "null where the primary key or a required column needs a value — give one"
@@ -56,7 +47,7 @@ def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | No
     for name in schema.names:
         if name not in names:
             raise SchemaMismatch(
-                f"column {name!r}{place} is missing — give every column, None for null ({expected})",
+                f"column {name!r}{place} is missing — give every column, as null where there is no value ({expected})",
                 column=name,
                 row=row,
             )

@@ -1,1 +1,0 @@
-"""What readers of one collection see."""
