@@ -185,8 +185,9 @@ class Wal:
             except StreamingNodeError as error:
                 # Without a place in the log it never happened: it goes on in the next term as if it came only then. Where
                 # there is none, a log that closes, it hears that instead of the open outcome of another's write.
+                over = self.is_over(term)  # asked whatever became of the group: who comes next is to wait from here on
                 is_anothers = isinstance(error, Indeterminate) and self.state is not LogState.OPEN
-                if group.begun or not (self.is_over(term) or is_anothers):
+                if group.begun or not (over or is_anothers):
                     raise
             finally:
                 if status == "cancel" and not detached and group.ticket is not None:

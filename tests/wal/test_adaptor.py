@@ -204,6 +204,17 @@ async def test_append_without_a_place_in_the_log_waits_for_the_next_term_and_one
     await keeping
 
 
+async def test_log_is_lost_for_all_others_once_one_append_has_an_open_outcome() -> None:
+    steered = await SteeredWal().open()
+    append = await start(steered.wal, insert())
+    steered.log.break_down()
+    steered.store.fail()
+    with pytest.raises(Indeterminate):
+        await append
+    assert steered.wal.state is LogState.ENDING, "before anybody keeps it"
+    await steered.wal.close()
+
+
 async def test_log_that_is_not_back_in_time_refuses_and_nothing_was_done() -> None:
     steered = await SteeredWal(reopen=ReopenOptions(wait_s=0.01)).open()
     keeping = asyncio.ensure_future(steered.wal.keep())
