@@ -352,7 +352,7 @@ class Node:
         """Return one collection. Raises `CollectionNotFound`."""
         return collection_of(self._info(name))
 
-    # --- cuts and the end -----------------------------------------------------------------------------------------------
+    # --- what is on the disk, and the end ------------------------------------------------------------------------------
 
     async def flush(self, *, timeout: float | None = None) -> FlushResult:
         """Make a cut and return it once its files are durable: everything acknowledged before the call is in files.
@@ -362,8 +362,6 @@ class Node:
         `LogReopening` when a failed log is not back in time; the cut is then made as soon as it can be.
         """
         return await self._run(partial(flush, self._channel, self._flusher), "the flush", timeout)
-
-    # --- what is on the disk ----------------------------------------------------------------------------------------------
 
     async def backup(self, path: str | os.PathLike[str]) -> BackupResult:
         """Copy the node into a new directory while it runs, verify the copy, and return what is in it.
@@ -398,8 +396,6 @@ class Node:
         await outlast(self.begin_closing())
         if self._supervisor.failure is not None:
             raise self._supervisor.failure
-
-    # --- the rest -------------------------------------------------------------------------------------------------------
 
     async def _close(self) -> None:
         """Return when every insert that was begun has ended, and then all parts are closed.

@@ -38,9 +38,6 @@ def show_steps(progress: Progress, directory: Path) -> "OnStep":
     return on_step
 
 
-# --- verify -----------------------------------------------------------------------------------------------------------
-
-
 NODE_OR_BACKUP = argument("directory", type=Path, help="the node's directory, or a backup of one")
 EMPTY_TARGET = "a new directory, or an empty one"
 
@@ -126,15 +123,12 @@ def _print_report(report: "Report", output: Output) -> None:
     output.line(f"{verdict}, {warnings}")
 
 
-# --- backup and restore -----------------------------------------------------------------------------------------------
-
-
 @command(
     NODE,
     argument("target", type=Path, help=EMPTY_TARGET),
     examples=("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"),
 )
-def backup(output: Output, *, directory: Path, target: Path) -> int:
+def backup(output: Output, *, directory: Path, target: Path) -> None:
     """Copy a node into a new directory and verify the copy.
 
     For a node that no process has open; a running one backs itself up: `await node.backup(path)`.
@@ -146,7 +140,6 @@ def backup(output: Output, *, directory: Path, target: Path) -> int:
     with show_progress(output.stderr) as progress:
         made = backup_directory(directory, target, on_step=show_steps(progress, directory))
     _print_made(f"backup of node {made.node_id} up to", made, output)
-    return EXIT_OK
 
 
 def _print_made(what: str, made: "BackupResult | RestoreResult", output: Output) -> None:
@@ -167,7 +160,7 @@ def _print_made(what: str, made: "BackupResult | RestoreResult", output: Output)
         "streamingnode restore backups/monday data --file segments/1/3.parquet",
     ),
 )
-def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> int:
+def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> None:
     """Make a node directory out of a backup and verify it.
 
     Every file is compared with what the backup says, and the node is read to its end, before it gets its name.
@@ -182,14 +175,10 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
         put_back = restore_file(backup, target, file)
         output.line(f"{put_back.path} of cut {put_back.cut}: {format_bytes(put_back.bytes)}, as the node wrote it")
         output.document(put_back)
-        return EXIT_OK
+        return
     with show_progress(output.stderr) as progress:
         made = restore_directory(backup, target, on_step=show_steps(progress, backup))
     _print_made(f"node {made.node_id} as of", made, output)
-    return EXIT_OK
-
-
-# --- export -----------------------------------------------------------------------------------------------------------
 
 
 @command(
@@ -226,9 +215,6 @@ def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
     return EXIT_FAILED if result.missing else EXIT_OK
 
 
-# --- doctor -----------------------------------------------------------------------------------------------------------
-
-
 @command(
     argument(
         "directory", nargs="?", type=Path, help="a node's directory, or where one shall be (default: only the machine)"
@@ -255,11 +241,8 @@ def doctor(output: Output, *, directory: Path | None) -> int:
     return EXIT_OK if healthy else EXIT_FAILED
 
 
-# --- info -------------------------------------------------------------------------------------------------------------
-
-
 @command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
-def info(output: Output, *, directory: Path) -> int:
+def info(output: Output, *, directory: Path) -> None:
     """Show a node's identity, owner, ticks, cuts, readers and disk use.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
@@ -286,7 +269,6 @@ def info(output: Output, *, directory: Path) -> int:
         output.line()
         output.fields(statistics_fields(statistics))
     output.document(document | {"statistics": msgspec.to_builtins(statistics)})
-    return EXIT_OK
 
 
 def _describe(files: "NodeFiles", records: "tuple[Survey, NodeRecords] | None") -> dict[str, Any]:

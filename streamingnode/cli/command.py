@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_sink.errors import PackageMissing
-from streamingnode.cli.output import Output
+from streamingnode.cli.output import EXIT_OK, Output
 
 if TYPE_CHECKING:
     from streamingnode.node import Node
@@ -20,7 +20,7 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command of the program: `function` is called with its arguments by name, and returns the exit code.
+    """One command of the program: `function` is called with its arguments by name; None is the exit code of success.
 
     `examples` are complete command lines; `details` says what the summary leaves out. Of the arguments in a list one at
     most may be given.
@@ -31,7 +31,7 @@ class Command:
     details: str
     examples: tuple[str, ...]
     arguments: tuple[Argument | list[Argument], ...]
-    function: Callable[..., int]
+    function: Callable[..., int | None]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments on a parser."""
@@ -43,15 +43,15 @@ class Command:
     def run(self, given: argparse.Namespace, output: Output) -> int:
         """Do it with what was parsed. Raises typed errors."""
         own = {name: value for name, value in vars(given).items() if name not in {"command", "as_json", "debug"}}
-        return self.function(output, **own)
+        return self.function(output, **own) or EXIT_OK
 
 
 def command(
     *arguments: Argument | list[Argument], examples: tuple[str, ...]
-) -> Callable[[Callable[..., int]], Command]:
+) -> Callable[[Callable[..., int | None]], Command]:
     """Make a function a command of its name; its docstring is the help."""
 
-    def declare(function: Callable[..., int]) -> Command:
+    def declare(function: Callable[..., int | None]) -> Command:
         summary, _, details = inspect.cleandoc(function.__doc__ or function.__name__).partition("\n\n")
         return Command(
             name=function.__name__,

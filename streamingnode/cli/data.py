@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from interceptors.errors import CollectionNotFound
 from streamingnode.cli.command import NODE, argument, command, with_node
-from streamingnode.cli.output import EXIT_OK, Output, format_bytes, format_count, format_tick, to_json
+from streamingnode.cli.output import Output, format_bytes, format_count, format_tick, to_json
 from wal.errors import AlreadyOwned, InvalidArgument
 
 if TYPE_CHECKING:
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
     from streamingnode.node import Node
     from streamingnode.read_message import ReadMessage
 
-# --- ls -----------------------------------------------------------------------------------------------------------------
-
 
 @command(
     NODE,
     argument("--count", action="store_true", help="count the current rows too, which reads all of them"),
     examples=("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json"),
 )
-def ls(output: Output, *, directory: Path, count: bool) -> int:
+def ls(output: Output, *, directory: Path, count: bool) -> None:
     """List a node's collections: rows ever inserted, shards, offsets, last tick.
 
     Every upsert is one more row ever inserted, and a delete takes none away; --count adds the rows there are now,
@@ -46,7 +44,6 @@ def ls(output: Output, *, directory: Path, count: bool) -> int:
     _print_collections(collections, rows, output)
     described = [_describe_collection(each, rows) for each in collections]
     output.document({"directory": str(directory), "as_of_cut": as_of_cut, "collections": described})
-    return EXIT_OK
 
 
 def _at_newest_cut(directory: Path, owned: AlreadyOwned, output: Output) -> "tuple[list[CollectionSummary], int]":
@@ -145,9 +142,6 @@ def _print_collections(collections: "Sequence[CollectionSummary]", rows: dict[st
     )
 
 
-# --- partitions ---------------------------------------------------------------------------------------------------------
-
-
 @command(
     argument("action", choices=["list", "create", "drop"], help="what to do"),
     NODE,
@@ -159,7 +153,7 @@ def _print_collections(collections: "Sequence[CollectionSummary]", rows: dict[st
         "streamingnode partitions drop data orders eu --json",
     ),
 )
-def partitions(output: Output, *, action: str, directory: Path, collection: str, partition: str | None) -> int:
+def partitions(output: Output, *, action: str, directory: Path, collection: str, partition: str | None) -> None:
     """List, create or drop the partitions of a collection.
 
     Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good, and ends open
@@ -193,10 +187,7 @@ def partitions(output: Output, *, action: str, directory: Path, collection: str,
     for name in names:
         output.line(name)
     output.document({"collection": collection, "partitions": names, "as_of_cut": as_of_cut})
-    return EXIT_OK
 
-
-# --- tail ---------------------------------------------------------------------------------------------------------------
 
 TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "create_partition", "drop_partition")
 
@@ -234,7 +225,7 @@ TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "cre
 )
 def tail(
     output: Output, *, directory: Path, collection: str, start: str, follow: bool, limit: int | None, types: str | None
-) -> int:
+) -> None:
     """Print the messages of a collection as JSON lines.
 
     One line for each message in tick order: an insert with its rows, a delete with its keys, a transaction (`txn`)
@@ -265,7 +256,6 @@ def tail(
                     return
 
     with_node(directory, print_messages)
-    return EXIT_OK
 
 
 def _start_policy(text: str) -> "DeliverPolicy":
@@ -322,11 +312,8 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
         return rows.cast(pa.schema(schema)).to_pylist()
 
 
-# --- flush --------------------------------------------------------------------------------------------------------------
-
-
 @command(NODE, examples=("streamingnode flush data", "streamingnode flush data --json"))
-def flush(output: Output, *, directory: Path) -> int:
+def flush(output: Output, *, directory: Path) -> None:
     """Make a cut: everything acknowledged goes to files.
 
     Prints the cut's number, its tick and the segments it sealed; says so when there is nothing new.
@@ -351,7 +338,6 @@ def flush(output: Output, *, directory: Path) -> int:
     output.document(
         {"made": made, "number": cut.number, "tick": cut.tick, "crc32c": cut.crc32c, "segments": cut.segments}
     )
-    return EXIT_OK
 
 
 def _newest_cut(directory: Path, pid: int | None) -> dict[str, int] | None:

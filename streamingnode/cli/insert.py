@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from interceptors.errors import AlreadyExists, CollectionNotFound
 from streamingnode.cli.command import NODE, argument, command
-from streamingnode.cli.output import EXIT_OK, Output, format_count, format_tick
+from streamingnode.cli.output import Output, format_count, format_tick
 from wal.errors import InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _Arguments:
         "streamingnode insert data orders orders.jsonl --json",
     ),
 )
-def insert(output: Output, **given: Any) -> int:
+def insert(output: Output, **given: Any) -> None:
     """Insert rows from JSON lines or Parquet.
 
     Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable
@@ -95,7 +95,6 @@ def insert(output: Output, **given: Any) -> int:
     output.line(f"{'upserted' if arguments.upsert else 'inserted'} {format_count(done.rows, 'row')} in {batches}{last}")
     passed_over = {} if arguments.producer is None else {"passed_over": done.passed_over}
     output.document({"rows": done.rows, "batches": done.batches, "tick": done.time_tick, **passed_over})
-    return EXIT_OK
 
 
 def _check(arguments: _Arguments) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import argument, command
-from streamingnode.cli.output import EXIT_OK, Output
+from streamingnode.cli.output import Output
 from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Measured:
     argument("--row-bytes", type=int, default=1024, metavar="N", help="bytes of a row (default: 1024)"),
     examples=("streamingnode bench", "streamingnode bench --callers 16 --rows 100 --seconds 10 --dir /tmp --json"),
 )
-def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows: int, row_bytes: int) -> int:
+def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows: int, row_bytes: int) -> None:
     """Measure durable inserts against a file that is written and synced.
 
     Inserts into a temporary node under --dir. The file gets in one write and fsync what all callers insert at once.
@@ -82,7 +82,6 @@ def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows
     }
     output.fields(document)
     output.document(document)
-    return EXIT_OK
 
 
 async def _measure_node(path: Path, seconds: float, callers: int, rows: int, row_bytes: int) -> tuple[str, _Measured]:
@@ -151,7 +150,7 @@ def _summary(took: list[float], seconds: float, rows: int) -> _Measured:
         "streamingnode config show --json",
     ),
 )
-def config(output: Output, *, action: str, file: Path | None, changed: bool) -> int:
+def config(output: Output, *, action: str, file: Path | None, changed: bool) -> None:
     """Show every setting, its value, and where that comes from.
 
     Settings come from defaults, then a TOML file, then STREAMINGNODE_* environment variables, then the arguments of
@@ -167,4 +166,3 @@ def config(output: Output, *, action: str, file: Path | None, changed: bool) -> 
         [(s.key, str(s.value).lower() if isinstance(s.value, bool | None) else s.value, s.origin) for s in shown],
     )
     output.document([{"setting": s.key, "value": s.value, "origin": s.origin} for s in shown])
-    return EXIT_OK

@@ -33,7 +33,7 @@ ROUNDS_PER_S_MAX = 100.0
         "streamingnode ingest data --tables tables --json",
     ),
 )
-def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cut: bool) -> int:
+def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cut: bool) -> None:
     """Bring a node's cuts into Spark tables, each exactly once.
 
     Asks the node for a cut first; when another process has the node open, takes the cuts that are there.
@@ -63,7 +63,6 @@ def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cu
             spark.stop()
     _print(report, output)
     output.document(report)
-    return EXIT_OK
 
 
 def _print(report: "IngestReport", output: Output) -> None:
