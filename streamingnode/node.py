@@ -286,7 +286,11 @@ class Node:
         return await self._run(take, "the snapshot", timeout, changes=False)
 
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
-        """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes."""
+        """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes.
+
+        With `collections` that is the tick of the last change of any of them, or where the log was last opened. Raises
+        `CollectionNotFound`.
+        """
         self._check_open()
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")

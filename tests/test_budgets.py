@@ -37,14 +37,14 @@ class Budget(NamedTuple):
 
 
 LINES = {
-    "wal": Budget(6_065, 5_200),
+    "wal": Budget(6_066, 5_200),
     "interceptors": Budget(3_009, 2_900),
     "scanner": Budget(1_068, 1_050),
     "flusher": Budget(2_904, 2_200),
     "spark_sink": Budget(2_247, 2_100),
-    "streamingnode": Budget(10_650, 8_500),
+    "streamingnode": Budget(10_654, 8_500),
 }
-LINES_IN_ALL = Budget(25_943, 22_000)
+LINES_IN_ALL = Budget(25_948, 22_000)
 FILES = Budget(130, 130)
 SETTINGS = Budget(38, 38)
 ERROR_CLASSES = Budget(28, 28)

@@ -5,6 +5,7 @@ contract as tests; every store passes it.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -197,7 +198,7 @@ Append = Callable[[AppendGroup], Awaitable[AppendResult]]
 """Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
 
 
-class Interceptor:
+class Interceptor(ABC):
     """One concern of the append path, wrapped around the rest of it.
 
     Only redo and lock may suspend before they call `append`; from the tick on, everything up to the log's queue runs in
@@ -207,14 +208,14 @@ class Interceptor:
     name: str
     """What measurements call it."""
 
+    @abstractmethod
     def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
         """Do this concern's part before and after `append`."""
-        raise NotImplementedError
 
-    async def ready(self) -> None:
+    async def ready(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Return once appends may pass: at once unless said otherwise."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - nor anybody to send away
         """Send away who waits; new appends are already refused, and what waits for nothing ends by itself. Idempotent."""
 
 

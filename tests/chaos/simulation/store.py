@@ -1,8 +1,8 @@
 """A log store on a simulated disk: keeps the contract of `wal.log`, and fails and is slow as a real one.
 
 Writes wait in a queue, are written in batches, synced, recorded in the floor, and settled, each step some virtual time after
-the one before. A write or sync that fails poisons the store until it is reopened; what it left is drawn. A store that
-`syncs_late` acknowledges what is written, as durability `os` does, and syncs now and then.
+the one before. After a write or sync that fails the store takes none until it is reopened; what it left is drawn. A store
+that `syncs_late` acknowledges what is written, as durability `os` does, and syncs now and then.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class SimulatedStore:
     @property
     def condition(self) -> str:
         """The state, for people."""
-        return "closed" if self._closed else "poisoned" if self._failure else "open"
+        return "closed" if self._closed else "failed" if self._failure else "open"
 
     @property
     def taking_writes(self) -> bool:
