@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from wal.errors import ChannelFenced, Indeterminate, OnShutdown, Overloaded, StorageFailed
+from wal.errors import ChannelFenced, Indeterminate, LogReopening, OnShutdown, Overloaded, StorageFailed
 from wal.failpoint import failpoint
 from wal.headers import DML, MessageType
 from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
 from wal.queue import Budget
 
-FINAL = (OnShutdown, ChannelFenced, Indeterminate, StorageFailed)
+FINAL = (OnShutdown, ChannelFenced, Indeterminate, LogReopening, StorageFailed)
 """Nothing that this owner appends can succeed after one of these."""
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import anyio
 
-from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StreamingNodeError
+from wal.errors import ChannelFenced, LogReopening, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import CommitTxnHeader, MessageType
 from wal.live_tail import LiveTail
@@ -185,10 +185,9 @@ class AckManager:
                 acker.confirmed.set_exception(self._unreachable(acker.tick))
                 acker.confirmed.exception()  # nobody may be listening any more
 
-    def _unreachable(self, tick: int) -> Indeterminate:
-        return Indeterminate(
-            f"tick {tick} cannot be confirmed: the outcome of the append at {self._indeterminate_tick} is unknown — "
-            "wait until the log is open again and ask for a new tick"
+    def _unreachable(self, tick: int) -> LogReopening:
+        return LogReopening(
+            f"tick {tick} is not confirmed: nobody knows what became of the append at {self._indeterminate_tick}"
         )
 
 
@@ -248,7 +247,7 @@ class TimeTickSyncOperator:
     async def sync(self) -> int:
         """Return a new confirmed tick, above every append that was acknowledged before the call; readers have been told.
 
-        Raises `Indeterminate` when an append in flight has no known outcome, and what keeps the store from promising.
+        Raises `LogReopening` when an append in flight has no known outcome, and what keeps the store from promising.
         """
         await asyncio.sleep(0)  # on an idle log nothing else suspends, and a loop of this would let nobody run
         while (mark := self._acks.mark()) is None:
@@ -275,7 +274,7 @@ class TimeTickInspector:
             await anyio.sleep(self._interval_s)
             try:
                 await self._operator.sync()
-            except (ChannelFenced, Indeterminate, OnShutdown) as error:
+            except (ChannelFenced, LogReopening, OnShutdown) as error:
                 _log.info("idle_ticks_ended", reason=str(error))
                 return
             except StreamingNodeError as error:  # the floor cannot be written now; the next interval tries again

@@ -31,7 +31,7 @@ from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
 from streamingnode.config import NodeConfig
 from wal.adaptor import Wal, WalOptions
-from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
+from wal.errors import StreamingNodeError
 from wal.failpoint import failpoint
 from wal.files import disk_errors_typed
 from wal.headers import CutHeader, MessageType
@@ -204,7 +204,7 @@ class Channel:
         """
 
         async def ask() -> int:
-            tick = await self._next_tick()
+            tick = await self.term.ticks.sync()
             return max((self.term.mvcc.of(vchannel).time_tick for vchannel in vchannels), default=tick)
 
         return await self.wal.in_term(ask)
@@ -226,14 +226,8 @@ class Channel:
             await self.wal.append_once(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
             failpoint("flush.cut_logged")
         else:
-            await self._next_tick()
+            await self.term.ticks.sync()
         return term.shards.state.cut_number
-
-    async def _next_tick(self) -> int:
-        try:
-            return await self.term.ticks.sync()
-        except Indeterminate as error:  # of an append below it; the tick itself wrote nothing, so no outcome is open
-            raise OnShutdown(f"log {self.log.name} ended before a tick was confirmed — open the node again") from error
 
     # --- records, which a failed write may leave open --------------------------------------------------------------------
 

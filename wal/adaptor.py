@@ -106,8 +106,8 @@ class Wal:
         self._in_flight: set[AppendGroup] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
-        self._back: asyncio.Future[None] | None = None
-        """What everybody waits for while the log is lost; it fails when the log will not come back."""
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """What everybody waits for while the log is not open; it fails when the log will not be."""
         self._final_error: Exception | None = None
         self._full: StorageFull | None = None
         """Why the log is not back: then nobody waits for it, because waiting does not free space."""
@@ -170,7 +170,7 @@ class Wal:
         self._check_fits(group)
         while True:
             if self.state is not LogState.OPEN:  # does the log take this group? Now, later, or never
-                await self._wait_open()
+                await self.wait_back()
             term, status, started = self._term, "error", self._clock()
             detached = group.has_books_to_close
             group.stamp_wal_term(self.term)
@@ -182,12 +182,10 @@ class Wal:
             except asyncio.CancelledError:
                 status = "cancel"
                 raise
-            except StreamingNodeError as error:
-                # Without a place in the log it never happened: it goes on in the next term as if it came only then. Where
-                # there is none, a log that closes, it hears that instead of the open outcome of another's write.
-                over = self.is_over(term)  # asked whatever became of the group: who comes next is to wait from here on
-                is_anothers = isinstance(error, Indeterminate) and self.state is not LogState.OPEN
-                if group.begun or not (over or is_anothers):
+            except StreamingNodeError:
+                # Without a place in the log it never happened: it goes on in the next term as if it came only then.
+                # That the term ends is noticed whatever became of the group: who comes next is to wait from here on.
+                if not self._ends(term) or group.begun:
                     raise
             finally:
                 if status == "cancel" and not detached and group.ticket is not None:
@@ -291,11 +289,11 @@ class Wal:
             term = self._term
             try:
                 result = await call()
-                if not (settled and self.is_over(term)):
+                if not (settled and self._ends(term)):
                     return result
             except StreamingNodeError as error:
                 doubt = error if isinstance(error, Indeterminate) else doubt
-                if not self.is_over(term):
+                if not self._ends(term):
                     if doubt is None or error is doubt or error.decides:
                         raise
                     raise doubt from error
@@ -304,49 +302,49 @@ class Wal:
         """Return once the log is back after a failed write, at once while it is there.
 
         Raises `LogReopening` when that takes longer than `reopen.wait_s`, `StorageFull` while it has no room to come back,
-        and what makes that impossible.
+        and what makes that impossible: `OnShutdown` when it is closed.
         """
-        while self._back is not None:
-            if self._full is not None and not self._back.done():
+        while self.state is not LogState.OPEN:
+            if self._full is not None and not self._opened.done():
                 raise self._full.with_traceback(None)
-            back, wait_s = self._back, self._options.reopen.wait_s
-            done, _ = await asyncio.wait((back,), timeout=wait_s)
+            opened, wait_s = self._opened, self._options.reopen.wait_s
+            done, _ = await asyncio.wait((opened,), timeout=wait_s)
             if not done:
                 raise LogReopening(
-                    f"log {self._log.name} is {self.state.value} since a write failed, and was not back within "
-                    f"{wait_s:g} s — try again; nothing was done"
+                    f"log {self._log.name} is {self.state.value} since a write failed, and was not back within {wait_s:g} s"
                 )
-            back.result()
+            opened.result()
 
-    async def _wait_open(self) -> None:
-        await self.wait_back()
-        if self.state is not LogState.OPEN:
-            raise OnShutdown(f"log {self._log.name} is {self.state.value} — open the node again")
+    def _ends(self, term: Term) -> bool:
+        """Notice a failed write, if there was one, and return whether `term` takes no more.
 
-    def is_over(self, term: Term) -> bool:
-        """Whether a call that failed in `term` may hope for the next one."""
-        if term is self._term and not self._store.taking_writes and self.state is LogState.OPEN:
-            self._lose()  # at once, before `keep` has noticed: nobody may try again and again without a pause
-        return term is not self._term or self._back is not None
+        Here and not only in `keep`, which hears of it later: nobody may try again and again without a pause.
+        """
+        if not self._store.taking_writes:
+            self._lose()
+        return term is not self._term or self.state is not LogState.OPEN
 
     def _lose(self) -> None:
         if self.state is LogState.OPEN:
             self._become(LogState.ENDING)
-            self._back = asyncio.get_running_loop().create_future()
-            if self._final_error is not None:  # a write that fails while the node closes keeps nobody
-                self._give_up(self._final_error)
 
     def _give_up(self, error: Exception) -> None:
         self._final_error = error
-        back = self._back
-        if back is not None and not back.done():
-            back.set_exception(error)
-            back.exception()  # counts as heard: there may be nobody waiting
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # counts as heard: there may be nobody waiting
 
     def _become(self, state: LogState) -> None:
-        if self.state is not LogState.CLOSED:  # whatever is still under way then ends by itself
-            assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
-            self.state = state
+        if self.state is LogState.CLOSED:  # whatever is still under way then ends by itself
+            return
+        assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
+        if self.state is LogState.OPEN:
+            self._opened = asyncio.get_running_loop().create_future()
+            if self._final_error is not None:  # a write that fails while the node closes keeps nobody
+                self._give_up(self._final_error)
+        self.state = state
+        if state is LogState.OPEN and not self._opened.done():
+            self._opened.set_result(None)
 
     # --- the term and the next --------------------------------------------------------------------------------------------
 
@@ -379,9 +377,6 @@ class Wal:
         await self._reopen()
         self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
         self._become(LogState.OPEN)
-        back, self._back = self._back, None
-        if back is not None and not back.done():
-            back.set_result(None)
         seconds = round(self._clock() - started, 3)
         _log.warning("log_reopened", pchannel=self._log.name, term=self.term, seconds=seconds)
 
@@ -418,6 +413,7 @@ class Wal:
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await term.close()
+                term.end()
             raise
         failpoint("recovery.chain_ready")
         self._term, self.term = term, self._store.term
@@ -444,7 +440,7 @@ class Wal:
     def stop_waiting(self) -> None:
         """Repeat nothing any more, and send everybody away who waits for the log to come back: the node is closing."""
         self._stopping.set()
-        self._give_up(OnShutdown(f"the node closed while a call waited for log {self._log.name} — open it again"))
+        self._give_up(OnShutdown(f"log {self._log.name} is closed — open the node again"))
 
     async def close(self) -> None:
         """Take no more appends, send those away that wait, and return when none is left; idempotent."""

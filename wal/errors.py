@@ -120,11 +120,12 @@ class Indeterminate(StreamingNodeError):
 
 
 class LogReopening(StreamingNodeError):
-    """The log is being reopened after a failed write and was not back in time; the call did nothing."""
+    """The log is being reopened after a failed write of somebody, and was not back in time; the call did nothing."""
 
     code = "LOG_REOPENING"
     decides = False
     retryable = "yes"
+    next_step = "try again; nothing was done"
 
 
 class StorageFull(StreamingNodeError):

@@ -18,8 +18,7 @@ from streamingnode.care.backup import BackupResult, Target, backup_running
 from streamingnode.care.findings import Report
 from streamingnode.care.verify import run_on, verify_running
 from streamingnode.channel import Channel, flush
-from streamingnode.errors import LogReopening
-from wal.errors import Indeterminate, InvalidArgument
+from wal.errors import InvalidArgument
 from wal.files import disk_errors_typed
 from wal.rocks.store import RocksStore
 from wal.runtime import outlast
@@ -39,11 +38,8 @@ class Upkeep:
         if self._path is None:
             raise InvalidArgument("a node in memory has nothing on a disk to verify — open one in a directory")
         check = partial(verify_running, self._path, self._channel, self._flusher, asyncio.get_running_loop())
-        try:
-            with disk_errors_typed(self._path):
-                return await _in_own_task(to_thread.run_sync(check))
-        except Indeterminate as error:  # of a write of others; nothing was written here
-            raise LogReopening("the log is being reopened after a failed write — verify again") from error
+        with disk_errors_typed(self._path):
+            return await _in_own_task(to_thread.run_sync(check))
 
     async def back_up(self, path: Path) -> BackupResult:
         """Make a verified backup, one at a time; see `Node.backup`."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.wal.manual_log import begin, insert, settle, time_tick
 from tests.wal.steered_wal import SteeredWal, drop, start
-from wal.errors import Indeterminate, OnShutdown
+from wal.errors import LogReopening, OnShutdown
 from wal.lifecycle import LogState
 from wal.log import AppendResult
 
@@ -50,7 +50,7 @@ async def test_close_sends_appends_away_that_wait_for_a_redo() -> None:
     steered.gatekeeper.until = asyncio.get_running_loop().create_future()
     append = await start(steered.wal, insert())
     await steered.wal.close()
-    with pytest.raises(OnShutdown, match="the gate"):
+    with pytest.raises(OnShutdown, match="is closed"):
         await append
 
 
@@ -75,7 +75,7 @@ async def test_append_that_waits_for_room_when_a_write_fails_behind_the_close_di
     closing = asyncio.ensure_future(steered.wal.close())
     await settle()
     steered.store.fail()
-    steered.log.admission.set_exception(Indeterminate("another write failed"))
+    steered.log.admission.set_exception(LogReopening("another write failed"))
     with pytest.raises(OnShutdown):
         await append
     assert not group.begun

@@ -1,7 +1,7 @@
 """Group commit as the event loop sees it: whether writes are taken, room in the queue, and what became of them.
 
 The writer thread (`writer.py`) does the work. A failed write is `Indeterminate`, and so are those behind it; later ones are
-refused with the same error until the database was closed, verified and opened again.
+refused with `LogReopening` until the database was closed, verified and opened again.
 """
 
 import asyncio
@@ -12,7 +12,15 @@ from pathlib import Path
 
 from rocksdict import WriteBatch
 
-from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
+from wal.errors import (
+    ChannelFenced,
+    Indeterminate,
+    LogReopening,
+    OnShutdown,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+)
 from wal.failpoint import failpoint
 from wal.queue import Admission, SyncedPosition
 from wal.rocks.database import Engine
@@ -175,7 +183,7 @@ class GroupCommit:
         """Return the error for a call that the state does not allow."""
         match self.state:
             case StoreState.FAILED:
-                return _indeterminate(self._directory, self.cause)
+                return LogReopening(f"{self._directory} takes no writes since one failed: {self.cause}")
             case StoreState.FENCED:
                 return _fence_in(self.cause) or ChannelFenced(
                     f"{self._directory} was taken over by another owner — this one writes no more"
@@ -216,7 +224,10 @@ class GroupCommit:
             _log.warning("write_failed", directory=str(self._directory), error=str(error), writes=len(writes))
         self.cause = error
         self.refuse(StoreState.FAILED if _fence_in(error) is None else StoreState.FENCED)
-        typed = error if isinstance(error, (ChannelFenced, Indeterminate)) else _indeterminate(self._directory, error)
+        typed = error
+        if not isinstance(error, (ChannelFenced, Indeterminate)):
+            typed = Indeterminate(f"a write to {self._directory} failed and may or may not be in the log: {error}")
+            typed.__cause__ = error
         for write in writes:
             for outcome in (write.written, write.durable):
                 if not outcome.done():
@@ -244,10 +255,4 @@ def _fence_in(error: BaseException | None) -> ChannelFenced | None:
     """Return what says that another owner has taken over, if that is why a write failed."""
     while error is not None and not isinstance(error, ChannelFenced):
         error = error.__cause__
-    return error
-
-
-def _indeterminate(directory: Path, cause: Exception | None) -> Indeterminate:
-    error = Indeterminate(f"a write to {directory} failed and may or may not be in the log: {cause}")
-    error.__cause__ = cause
     return error

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
 from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_group
-from wal.errors import ChannelFenced, Indeterminate, OnShutdown, StorageFailed, StorageFull
+from wal.errors import ChannelFenced, Indeterminate, LogReopening, OnShutdown, StorageFailed, StorageFull
 from wal.rocks.floor import read_floor
 from wal.rocks.group_commit import GroupCommit, StoreState
 from wal.rocks.layout import RocksOptions
@@ -59,7 +59,7 @@ def fail_calls(store: RocksStore, monkeypatch: pytest.MonkeyPatch, call: str) ->
 
 
 @pytest.mark.parametrize("call", ["write_batch", "sync_log"])
-async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
+async def test_failed_write_is_indeterminate_and_later_ones_are_refused_before_they_did_anything(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     log = await store.open_log("p0")
@@ -72,14 +72,14 @@ async def test_a_failed_write_makes_it_and_all_later_ones_indeterminate(
             await ticket.written
     assert store.condition == "failed"
     monkeypatch.undo()  # the disk works again, and that changes nothing
-    with pytest.raises(Indeterminate):
+    with pytest.raises(LogReopening):
         await waiting
-    with pytest.raises(Indeterminate):
+    with pytest.raises(LogReopening):
         await log.admit(1)
-    with pytest.raises(Indeterminate):
+    with pytest.raises(LogReopening):
         log.append(stamped_group(b"later"))
     for refused in (store.put_meta({"k": b"v"}), store.get_meta("k"), store.scan_meta("")):
-        with pytest.raises(Indeterminate):
+        with pytest.raises(LogReopening):
             await refused
     await store.promise_tick(1)  # the floor file is another file, and still ours
 
@@ -286,7 +286,7 @@ def test_only_a_failed_write_is_outlived_and_only_by_reopening(events: list[Stor
 
 REFUSALS = {
     StoreState.OPEN: None,
-    StoreState.FAILED: Indeterminate,
+    StoreState.FAILED: LogReopening,
     StoreState.FENCED: ChannelFenced,
     StoreState.CLOSED: OnShutdown,
     StoreState.FORKED: StorageFailed,

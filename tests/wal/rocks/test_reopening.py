@@ -17,7 +17,7 @@ from rocksdict import Rdict
 
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
-from wal.errors import ChannelFenced, Corrupt, Indeterminate, OnShutdown, StorageFailed
+from wal.errors import ChannelFenced, Corrupt, Indeterminate, LogReopening, OnShutdown, StorageFailed
 from wal.rocks.floor import SLOT_BYTES, FloorFile, read_floor
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
 from wal.rocks.opening import OpenedDatabase, open_again
@@ -139,7 +139,7 @@ async def test_reads_go_on_between_attempts_and_nothing_else_does(
             await store.reopen()
         assert store.condition == "failed"
         assert payloads_of(await read_all(log)) == [[b"before"]]
-        with pytest.raises(Indeterminate):
+        with pytest.raises(LogReopening):
             await log.admit(1)
     monkeypatch.undo()
     await store.reopen()
