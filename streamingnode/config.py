@@ -1,18 +1,19 @@
 """The settings of a node: one frozen object, put together from the parts' own limits and checked once.
 
 Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of `open_node`. A setting is named by its dotted
-path, as in `flush.schedule.interval_s`, by the last part of it where only one setting ends so, or by an alias.
+path, as in `flush.schedule.interval_s`, or by an alias.
 """
 
 import difflib
+import os
+import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from types import NoneType
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import NamedTuple, get_type_hints
 
 import msgspec
 
@@ -35,7 +36,7 @@ CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
 """Names the TOML file when no argument does."""
 
 _NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
-_KINDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # also with the one slash that a `Path` makes of two
 
 DEFAULT_ORIGIN = "default"
 
@@ -43,6 +44,7 @@ ALIASES = {
     "durability": "log.durability",
     "cut_interval_s": "flush.schedule.interval_s",
     "cut_bytes_max": "flush.schedule.bytes_max",
+    "free_bytes_min": "log.free_bytes_min",
     "retention_s": "flush.retention.min_age_s",
 }
 """Short names for what people set most."""
@@ -211,6 +213,16 @@ def _build(options: type, values: Mapping[str, object], prefix: str = "") -> obj
     return options(**arguments)
 
 
+def check_path(what: str, path: str | os.PathLike[str]) -> Path:
+    """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidArgument(f"{path!r} names no {what} — pass a path")
+    if _URL.match(text):
+        raise InvalidArgument(f"{text!r} is a URL — pass a path on a disk of this machine, without a scheme")
+    return Path(text)
+
+
 def _read_toml(file: Path) -> Mapping[str, object]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
@@ -235,42 +247,30 @@ def _from_tables(
         elif in_options and key in FIXED:
             yield Setting(key, value, origin)
         else:
-            yield _setting(_resolve(key, origin), value, origin)
+            yield _setting(_key(key, _names(), origin), value, origin)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
-    names = ALIASES | {key: key for key in _known_settings()}
-    keys = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in names.items()}
+    keys = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in _names().items()}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NO_SETTINGS:
             continue
-        if variable not in keys:
-            raise _unknown(variable, keys, "environment")
-        yield _setting(keys[variable], text, f"environment {variable}")
+        yield _setting(_key(variable, keys, "environment"), text, f"environment {variable}")
 
 
 @cache
-def _spellings() -> Mapping[str, Sequence[str]]:
-    """Return the settings that each name may mean: aliases, last parts, and dotted paths, which mean one."""
-    endings: dict[str, list[str]] = {}
-    for key in _known_settings():
-        endings.setdefault(key.rpartition(".")[2], []).append(key)
-    return {**endings, **{alias: [key] for alias, key in ALIASES.items()}, **{key: [key] for key in _known_settings()}}
+def _names() -> Mapping[str, str]:
+    """Return the setting that each name means."""
+    return ALIASES | {key: key for key in _known_settings()}
 
 
-def _resolve(name: str, origin: str) -> str:
-    keys = _spellings().get(name, ())
-    if len(keys) > 1:
-        raise InvalidArgument(f"{origin}: {name!r} could be {' or '.join(keys)} — write it out")
-    if not keys:
-        raise _unknown(name, [each for each, keys in _spellings().items() if len(keys) == 1], origin)
-    return keys[0]
-
-
-def _unknown(name: str, known: Collection[str], origin: str) -> InvalidArgument:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
-    return InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
+def _key(name: str, keys: Mapping[str, str], origin: str) -> str:
+    """Return the setting that a name means. Raises `InvalidArgument` with the name that comes nearest."""
+    if name not in keys:
+        near = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
+        raise InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
+    return keys[name]
 
 
 def _setting(key: str, value: object, origin: str) -> Setting:
@@ -279,28 +279,20 @@ def _setting(key: str, value: object, origin: str) -> Setting:
     try:
         converted: object = msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{origin}: {key} = {shown(value)} does not fit — give {_expected(kind)}") from error
+        expected = kind.__name__ if isinstance(kind, type) else str(kind).removeprefix("typing.")
+        raise InvalidArgument(f"{origin}: {key} = {shown(value)} does not fit — give {expected}") from error
     if isinstance(converted, (int, float)) and not isinstance(converted, bool):
-        _check_range(key, converted, origin)
+        is_zero_fine, most = key in ZERO_IS_A_VALUE, _most(key, converted)
+        # Comparing, unlike `math.isfinite`, also takes whole numbers that no float holds.
+        if not (0 < converted <= most or (converted == 0 and is_zero_fine)):
+            least = "0 or more" if is_zero_fine else "more than 0"
+            raise InvalidArgument(f"{origin}: {key} = {converted!r} is out of range — give {least}, {most} at most")
     return Setting(key, converted, origin)
 
 
-def _check_range(key: str, number: float, origin: str) -> None:
+def _most(key: str, number: float) -> int:
     if key.endswith(("_ms", "_ms_default")):
-        most = SECONDS_MAX * 1000
-    elif isinstance(number, float):  # the numbers with a fraction are seconds
-        most = SECONDS_MAX
-    else:
-        most = GROUP_BYTES_MAX if key == "wal.group_bytes_max" else WHOLE_MAX
-    is_zero_fine = key in ZERO_IS_A_VALUE
-    # Comparing, unlike `math.isfinite`, also takes whole numbers that no float holds.
-    if not (0 < number <= most or (number == 0 and is_zero_fine)):
-        least = "0 or more" if is_zero_fine else "more than 0"
-        raise InvalidArgument(f"{origin}: {key} = {number!r} is out of range — give {least}, {most} at most")
-
-
-def _expected(kind: object) -> str:
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
-    named = " or ".join(map(repr, choices)) or " or ".join(_KINDS.get(each, str(each)) for each in kinds)
-    return f"{named}, or null" if NoneType in get_args(kind) else named
+        return SECONDS_MAX * 1000
+    if isinstance(number, float):  # the numbers with a fraction are seconds
+        return SECONDS_MAX
+    return GROUP_BYTES_MAX if key == "wal.group_bytes_max" else WHOLE_MAX

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio import to_thread
 
-from streamingnode.config import NodeConfig, load_config
-from streamingnode.names import check_path
+from streamingnode.config import NodeConfig, check_path, load_config
 from streamingnode.node import Node
 from streamingnode.statistics import StatisticsFile
 from wal.errors import InvalidArgument, OnShutdown

@@ -25,7 +25,7 @@ from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartAfterTick, ch
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
-from streamingnode.names import check_name
+from streamingnode.collections import check_name
 from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick, tick_message
 from streamingnode.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown

@@ -193,7 +193,7 @@ NAMES: Table = {
         for name in ("Orders", "a b", "a/b", "a..b", "", "x" * 129, "\u00e4", "a\n", ".hidden")
     },
     "collection name reserved": (InvalidArgument, "reserved", create("_orders")),
-    "collection name that is no text": (InvalidArgument, "text, not int", create(3)),
+    "collection name that is no text": (InvalidArgument, "collection name 3 is not allowed", create(3)),
     "collection exists": (AlreadyExists, "use it as it is", create("orders")),
     "exists with another schema": (AlreadyExists, "schema", create("orders", SCHEMA.remove(2), if_not_exists=True)),
     "exists with other shards": (AlreadyExists, "2 shards", create("orders", shards=3, if_not_exists=True)),
