@@ -217,9 +217,9 @@ def check_path(what: str, path: str | os.PathLike[str]) -> Path:
     """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InvalidArgument(f"{path!r} names no {what} — pass a path")
+        raise InvalidArgument(f"{path!r} names no {what} — give a path")
     if _URL.match(text):
-        raise InvalidArgument(f"{text!r} is a URL — pass a path on a disk of this machine, without a scheme")
+        raise InvalidArgument(f"{text!r} is a URL — give a path on a disk of this machine, without a scheme")
     return Path(text)
 
 

@@ -1,6 +1,7 @@
 """What a node tells about itself, over whole nodes: the numbers are those of what was done."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,7 @@ import streamingnode as sn
 from streamingnode.cli.care import statistics_fields
 from streamingnode.config import load_config
 from streamingnode.node import Node
-from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, StatisticsFile, read_statistics
+from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, keep_statistics, read_statistics
 from tests.streamingnode.append_double import schema_of
 from wal.log import AppendGroup
 
@@ -152,8 +153,7 @@ async def test_file_beside_the_node_says_the_same_while_its_owner_lives(tmp_path
         await anyio.sleep_forever()
 
     async with sn.open_node(None) as node, anyio.create_task_group() as tasks:
-        file = StatisticsFile(tmp_path, node.statistics, interval_s=5, sleep=pause)
-        tasks.start_soon(file.run)
+        tasks.start_soon(partial(keep_statistics, tmp_path, node.statistics, interval_s=5, sleep=pause))
         await written.wait()
         pid = msgspec.json.decode((tmp_path / STATISTICS_NAME).read_bytes())["pid"]
         found = read_statistics(tmp_path, pid=pid)
@@ -175,7 +175,7 @@ async def test_disk_that_refuses_the_file_ends_nothing(tmp_path: Path) -> None:
             await anyio.sleep_forever()
 
     async with sn.open_node(None) as node, anyio.create_task_group() as tasks:
-        tasks.start_soon(StatisticsFile(tmp_path / "gone", node.statistics, interval_s=5, sleep=pause).run)
+        tasks.start_soon(partial(keep_statistics, tmp_path / "gone", node.statistics, interval_s=5, sleep=pause))
         while len(tries) < 2:
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
