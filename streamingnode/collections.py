@@ -1,7 +1,8 @@
 """Collections and partitions: what they are to callers, their definitions, and the changes of the catalog."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -146,46 +147,44 @@ class CatalogChanges:
 
     async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
-        if if_exists and self._find(name) is None:
-            await self._settle(timeout)
-            return
-        info = self._info_of(name)
-        group = _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
-        await self._change(group, "the drop", timeout, (CollectionNotFound,) if if_exists else ())
+        async with self._done_already(CollectionNotFound if if_exists else (), timeout):
+            info = self._info_of(name)
+            group = _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
+            await self._append(group, "the drop", timeout)
 
     async def create_partition(
         self, info: CollectionInfo, partition: str, *, if_not_exists: bool, timeout: float | None
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
         live = [each.name for each in info.partitions if not each.dropped_tick]
-        if if_not_exists and partition in live:
-            await self._settle(timeout)
-            return
-        check_name("partition", partition)
-        if len(live) >= PARTITIONS_MAX:
-            raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
-        header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
-        group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
-        await self._change(group, "the partition", timeout, (AlreadyExists,) if if_not_exists else ())
+        if partition not in live:
+            check_name("partition", partition)
+            if len(live) >= PARTITIONS_MAX:
+                raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
+        async with self._done_already(AlreadyExists if if_not_exists else (), timeout):
+            header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
+            group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
+            await self._append(group, "the partition", timeout)
 
     async def drop_partition(
         self, info: CollectionInfo, partition: str, *, if_exists: bool, timeout: float | None
     ) -> None:
         """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
-        if if_exists and not any(each.name == partition and not each.dropped_tick for each in info.partitions):
-            await self._settle(timeout)
-            return
-        header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
-        group = _on_each(info.vchannels, MessageType.DROP_PARTITION, header)
-        await self._change(group, "the drop", timeout, (PartitionNotFound,) if if_exists else ())
+        async with self._done_already(PartitionNotFound if if_exists else (), timeout):
+            header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
+            await self._append(_on_each(info.vchannels, MessageType.DROP_PARTITION, header), "the drop", timeout)
 
-    async def _change(
-        self, group: AppendGroup, what: str, timeout: float | None, done_already: tuple[type[StreamingNodeError], ...]
-    ) -> None:
-        """Append a change; an error of `done_already` says that somebody made it meanwhile, which will do."""
+    async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> None:
+        await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
+
+    @asynccontextmanager
+    async def _done_already(
+        self, said_by: type[StreamingNodeError] | tuple[()], timeout: float | None
+    ) -> AsyncIterator[None]:
+        """Take an error that says that somebody made the change before, once that is durable."""
         try:
-            await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
-        except done_already:
+            yield
+        except said_by:
             await self._settle(timeout)
 
     async def _settle(self, timeout: float | None) -> None:

@@ -62,14 +62,13 @@ class BlockingLoop:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Leave what was entered and end the loop; idempotent."""
-        self.exit(None, None, None)
-
-    def exit(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
     ) -> None:
-        """Do what `close` does, and say why."""
+        """Leave what was entered, because of an error or without, and end the loop; idempotent."""
         if os.getpid() != self._process:
             # Whoever collects what was entered would leave it, and wait for the thread.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._entered))
@@ -238,7 +237,7 @@ class SyncNode(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._loop.exit(kind, error, traceback)
+        self._loop.close(kind, error, traceback)
 
 
 def open_node(
