@@ -9,11 +9,11 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
@@ -30,6 +30,8 @@ from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
 from wal.rocks.layout import RocksOptions
+
+T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "STREAMINGNODE_"
 CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
@@ -67,7 +69,7 @@ FIXED = frozenset(
         "wal.group_messages_max",
     }
 )
-"""What the parts have besides settings: nobody can name it, a test gives it in an options object of the section."""
+"""What the parts have besides settings: nobody can name it, a test gives it in the options object of a section."""
 
 ZERO_IS_A_VALUE = frozenset(
     {
@@ -108,17 +110,14 @@ class TickOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLimits:
-    """How much the writes of a node hold in memory together; see `wal.queue.PendingBytes`."""
+    """How much the writes of a node hold in memory; see `wal.queue.PendingBytes`."""
 
     pending_bytes_max: int = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsOptions:
-    """What is measured beyond what costs next to nothing, and how often the file beside the node tells of it, in seconds.
-
-    `time_interceptors` costs about 10 us for each append group.
-    """
+    """Whether interceptors are timed, about 10 us for each append group, and how often the file is written, in seconds."""
 
     time_interceptors: bool = False
     file_interval_s: float = 5.0
@@ -183,10 +182,8 @@ def load_config(
     found += _from_environment(environment)
     for name, value in (arguments or {}).items():
         found += _from_tables({name: value}, f"argument {name}")
-    values: dict[str, object] = {setting.key: setting.value for setting in found}
-    config = _build(NodeConfig, {**values, "set_by": {setting.key: setting.origin for setting in found}})
-    assert isinstance(config, NodeConfig)
-    return config
+    values: dict[str, Any] = {key: value for key, value, _ in found}
+    return _build(NodeConfig, values | {"set_by": {key: origin for key, _, origin in found}})
 
 
 @cache
@@ -203,7 +200,7 @@ def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, objec
             yield f"{prefix}{name}", kind
 
 
-def _build(options: type, values: Mapping[str, object], prefix: str = "") -> object:
+def _build(options: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     arguments = {}
     for name, kind in get_type_hints(options).items():
         if isinstance(kind, type) and is_dataclass(kind):
@@ -234,18 +231,15 @@ def _read_toml(file: Path) -> Mapping[str, object]:
         raise InvalidArgument(f"config file {file} is not TOML: {error} — correct it") from error
 
 
-def _from_tables(
-    tables: Mapping[str, object], origin: str, prefix: str = "", *, in_options: bool = False
-) -> Iterator[Setting]:
-    """Yield settings from nested tables, or from whole sections given as options objects, which may name fixed ones."""
+def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") -> Iterator[Setting]:
+    """Yield settings from nested tables, and what is in the options object of a whole section, fixed or not, as it is."""
     for name, value in tables.items():
         key = f"{prefix}{name}"
         if is_dataclass(value) and not isinstance(value, type):
-            yield from _from_tables(asdict(value), origin, f"{key}.", in_options=True)
+            for inner, _ in _flatten_types(type(value)):
+                yield Setting(f"{key}.{inner}", attrgetter(inner)(value), origin)
         elif isinstance(value, Mapping):
-            yield from _from_tables(value, origin, f"{key}.", in_options=in_options)
-        elif in_options and key in FIXED:
-            yield Setting(key, value, origin)
+            yield from _from_tables(value, origin, f"{key}.")
         else:
             yield _setting(_key(key, _names(), origin), value, origin)
 
