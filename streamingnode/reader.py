@@ -256,15 +256,10 @@ class CollectionReader:
 
     def _check_passed(self, newest: int) -> None:
         """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
-        if self._until is not None and self._until > newest:
-            raise InvalidArgument(
-                f"until={self._until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() "
-                "gave, or leave it out to read on"
-            )
-        if isinstance(self._policy, StartAfterTick) and self._policy.tick > newest:
-            raise InvalidArgument(
-                f"tick {self._policy.tick} is yet to come, it is {newest} now — start at the end for what is to come"
-            )
+        start = self._policy.tick if isinstance(self._policy, StartAfterTick) else 0
+        if (latest := max(start, self._until or 0)) > newest:
+            advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
+            raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
 
 def check_live(channel: Channel, info: CollectionInfo) -> None:

@@ -312,7 +312,7 @@ CALLS: Table = {
     "until a tick to come": (InvalidArgument, "to come, it is [0-9]+ now", reading(until=(1 << 63) - 1)),
     "start after a tick to come": (
         InvalidArgument,
-        "to come.* — start at the end",
+        "to come.* start at the end",
         reading(POLICY.start_after((1 << 63) - 1)),
     ),
     "collections in one text": (InvalidArgument, "list", lambda n: n.consistent_tick("orders")),
