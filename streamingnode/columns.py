@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
+from streamingnode.schema import AnyArray, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
 from wal.errors import brief, shown
 
 ValuesT = TypeVar("ValuesT", Sequence[object], AnyArray)
@@ -30,7 +30,10 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
     else:
         check_column_names(batch.schema.names, schema)
         for field in schema:
-            _check_type(batch.schema.field(field.name).type, field)
+            given = batch.schema.field(field.name).type
+            if not _converts_exactly(given, field.type):
+                reason = f"is {given}, the schema has {field.type} — cast it before the insert"
+                raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
         _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
         columns = [
             by_row(partial(exact_cast, target=field.type), batch.column(field.name), field.name, field.type, first_row)
@@ -44,21 +47,19 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
 
 def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | None = None) -> None:
     """Raise `SchemaMismatch` unless `names` are the schema's columns, each once, in any order."""
+    known = schema.names
+    if len(names) == len(known) and set(names) == set(known):
+        return
+    name = next(name for name in (*known, *names) if name not in known or names.count(name) != 1)
+    if name not in names:
+        reason = "is missing"
+    elif name in known:
+        reason = "appears twice"
+    else:
+        reason = "is not in the schema"
+    advice = f"give every column once, as null where there is no value ({', '.join(known[:20])})"
     place = "" if row is None else f", row {row}"
-    expected = ", ".join(schema.names[:20])
-    for name in schema.names:
-        if name not in names:
-            raise SchemaMismatch(
-                f"column {name!r}{place} is missing — give every column, as null where there is no value ({expected})",
-                column=name,
-                row=row,
-            )
-    for index, name in enumerate(names):
-        if name not in schema.names or name in names[:index]:
-            reason = "is not in the schema" if name not in schema.names else "appears twice"
-            raise SchemaMismatch(
-                f"column {shown(str(name))}{place} {reason} — the columns are {expected}", column=str(name), row=row
-            )
+    raise SchemaMismatch(f"column {shown(str(name))}{place} {reason} — {advice}", column=str(name), row=row)
 
 
 def check_nulls(array: AnyArray, column: str, first_row: int) -> None:
@@ -77,30 +78,24 @@ def by_row(
     """
     try:
         array = convert(values)
+        if isinstance(array, pa.ChunkedArray):
+            raise OverflowError("it has more than one array holds")
+        return array
     except (SchemaMismatch, pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         if len(values) > 1:
             half = len(values) // 2
             by_row(convert, values[:half], column, kind, first_row)
             by_row(convert, values[half:], column, kind, first_row + half)
-            raise _too_large(column, len(values)) from None
+            reason = f"holds over 2 GiB in {len(values)} rows — insert fewer rows at a time"  # each half of it fits
+            raise SchemaMismatch(f"column {column!r} {reason}", column=column) from None
         if isinstance(error, SchemaMismatch):
             raise _misfit(error.column or column, first_row, str(error)) from None
         said = brief(str(error))  # Arrow quotes the value, whole
         raise _misfit(column, first_row, f"{said} — give a value that {kind} holds") from None
-    if isinstance(array, pa.ChunkedArray):
-        raise _too_large(column, len(values))
-    return array
 
 
 def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
     return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
-
-
-def _too_large(column: str, rows: int) -> SchemaMismatch:
-    """Return the error of a column that is refused whole, though each half of it fits."""
-    return SchemaMismatch(
-        f"column {column!r} holds over 2 GiB in {rows} rows — insert fewer rows at a time", column=column
-    )
 
 
 # --- conversions --------------------------------------------------------------------------------------------------------
@@ -130,14 +125,6 @@ def holds_infinity(array: AnyArray) -> bool:
     return any(
         np.isinf(leaf.to_numpy(zero_copy_only=False)).any() for leaf in _leaves(array) if pt.is_floating(leaf.type)
     )
-
-
-def _check_type(given: pa.DataType, field: AnyField) -> None:
-    if not _converts_exactly(given, field.type):
-        raise SchemaMismatch(
-            f"column {field.name!r} is {given}, the schema has {field.type} — cast it before the insert",
-            column=field.name,
-        )
 
 
 def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
