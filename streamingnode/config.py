@@ -65,7 +65,6 @@ FIXED = frozenset(
         "retry.first_s",
         "retry.max_s",
         "segments.bytes_jitter",
-        "statistics.file_interval_s",
         "wal.group_messages_max",
     }
 )
@@ -117,10 +116,9 @@ class WriteLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsOptions:
-    """Whether interceptors are timed, about 10 us for each append group, and how often the file is written, in seconds."""
+    """What is measured beyond what costs next to nothing: interceptors take about 10 us for each append group."""
 
     time_interceptors: bool = False
-    file_interval_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,8 +134,7 @@ class OpenNode:
                 raise self._supervisor.failure
             self._node = node
             if path is not None:
-                interval_s = config.statistics.file_interval_s
-                self._supervisor.spawn(keep_statistics(path, node.statistics, interval_s=interval_s))
+                self._supervisor.spawn(keep_statistics(path, node.statistics))
 
     def _fail(self, failure: BaseException) -> None:
         if self._node is not None:

@@ -6,7 +6,7 @@ last ten seconds; levels are of now. Times are seconds, sizes bytes, unless a na
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -230,18 +230,13 @@ class NodeMeter:
 
 STATISTICS_NAME = "node.statistics"
 STATISTICS_BYTES_MAX = 1 << 20
+INTERVAL_S = 5.0
 
 _log = event_log(__name__)
 
 
-async def keep_statistics(
-    directory: Path,
-    statistics: Callable[[], NodeStatistics],
-    *,
-    interval_s: float,
-    sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-) -> None:
-    """Replace the file in `directory` every `interval_s` seconds until cancelled; it stays when the owner ends.
+async def keep_statistics(directory: Path, statistics: Callable[[], NodeStatistics]) -> None:
+    """Replace the file in `directory` every `INTERVAL_S` seconds until cancelled; it stays when the owner ends.
 
     A disk that refuses is told of once, and tried again.
     """
@@ -254,7 +249,7 @@ async def keep_statistics(
             if not refused:
                 _log.warning("statistics_not_written", error=str(error))
             refused = True
-        await sleep(interval_s)
+        await anyio.sleep(INTERVAL_S)
 
 
 def write_statistics(directory: Path, statistics: NodeStatistics) -> None:
