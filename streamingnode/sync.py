@@ -102,6 +102,10 @@ class Blocking:
         self._original = original
         self._loop = loop
 
+    def __enter__(self) -> Self:
+        self._loop.call(self._original.__aenter__)
+        return self
+
 
 @overload
 def blocking(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]: ...
@@ -141,10 +145,6 @@ class SyncTransaction(Blocking):
     rollback = blocking(Transaction.rollback)
     __exit__ = blocking(Transaction.__aexit__)
 
-    def __enter__(self) -> Self:
-        self._loop.call(self._original.__aenter__)
-        return self
-
 
 class SyncProducer(Blocking):
     """A named producer; see `streamingnode.writing.producer.Producer`. Any thread may call it."""
@@ -169,10 +169,6 @@ class SyncReader(Blocking):
     """A reader for a `with` block; see `streamingnode.reader.CollectionReader`. One thread iterates at a time."""
 
     ack = blocking(CollectionReader.ack)
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._original.__aenter__)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
