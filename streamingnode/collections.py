@@ -156,12 +156,15 @@ class CatalogChanges:
         self, info: CollectionInfo, partition: str, *, if_not_exists: bool, timeout: float | None
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
+        check_name("partition", partition)
         live = [each.name for each in info.partitions if not each.dropped_tick]
-        if partition not in live:
-            check_name("partition", partition)
+        async with self._done_already(AlreadyExists if if_not_exists else (), timeout):
+            if partition in live:  # an append of it would take the lock before it is refused
+                raise AlreadyExists(
+                    f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
+                )
             if len(live) >= PARTITIONS_MAX:
                 raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
-        async with self._done_already(AlreadyExists if if_not_exists else (), timeout):
             header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
             group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
             await self._append(group, "the partition", timeout)
