@@ -6,6 +6,7 @@ last ten seconds; levels are of now. Times are seconds, sizes bytes, unless a na
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,9 +43,7 @@ class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     cancelled: int
     in_flight: int
-    messages: int
     messages_per_s: float
-    bytes: int
     bytes_per_s: float
     seconds: Distribution
     message_bytes: Distribution
@@ -125,7 +124,7 @@ class AppendMeter:
         self._ended = {"ok": 0, "error": 0, "cancel": 0}
         self._seconds, self._message_bytes = Histogram(), Histogram()
         self._messages, self._bytes = Rate(time.monotonic), Rate(time.monotonic)
-        self._interceptors: dict[str, tuple[Histogram, Histogram]] = {}
+        self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](lambda: (Histogram(), Histogram()))
 
     def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
         """Count an append; only those that succeeded are timed and sized."""
@@ -133,19 +132,15 @@ class AppendMeter:
         if status == "ok":
             self._seconds.record(seconds)
             self._messages.add(len(group.messages))
-            group_bytes = 0
-            for message in group.messages:
-                size_bytes = message.size_bytes
-                group_bytes += size_bytes
+            sizes = [message.size_bytes for message in group.messages]
+            for size_bytes in sizes:
                 self._message_bytes.record(size_bytes)
-            self._bytes.add(group_bytes)
+            self._bytes.add(sum(sizes))
         if self._forward_to is not None:
             self._forward_to.append_ended(group, seconds, status)
 
     def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
         """Time one interceptor of one append."""
-        if name not in self._interceptors:
-            self._interceptors[name] = Histogram(), Histogram()
         before, after = self._interceptors[name]
         before.record(before_s)
         if not failed_before:
@@ -160,9 +155,7 @@ class AppendMeter:
             failed=self._ended["error"],
             cancelled=self._ended["cancel"],
             in_flight=in_flight,
-            messages=self._messages.total,
             messages_per_s=self._messages.per_second,
-            bytes=self._bytes.total,
             bytes_per_s=self._bytes.per_second,
             seconds=self._seconds.distribution(),
             message_bytes=self._message_bytes.distribution(),

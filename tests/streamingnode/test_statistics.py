@@ -63,8 +63,9 @@ async def test_appends_are_counted_timed_and_sized(node: Node) -> None:
     after = node.statistics().appends
     segment = 1  # made for the first row
     assert (after.succeeded - before.succeeded, after.failed - before.failed) == (2 + segment, 1)
-    assert after.messages - before.messages == after.message_bytes.count - before.message_bytes.count == 2 + segment
-    assert after.bytes - before.bytes == pytest.approx(after.message_bytes.total - before.message_bytes.total)
+    assert after.message_bytes.count - before.message_bytes.count == 2 + segment
+    assert after.message_bytes.total > before.message_bytes.total
+    assert after.bytes_per_s >= after.messages_per_s >= 0
     assert 0 < after.seconds.p50 <= after.seconds.p99 <= after.seconds.max
     assert after.seconds.count == after.succeeded
     assert (after.cancelled, after.in_flight, after.interceptors) == (0, 0, ())
