@@ -1,7 +1,8 @@
 """Collections and partitions: what they are to callers, their definitions, and the changes of the catalog."""
 
-import reprlib
-from collections.abc import Callable, Sequence, Sized
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,11 +11,10 @@ import pyarrow as pa
 from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo, created_collection
 from streamingnode.channel import Channel
-from streamingnode.names import check_name
 from streamingnode.rows import SHARDS_MAX
 from streamingnode.schema import check_schema, decode_schema, encode_schema
 from streamingnode.writing.write import within
-from wal.errors import InvalidArgument, StreamingNodeError
+from wal.errors import InvalidArgument, StreamingNodeError, shown
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -29,6 +29,8 @@ from wal.message import MutableMessage
 PARTITIONS_MAX = 1_024
 """Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
 FIRST_SCHEMA_VERSION = 1
+NAME_CHARACTERS_MAX = 128
+_NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +82,31 @@ def check_definition(
     )
 
 
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if a new "collection", "partition", "reader" or "producer" may carry it: in paths, URLs and tables.
+
+    Raises `InvalidArgument`.
+    """
+    if isinstance(name, str) and name.startswith("_"):
+        reason = "is reserved: names that start with '_' are the node's — rename it"
+    elif not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
+        reason = (
+            f"is not allowed — use 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '.', '_' and '-', starting with a letter or "
+            "digit, without '..'"
+        )
+    else:
+        return name
+    raise InvalidArgument(f"{kind} name {shown(name)} {reason}")
+
+
 def _check_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(partitions, str) or not isinstance(partitions, Sequence) or len(partitions) >= PARTITIONS_MAX:
-        raise _wrong_partitions(partitions)
-    names = tuple(check_name("partition", partition) for partition in partitions)
-    if len(set(names)) < len(names):
-        raise _wrong_partitions(partitions)
+    is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
+    names = tuple(check_name("partition", partition) for partition in partitions[:PARTITIONS_MAX]) if is_list else ()
+    if not is_list or len(names) >= PARTITIONS_MAX or len(set(names)) < len(names):
+        raise InvalidArgument(
+            f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
+        )
     return names
-
-
-def _wrong_partitions(partitions: object) -> InvalidArgument:
-    count = f" ({len(partitions)} of them)" if isinstance(partitions, Sized) and not isinstance(partitions, str) else ""
-    shown = reprlib.repr(partitions)  # the first few: thousands of names would make a text that nobody reads
-    return InvalidArgument(f"partitions={shown}{count} — pass a list of up to {PARTITIONS_MAX - 1} different names")
 
 
 class CatalogChanges:
@@ -133,46 +147,47 @@ class CatalogChanges:
 
     async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
-        if if_exists and self._find(name) is None:
-            await self._settle(timeout)
-            return
-        info = self._info_of(name)
-        group = _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
-        await self._change(group, "the drop", timeout, (CollectionNotFound,) if if_exists else ())
+        async with self._done_already(CollectionNotFound if if_exists else (), timeout):
+            info = self._info_of(name)
+            group = _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
+            await self._append(group, "the drop", timeout)
 
     async def create_partition(
         self, info: CollectionInfo, partition: str, *, if_not_exists: bool, timeout: float | None
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
-        live = [each.name for each in info.partitions if not each.dropped_tick]
-        if if_not_exists and partition in live:
-            await self._settle(timeout)
-            return
         check_name("partition", partition)
-        if len(live) >= PARTITIONS_MAX:
-            raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
-        header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
-        group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
-        await self._change(group, "the partition", timeout, (AlreadyExists,) if if_not_exists else ())
+        live = [each.name for each in info.partitions if not each.dropped_tick]
+        async with self._done_already(AlreadyExists if if_not_exists else (), timeout):
+            if partition in live:  # an append of it would take the lock before it is refused
+                raise AlreadyExists(
+                    f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
+                )
+            if len(live) >= PARTITIONS_MAX:
+                raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
+            header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
+            group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
+            await self._append(group, "the partition", timeout)
 
     async def drop_partition(
         self, info: CollectionInfo, partition: str, *, if_exists: bool, timeout: float | None
     ) -> None:
         """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
-        if if_exists and not any(each.name == partition and not each.dropped_tick for each in info.partitions):
-            await self._settle(timeout)
-            return
-        header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
-        group = _on_each(info.vchannels, MessageType.DROP_PARTITION, header)
-        await self._change(group, "the drop", timeout, (PartitionNotFound,) if if_exists else ())
+        async with self._done_already(PartitionNotFound if if_exists else (), timeout):
+            header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
+            await self._append(_on_each(info.vchannels, MessageType.DROP_PARTITION, header), "the drop", timeout)
 
-    async def _change(
-        self, group: AppendGroup, what: str, timeout: float | None, done_already: tuple[type[StreamingNodeError], ...]
-    ) -> None:
-        """Append a change; an error of `done_already` says that somebody made it meanwhile, which will do."""
+    async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> None:
+        await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
+
+    @asynccontextmanager
+    async def _done_already(
+        self, said_by: type[StreamingNodeError] | tuple[()], timeout: float | None
+    ) -> AsyncIterator[None]:
+        """Take an error that says that somebody made the change before, once that is durable."""
         try:
-            await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
-        except done_already:
+            yield
+        except said_by:
             await self._settle(timeout)
 
     async def _settle(self, timeout: float | None) -> None:
@@ -205,10 +220,9 @@ def _check_same(existing: CollectionInfo, definition: Definition, *, if_not_exis
     name, shards = existing.name, len(existing.vchannels)
     if not if_not_exists:
         raise AlreadyExists(f"collection {name!r} exists — use it as it is, or choose another name")
-    if not decode_schema(existing.schema).equals(definition.schema):
-        raise AlreadyExists(f"collection {name!r} exists with another schema — use its schema, or choose another name")
-    if existing.primary_key != definition.primary_key or shards != definition.shards:
+    theirs, ours = decode_schema(existing.schema), definition.schema
+    if not theirs.equals(ours) or existing.primary_key != definition.primary_key or shards != definition.shards:
         raise AlreadyExists(
-            f"collection {name!r} exists with primary key {existing.primary_key!r} and {shards} shards — "
+            f"collection {name!r} exists, with its own schema, primary key {existing.primary_key!r} and {shards} shards — "
             "use these, or choose another name"
         )

@@ -5,6 +5,8 @@ into a float column only where every integer is a float. Everything is columnar.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,14 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
+from streamingnode.schema import AnyArray, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
 from wal.errors import brief, shown
 
-NULL_REFUSED = "null where the primary key or a required column needs a value — give one"
+ValuesT = TypeVar("ValuesT", Sequence[object], AnyArray)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:
-    """Return `batch` in exactly `schema`, in sound buffers; `required` are the indexes of columns to look into for nulls.
+    """Return `batch` in exactly `schema`, in sound buffers; `required` are the indexes of columns that take no null.
 
     `first_row` is added to the rows that errors name. Costs no copy when the schema is already the same.
     """
@@ -28,47 +30,72 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
     else:
         check_column_names(batch.schema.names, schema)
         for field in schema:
-            _check_type(batch.schema.field(field.name).type, field)
+            given = batch.schema.field(field.name).type
+            if not _converts_exactly(given, field.type):
+                reason = f"is {given}, the schema has {field.type} — cast it before the insert"
+                raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
         _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
-        columns = [_convert(batch.column(field.name), field, first_row) for field in schema]
+        columns = [
+            by_row(partial(exact_cast, target=field.type), batch.column(field.name), field.name, field.type, first_row)
+            for field in schema
+        ]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for index in required:
-        field, column = schema.field(index), batch.column(index)
-        _check_nulls(column, field, first_row)
-        if _hides_null(column):
-            batch = batch.set_column(index, field, _nothing_hidden(column.take(pa.array(range(len(column)))), field))
+        check_nulls(batch.column(index), schema.names[index], first_row)
     return batch
 
 
 def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | None = None) -> None:
     """Raise `SchemaMismatch` unless `names` are the schema's columns, each once, in any order."""
+    known = schema.names
+    if len(names) == len(known) and set(names) == set(known):
+        return
+    name = next(name for name in (*known, *names) if name not in known or names.count(name) != 1)
+    if name not in names:
+        reason = "is missing"
+    elif name in known:
+        reason = "appears twice"
+    else:
+        reason = "is not in the schema"
+    advice = f"give every column once, as null where there is no value ({', '.join(known[:20])})"
     place = "" if row is None else f", row {row}"
-    expected = ", ".join(schema.names[:20])
-    for name in schema.names:
-        if name not in names:
-            raise SchemaMismatch(
-                f"column {name!r}{place} is missing — give every column, as null where there is no value ({expected})",
-                column=name,
-                row=row,
-            )
-    for index, name in enumerate(names):
-        if name not in schema.names or name in names[:index]:
-            reason = "is not in the schema" if name not in schema.names else "appears twice"
-            raise SchemaMismatch(
-                f"column {shown(str(name))}{place} {reason} — the columns are {expected}", column=str(name), row=row
-            )
+    raise SchemaMismatch(f"column {shown(str(name))}{place} {reason} — {advice}", column=str(name), row=row)
 
 
-def misfit(column: str, row: int, reason: str) -> SchemaMismatch:
-    """Return the error of one cell."""
+def check_nulls(array: AnyArray, column: str, first_row: int) -> None:
+    """Raise `SchemaMismatch` for a null in a column that takes none."""
+    if array.null_count:
+        row = first_row + pc.index(array.is_null(), True).as_py()
+        raise _misfit(column, row, "null where the primary key or a required column needs a value — give one")
+
+
+def by_row(
+    convert: Callable[[ValuesT], AnyArray], values: ValuesT, column: str, kind: pa.DataType, first_row: int
+) -> AnyArray:
+    """Return a column's values, converted; when they are refused, halving finds the first row to blame.
+
+    `convert` raises what Arrow does, or a `SchemaMismatch` that tells no row.
+    """
+    try:
+        array = convert(values)
+        if isinstance(array, pa.ChunkedArray):
+            raise OverflowError("it has more than one array holds")
+        return array
+    except (SchemaMismatch, pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        if len(values) > 1:
+            half = len(values) // 2
+            by_row(convert, values[:half], column, kind, first_row)
+            by_row(convert, values[half:], column, kind, first_row + half)
+            reason = f"holds over 2 GiB in {len(values)} rows — insert fewer rows at a time"  # each half of it fits
+            raise SchemaMismatch(f"column {column!r} {reason}", column=column) from None
+        if isinstance(error, SchemaMismatch):
+            raise _misfit(error.column or column, first_row, str(error)) from None
+        said = brief(str(error))  # Arrow quotes the value, whole
+        raise _misfit(column, first_row, f"{said} — give a value that {kind} holds") from None
+
+
+def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
     return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
-
-
-def too_large(column: str, rows: int) -> SchemaMismatch:
-    """Return the error of a column that is refused whole, though each half of it fits."""
-    return SchemaMismatch(
-        f"column {column!r} holds over 2 GiB in {rows} rows — insert fewer rows at a time", column=column
-    )
 
 
 # --- conversions --------------------------------------------------------------------------------------------------------
@@ -79,6 +106,8 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
 
     Raises `pa.ArrowInvalid` for a value that the type does not hold.
     """
+    if array.type == target:
+        return array
     if has_leaf(target, pt.is_decimal):  # Arrow refuses to make decimals of integers unless any integer would fit
         array = array.cast(with_leaves(target, _widest_decimal))
     cast = array.cast(target)
@@ -96,14 +125,6 @@ def holds_infinity(array: AnyArray) -> bool:
     return any(
         np.isinf(leaf.to_numpy(zero_copy_only=False)).any() for leaf in _leaves(array) if pt.is_floating(leaf.type)
     )
-
-
-def _check_type(given: pa.DataType, field: AnyField) -> None:
-    if not _converts_exactly(given, field.type):
-        raise SchemaMismatch(
-            f"column {field.name!r} is {given}, the schema has {field.type} — cast it before the insert",
-            column=field.name,
-        )
 
 
 def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
@@ -144,93 +165,17 @@ def _check_sound(batch: pa.RecordBatch) -> None:
         ) from None
 
 
-def _convert(array: AnyArray, field: AnyField, first_row: int) -> AnyArray:
-    """Return the array in a field's type; when a value does not fit, halving finds the first row to blame."""
-    if array.type == field.type:
-        return array
-    try:
-        return exact_cast(array, field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        if len(array) > 1:
-            half = len(array) // 2
-            _convert(array[:half], field, first_row)
-            _convert(array[half:], field, first_row + half)
-            raise too_large(field.name, len(array)) from None
-        said = brief(str(error))  # Arrow quotes the value, whole
-        raise misfit(field.name, first_row, f"{said} — give a value that {field.type} holds") from None
-
-
 def _widest_decimal(kind: pa.DataType) -> pa.DataType:
     return pa.decimal256(76, kind.scale) if isinstance(kind, pa.Decimal128Type) else kind
 
 
-def _inside(array: AnyArray) -> list[AnyArray]:
-    """Return the arrays directly inside an array of lists or structs, without what is under a null."""
-    if is_list(array.type):
-        return [pc.list_flatten(array)]
-    if pt.is_struct(array.type):
-        present = array.filter(array.is_valid())
-        return [pc.struct_field(present, index) for index in range(array.type.num_fields)]
-    return []
-
-
 def _leaves(array: AnyArray) -> Iterator[AnyArray]:
     """Yield the arrays of values that hold no others, in the order of their names, without what is under a null."""
-    fields = child_fields(array.type)
-    for _, part in sorted(zip([field.name for field in fields], _inside(array), strict=True), key=lambda pair: pair[0]):
-        yield from _leaves(part)
-    if not fields:
+    if is_list(array.type):
+        yield from _leaves(pc.list_flatten(array))
+    elif pt.is_struct(array.type):
+        present, names = array.filter(array.is_valid()), [field.name for field in child_fields(array.type)]
+        for index in sorted(range(len(names)), key=names.__getitem__):
+            yield from _leaves(pc.struct_field(present, index))
+    else:
         yield array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
-
-
-# --- nulls where none may be --------------------------------------------------------------------------------------------
-
-
-def has_required_inside(kind: pa.DataType) -> bool:
-    """Whether some nested field of the type takes no nulls."""
-    return any(not child.nullable or has_required_inside(child.type) for child in child_fields(kind))
-
-
-def _check_nulls(array: AnyArray, field: AnyField, first_row: int) -> None:
-    """Raise `SchemaMismatch` for a null in a required column, or inside it where its type allows none."""
-    if array.null_count and not (field.nullable and child_fields(field.type)):
-        raise misfit(field.name, first_row + pc.index(array.is_null(), True).as_py(), NULL_REFUSED)
-    if (inside := _null_inside(array)) is not None:
-        if len(array) > 1:
-            half = len(array) // 2
-            _check_nulls(array[:half], field, first_row)
-            _check_nulls(array[half:], field, first_row + half)
-        raise misfit(field.name, first_row, f"null in {field.name + inside!r}, which takes none — give a value")
-
-
-def _null_inside(array: AnyArray) -> str | None:
-    """Return the path of the first nested field that has a null and takes none."""
-    for values, child in zip(_inside(array), child_fields(array.type), strict=True):
-        if not child.nullable and values.null_count:
-            return f".{child.name}"
-        if (found := _null_inside(values)) is not None:
-            return f".{child.name}{found}"
-    return None
-
-
-def _parts(array: AnyArray) -> list[AnyArray]:
-    """Return the arrays directly inside an array, also what is under nulls."""
-    if isinstance(array, pa.StructArray):
-        return [array.field(index) for index in range(array.type.num_fields)]
-    return [array.values] if is_list(array.type) else []  # type: ignore[attr-defined]  # every list has them
-
-
-def _hides_null(array: AnyArray) -> bool:
-    """Whether a field that takes no nulls has one, which lies under a null. Parquet cannot be written of that."""
-    return any(
-        (not child.nullable and part.null_count > 0) or _hides_null(part)
-        for part, child in zip(_parts(array), child_fields(array.type), strict=True)
-    )
-
-
-def _nothing_hidden(array: AnyArray, field: AnyField) -> AnyArray:
-    """Return an array that was not sliced with some value for each null that `_hides_null` finds: what lies there anyway."""
-    parts = [_nothing_hidden(part, child) for part, child in zip(_parts(array), child_fields(field.type), strict=True)]
-    validity, *others = array.buffers()[: field.type.num_buffers]
-    buffers = [validity if field.nullable else None, *others]
-    return pa.Array.from_buffers(field.type, len(array), buffers, children=parts)

@@ -1,18 +1,19 @@
 """The settings of a node: one frozen object, put together from the parts' own limits and checked once.
 
 Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of `open_node`. A setting is named by its dotted
-path, as in `flush.schedule.interval_s`, by the last part of it where only one setting ends so, or by an alias.
+path, as in `flush.schedule.interval_s`, or by an alias.
 """
 
 import difflib
+import os
+import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from types import NoneType
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
@@ -30,12 +31,14 @@ from wal.live_tail import CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
 from wal.rocks.layout import RocksOptions
 
+T = TypeVar("T")
+
 ENVIRONMENT_PREFIX = "STREAMINGNODE_"
 CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
 """Names the TOML file when no argument does."""
 
 _NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
-_KINDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # also with the one slash that a `Path` makes of two
 
 DEFAULT_ORIGIN = "default"
 
@@ -43,6 +46,7 @@ ALIASES = {
     "durability": "log.durability",
     "cut_interval_s": "flush.schedule.interval_s",
     "cut_bytes_max": "flush.schedule.bytes_max",
+    "free_bytes_min": "log.free_bytes_min",
     "retention_s": "flush.retention.min_age_s",
 }
 """Short names for what people set most."""
@@ -61,11 +65,10 @@ FIXED = frozenset(
         "retry.first_s",
         "retry.max_s",
         "segments.bytes_jitter",
-        "statistics.file_interval_s",
         "wal.group_messages_max",
     }
 )
-"""What the parts have besides settings: nobody can name it, a test gives it in an options object of the section."""
+"""What the parts have besides settings: nobody can name it, a test gives it in the options object of a section."""
 
 ZERO_IS_A_VALUE = frozenset(
     {
@@ -106,20 +109,16 @@ class TickOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteLimits:
-    """How much the writes of a node hold in memory together; see `wal.queue.PendingBytes`."""
+    """How much the writes of a node hold in memory; see `wal.queue.PendingBytes`."""
 
     pending_bytes_max: int = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsOptions:
-    """What is measured beyond what costs next to nothing, and how often the file beside the node tells of it, in seconds.
-
-    `time_interceptors` costs about 10 us for each append group.
-    """
+    """What is measured beyond what costs next to nothing: interceptors take about 10 us for each append group."""
 
     time_interceptors: bool = False
-    file_interval_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +180,8 @@ def load_config(
     found += _from_environment(environment)
     for name, value in (arguments or {}).items():
         found += _from_tables({name: value}, f"argument {name}")
-    values: dict[str, object] = {setting.key: setting.value for setting in found}
-    config = _build(NodeConfig, {**values, "set_by": {setting.key: setting.origin for setting in found}})
-    assert isinstance(config, NodeConfig)
-    return config
+    values: dict[str, Any] = {key: value for key, value, _ in found}
+    return _build(NodeConfig, values | {"set_by": {key: origin for key, _, origin in found}})
 
 
 @cache
@@ -201,7 +198,7 @@ def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, objec
             yield f"{prefix}{name}", kind
 
 
-def _build(options: type, values: Mapping[str, object], prefix: str = "") -> object:
+def _build(options: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     arguments = {}
     for name, kind in get_type_hints(options).items():
         if isinstance(kind, type) and is_dataclass(kind):
@@ -209,6 +206,16 @@ def _build(options: type, values: Mapping[str, object], prefix: str = "") -> obj
         elif f"{prefix}{name}" in values:
             arguments[name] = values[f"{prefix}{name}"]
     return options(**arguments)
+
+
+def check_path(what: str, path: str | os.PathLike[str]) -> Path:
+    """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidArgument(f"{path!r} names no {what} — give a path")
+    if _URL.match(text):
+        raise InvalidArgument(f"{text!r} is a URL — give a path on a disk of this machine, without a scheme")
+    return Path(text)
 
 
 def _read_toml(file: Path) -> Mapping[str, object]:
@@ -222,55 +229,40 @@ def _read_toml(file: Path) -> Mapping[str, object]:
         raise InvalidArgument(f"config file {file} is not TOML: {error} — correct it") from error
 
 
-def _from_tables(
-    tables: Mapping[str, object], origin: str, prefix: str = "", *, in_options: bool = False
-) -> Iterator[Setting]:
-    """Yield settings from nested tables, or from whole sections given as options objects, which may name fixed ones."""
+def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") -> Iterator[Setting]:
+    """Yield settings from nested tables, and what is in the options object of a whole section, fixed or not, as it is."""
     for name, value in tables.items():
         key = f"{prefix}{name}"
         if is_dataclass(value) and not isinstance(value, type):
-            yield from _from_tables(asdict(value), origin, f"{key}.", in_options=True)
+            for inner, _ in _flatten_types(type(value)):
+                yield Setting(f"{key}.{inner}", attrgetter(inner)(value), origin)
         elif isinstance(value, Mapping):
-            yield from _from_tables(value, origin, f"{key}.", in_options=in_options)
-        elif in_options and key in FIXED:
-            yield Setting(key, value, origin)
+            yield from _from_tables(value, origin, f"{key}.")
         else:
-            yield _setting(_resolve(key, origin), value, origin)
+            yield _setting(_key(key, _names(), origin), value, origin)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
-    names = ALIASES | {key: key for key in _known_settings()}
-    keys = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in names.items()}
+    keys = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in _names().items()}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NO_SETTINGS:
             continue
-        if variable not in keys:
-            raise _unknown(variable, keys, "environment")
-        yield _setting(keys[variable], text, f"environment {variable}")
+        yield _setting(_key(variable, keys, "environment"), text, f"environment {variable}")
 
 
 @cache
-def _spellings() -> Mapping[str, Sequence[str]]:
-    """Return the settings that each name may mean: aliases, last parts, and dotted paths, which mean one."""
-    endings: dict[str, list[str]] = {}
-    for key in _known_settings():
-        endings.setdefault(key.rpartition(".")[2], []).append(key)
-    return {**endings, **{alias: [key] for alias, key in ALIASES.items()}, **{key: [key] for key in _known_settings()}}
+def _names() -> Mapping[str, str]:
+    """Return the setting that each name means."""
+    return ALIASES | {key: key for key in _known_settings()}
 
 
-def _resolve(name: str, origin: str) -> str:
-    keys = _spellings().get(name, ())
-    if len(keys) > 1:
-        raise InvalidArgument(f"{origin}: {name!r} could be {' or '.join(keys)} — write it out")
-    if not keys:
-        raise _unknown(name, [each for each, keys in _spellings().items() if len(keys) == 1], origin)
-    return keys[0]
-
-
-def _unknown(name: str, known: Collection[str], origin: str) -> InvalidArgument:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
-    return InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
+def _key(name: str, keys: Mapping[str, str], origin: str) -> str:
+    """Return the setting that a name means. Raises `InvalidArgument` with the name that comes nearest."""
+    if name not in keys:
+        near = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
+        raise InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
+    return keys[name]
 
 
 def _setting(key: str, value: object, origin: str) -> Setting:
@@ -279,28 +271,20 @@ def _setting(key: str, value: object, origin: str) -> Setting:
     try:
         converted: object = msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{origin}: {key} = {shown(value)} does not fit — give {_expected(kind)}") from error
+        expected = kind.__name__ if isinstance(kind, type) else str(kind).removeprefix("typing.")
+        raise InvalidArgument(f"{origin}: {key} = {shown(value)} does not fit — give {expected}") from error
     if isinstance(converted, (int, float)) and not isinstance(converted, bool):
-        _check_range(key, converted, origin)
+        is_zero_fine, most = key in ZERO_IS_A_VALUE, _most(key, converted)
+        # Comparing, unlike `math.isfinite`, also takes whole numbers that no float holds.
+        if not (0 < converted <= most or (converted == 0 and is_zero_fine)):
+            least = "0 or more" if is_zero_fine else "more than 0"
+            raise InvalidArgument(f"{origin}: {key} = {converted!r} is out of range — give {least}, {most} at most")
     return Setting(key, converted, origin)
 
 
-def _check_range(key: str, number: float, origin: str) -> None:
+def _most(key: str, number: float) -> int:
     if key.endswith(("_ms", "_ms_default")):
-        most = SECONDS_MAX * 1000
-    elif isinstance(number, float):  # the numbers with a fraction are seconds
-        most = SECONDS_MAX
-    else:
-        most = GROUP_BYTES_MAX if key == "wal.group_bytes_max" else WHOLE_MAX
-    is_zero_fine = key in ZERO_IS_A_VALUE
-    # Comparing, unlike `math.isfinite`, also takes whole numbers that no float holds.
-    if not (0 < number <= most or (number == 0 and is_zero_fine)):
-        least = "0 or more" if is_zero_fine else "more than 0"
-        raise InvalidArgument(f"{origin}: {key} = {number!r} is out of range — give {least}, {most} at most")
-
-
-def _expected(kind: object) -> str:
-    choices = get_args(kind) if get_origin(kind) is Literal else ()
-    kinds = [each for each in get_args(kind) or (kind,) if each is not NoneType]
-    named = " or ".join(map(repr, choices)) or " or ".join(_KINDS.get(each, str(each)) for each in kinds)
-    return f"{named}, or null" if NoneType in get_args(kind) else named
+        return SECONDS_MAX * 1000
+    if isinstance(number, float):  # the numbers with a fraction are seconds
+        return SECONDS_MAX
+    return GROUP_BYTES_MAX if key == "wal.group_bytes_max" else WHOLE_MAX

@@ -1,64 +1,37 @@
-"""Every error a caller can meet: those of the node itself, and those of the packages below."""
+"""Every error a caller can meet: those of the node itself, and those of the packages below.
 
-from interceptors.errors import (
-    AlreadyExists,
-    CollectionNotFound,
-    InvalidTransactionState,
-    PartitionNotFound,
-    ProducerFenced,
-    SchemaMismatch,
-    SequenceTooOld,
-    TransactionExpired,
-)
-from scanner.deliver_policy import ReaderBusy
-from spark_sink.errors import JavaNotFound, PackageMissing, SparkLost, TableAhead
-from wal.errors import (
-    AlreadyOwned,
-    ChannelFenced,
-    Corrupt,
-    Indeterminate,
-    InvalidArgument,
-    LogReopening,
-    OnShutdown,
-    Overloaded,
-    StorageFailed,
-    StorageFull,
-    StreamingNodeError,
-    TooLarge,
-    Truncated,
-    UnsupportedFormat,
-)
+Each has a stable `code`, ends with what to do next, and says with `retryable` whether the same call may be tried again:
+"yes" or "no" when nothing was done, and "indeterminate" when it may have been. A caller that repeats the last must be a
+named producer, or it may make a second write.
+"""
 
-__all__ = [
-    "AlreadyExists",
-    "AlreadyOwned",
-    "ChannelFenced",
-    "CollectionNotFound",
-    "Corrupt",
-    "DeadlineExceeded",
-    "Indeterminate",
-    "InvalidArgument",
-    "InvalidTransactionState",
-    "JavaNotFound",
-    "LogReopening",
-    "OnShutdown",
-    "Overloaded",
-    "PackageMissing",
-    "PartitionNotFound",
-    "ProducerFenced",
-    "ReaderBusy",
-    "SchemaMismatch",
-    "SequenceTooOld",
-    "SparkLost",
-    "StorageFailed",
-    "StorageFull",
-    "StreamingNodeError",
-    "TableAhead",
-    "TooLarge",
-    "TransactionExpired",
-    "Truncated",
-    "UnsupportedFormat",
-]
+from interceptors.errors import AlreadyExists as AlreadyExists
+from interceptors.errors import CollectionNotFound as CollectionNotFound
+from interceptors.errors import InvalidTransactionState as InvalidTransactionState
+from interceptors.errors import PartitionNotFound as PartitionNotFound
+from interceptors.errors import ProducerFenced as ProducerFenced
+from interceptors.errors import SchemaMismatch as SchemaMismatch
+from interceptors.errors import SequenceTooOld as SequenceTooOld
+from interceptors.errors import TransactionExpired as TransactionExpired
+from scanner.deliver_policy import ReaderBusy as ReaderBusy
+from spark_sink.errors import JavaNotFound as JavaNotFound
+from spark_sink.errors import PackageMissing as PackageMissing
+from spark_sink.errors import SparkLost as SparkLost
+from spark_sink.errors import TableAhead as TableAhead
+from wal.errors import AlreadyOwned as AlreadyOwned
+from wal.errors import ChannelFenced as ChannelFenced
+from wal.errors import Corrupt as Corrupt
+from wal.errors import Indeterminate as Indeterminate
+from wal.errors import InvalidArgument as InvalidArgument
+from wal.errors import LogReopening as LogReopening
+from wal.errors import OnShutdown as OnShutdown
+from wal.errors import Overloaded as Overloaded
+from wal.errors import StorageFailed as StorageFailed
+from wal.errors import StorageFull as StorageFull
+from wal.errors import StreamingNodeError as StreamingNodeError
+from wal.errors import TooLarge as TooLarge
+from wal.errors import Truncated as Truncated
+from wal.errors import UnsupportedFormat as UnsupportedFormat
 
 
 class DeadlineExceeded(Indeterminate, TimeoutError):

@@ -25,9 +25,8 @@ from streamingnode.care.backup import BackupResult
 from streamingnode.care.findings import Report
 from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
-from streamingnode.collections import CatalogChanges, Collection, check_definition, collection_of
-from streamingnode.config import NodeConfig
-from streamingnode.names import check_name, check_path, not_text
+from streamingnode.collections import CatalogChanges, Collection, check_definition, check_name, collection_of
+from streamingnode.config import NodeConfig, check_path
 from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
@@ -435,7 +434,7 @@ class Node:
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()
         if not isinstance(collection, str):
-            raise not_text("collection", collection)
+            raise InvalidArgument(f"a collection name is text, not {type(collection).__name__} — pass a str")
         return self._channel.catalog.collection_by_name(collection)
 
     def _keepalive_ms(self, keepalive_s: float | None) -> int:

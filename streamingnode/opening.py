@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 import anyio
 from anyio import to_thread
 
-from streamingnode.config import NodeConfig, load_config
-from streamingnode.names import check_path
+from streamingnode.config import NodeConfig, check_path, load_config
 from streamingnode.node import Node
-from streamingnode.statistics import StatisticsFile
+from streamingnode.statistics import keep_statistics
 from wal.errors import InvalidArgument, OnShutdown
 from wal.files import disk_errors_typed
 from wal.log import AppendObserver
@@ -135,8 +134,7 @@ class OpenNode:
                 raise self._supervisor.failure
             self._node = node
             if path is not None:
-                file = StatisticsFile(path, node.statistics, interval_s=config.statistics.file_interval_s)
-                self._supervisor.spawn(file.run())
+                self._supervisor.spawn(keep_statistics(path, node.statistics))
 
     def _fail(self, failure: BaseException) -> None:
         if self._node is not None:

@@ -11,8 +11,6 @@ from wal.position import MessageId
 
 DELIVERED_TYPES = DML | DDL
 """What a reader gets unless it asks for certain types; the rest is the node's own bookkeeping."""
-
-
 PayloadSchemas = Mapping[MessageType, pa.Schema]
 """How inserts and deletes of one collection decode."""
 
@@ -30,8 +28,8 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     message_id: MessageId
     last_confirmed: MessageId
     time_tick: int
-    vchannels: tuple[str, ...]
-    num_rows: int
+    vchannels: tuple[str, ...] = ()
+    num_rows: int = 0
     bodies: "tuple[ReadMessage, ...]" = ()
     parts: tuple[Message, ...] = ()
     schemas: PayloadSchemas = {}
@@ -86,8 +84,6 @@ def tick_message(time_tick: int, resume_from: MessageId) -> ReadMessage:
         message_id=resume_from,
         last_confirmed=resume_from,
         time_tick=time_tick,
-        vchannels=(),
-        num_rows=0,
     )
 
 
@@ -111,11 +107,7 @@ def _merged(parts: Sequence[Message], schemas: PayloadSchemas) -> ReadMessage:
         last_confirmed=last.last_confirmed,
         time_tick=last.time_tick,
         vchannels=tuple(part.vchannel for part in parts),
-        num_rows=sum(_rows(part) for part in parts),
+        num_rows=sum(part.header.rows for part in parts if isinstance(part.header, (InsertHeader, DeleteHeader))),
         parts=tuple(parts),
         schemas=schemas,
     )
-
-
-def _rows(part: Message) -> int:
-    return part.header.rows if isinstance(part.header, (InsertHeader, DeleteHeader)) else 0

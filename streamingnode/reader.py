@@ -1,8 +1,7 @@
 """Reads one collection: `async with node.read("orders", policy) as messages`.
 
-A named reader holds as little of the log as its acknowledgements allow. A reader of a quiet collection would otherwise hold
-everything that other collections write: so acknowledging the last message delivered acknowledges the quiet after it too,
-and a reader that has nothing to acknowledge moves on by itself from time to time.
+A named reader of a quiet collection would hold everything that other collections write: so acknowledging the last message
+delivered acknowledges the quiet after it too, and a reader that has nothing to acknowledge moves on by itself.
 """
 
 import time
@@ -25,7 +24,7 @@ from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartAfterTick, ch
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
-from streamingnode.names import check_name
+from streamingnode.collections import check_name
 from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick, tick_message
 from streamingnode.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
@@ -36,6 +35,8 @@ from wal.timetick import tick_given
 
 T = TypeVar("T")
 
+MESSAGES_MAX = 1_024
+"""Messages that `next_messages` returns at once."""
 LEASE_INTERVAL_S = 10.0
 """How often an idle named reader's place follows the log; each time is one synced write."""
 
@@ -78,8 +79,8 @@ class CollectionReader:
         self._entered, self._ended = False, False
         self._scanner: Scanner | None = None
         self._named: NamedReader | None = None
-        self._last: ReadMessage | None = None
-        """The last message delivered; behind it there is nothing up to `_passed`."""
+        self._last_tick = 0
+        """That of the last message delivered; behind it there is nothing up to `_passed`."""
         self._passed: ReadMessage | None = None
         self._follow_at_s = 0.0
         self._message_id = message_id_kind(channel.log.wal_name)
@@ -112,13 +113,11 @@ class CollectionReader:
             await self._fill()
         return self._ready.popleft()
 
-    async def next_messages(self, *, max_messages: int = 1_024) -> list[ReadMessage]:
+    async def next_messages(self) -> list[ReadMessage]:
         """Return the next messages, at least one, without waiting for more; an empty list at the end."""
-        if not isinstance(max_messages, int) or max_messages < 1:
-            raise InvalidArgument(f"{max_messages=} — pass at least 1: an empty list means the end")
         while not self._ready and not self._ended:
             await self._fill()
-        return [self._ready.popleft() for _ in range(min(max_messages, len(self._ready)))]
+        return [self._ready.popleft() for _ in range(min(MESSAGES_MAX, len(self._ready)))]
 
     async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[list[ReadMessage]]:
         """Yield lists of messages of up to `max_rows` rows, each at most `max_wait_s` after its first message.
@@ -129,12 +128,15 @@ class CollectionReader:
             raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
         while first := await anext(self, None):
             batch, rows = [first], first.num_rows or 1
-            deadline = time.monotonic() + max_wait_s
-            while rows < max_rows and await self._has_next(deadline):
-                rows += self._ready[0].num_rows or 1
-                if rows > max_rows:
-                    break
-                batch.append(self._ready.popleft())
+            with anyio.move_on_after(max_wait_s):
+                while rows < max_rows:
+                    while not self._ready and not self._ended:
+                        await self._fill()
+                    if not self._ready:
+                        break
+                    rows += self._ready[0].num_rows or 1
+                    if rows <= max_rows:
+                        batch.append(self._ready.popleft())
             yield batch
 
     async def ack(self, message: ReadMessage) -> None:
@@ -148,7 +150,7 @@ class CollectionReader:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
-        upto = self._passed if message is self._last and self._passed is not None else message
+        upto = self._passed if self._passed and message.time_tick == self._last_tick else message
         await self._explained(self._named.ack(upto.last_confirmed, upto.time_tick))
 
     async def close(self) -> None:
@@ -210,22 +212,20 @@ class CollectionReader:
         self._ready.extend(delivered)
         dropped = any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
         self._ended = dropped or (until is not None and batch.confirmed_tick >= until)
+        if delivered:
+            self._last_tick = delivered[-1].time_tick
         if self._named is not None:
             self._passed = self._passed_by(batch)
-            if delivered:
-                self._last = delivered[-1]
-            else:
+            if not delivered:
                 await self._follow(self._named, self._passed)
 
     async def _follow(self, named: NamedReader, passed: ReadMessage) -> None:
         """Move a named reader on if everything delivered is acknowledged, and the last time is a while ago."""
-        unacknowledged = self._last is not None and named.acknowledged_tick < self._last.time_tick
         moved = passed.last_confirmed.position > named.position.position
-        if unacknowledged or not moved or time.monotonic() < self._follow_at_s:
-            return
-        self._follow_at_s = time.monotonic() + LEASE_INTERVAL_S
-        with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
-            await named.ack(passed.last_confirmed, passed.time_tick)
+        if moved and named.acknowledged_tick >= self._last_tick and time.monotonic() >= self._follow_at_s:
+            self._follow_at_s = time.monotonic() + LEASE_INTERVAL_S
+            with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
+                await named.ack(passed.last_confirmed, passed.time_tick)
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
         delivered = []
@@ -237,14 +237,13 @@ class CollectionReader:
                 delivered.append(message)
         if self._include_ticks:
             passed = self._passed_by(batch)
-            delivered += [] if delivered and delivered[-1].time_tick >= passed.time_tick else [passed]
+            if not delivered or delivered[-1].time_tick < passed.time_tick:
+                delivered.append(passed)
         return delivered
 
     def _passed_by(self, batch: ScanBatch) -> ReadMessage:
         """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
-        until = self._until
-        if until is None or batch.confirmed_tick <= until:
-            return tick_message(batch.confirmed_tick, self._message_id(batch.resume_position))
+        until = batch.confirmed_tick if self._until is None else min(self._until, batch.confirmed_tick)
         held_back = next((message for message in batch.messages if message.time_tick > until), None)
         return tick_message(until, held_back.last_confirmed if held_back else self._message_id(batch.resume_position))
 
@@ -257,23 +256,10 @@ class CollectionReader:
 
     def _check_passed(self, newest: int) -> None:
         """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
-        if self._until is not None and self._until > newest:
-            raise InvalidArgument(
-                f"until={self._until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() "
-                "gave, or leave it out to read on"
-            )
-        if isinstance(self._policy, StartAfterTick) and self._policy.tick > newest:
-            raise InvalidArgument(
-                f"tick {self._policy.tick} is yet to come, it is {newest} now — start at the end for what is to come"
-            )
-
-    async def _has_next(self, deadline: float) -> bool:
-        while not self._ready and not self._ended:
-            with anyio.move_on_after(deadline - time.monotonic()) as scope:
-                await self._fill()
-            if scope.cancelled_caught:
-                return False
-        return bool(self._ready)
+        start = self._policy.tick if isinstance(self._policy, StartAfterTick) else 0
+        if (latest := max(start, self._until or 0)) > newest:
+            advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
+            raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
 
 def check_live(channel: Channel, info: CollectionInfo) -> None:

@@ -5,13 +5,13 @@ naming column and row. Per row, Python runs only inside one comprehension per co
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
-from numbers import Integral, Real
 from operator import attrgetter
 from types import NoneType
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -20,16 +20,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.columns import (
-    NULL_REFUSED,
-    check_column_names,
-    conform,
-    exact_cast,
-    has_required_inside,
-    holds_infinity,
-    misfit,
-    too_large,
-)
+from streamingnode.columns import by_row, check_column_names, check_nulls, conform, exact_cast, holds_infinity
 from streamingnode.schema import (
     AnyArray,
     AnyChunkedArray,
@@ -41,8 +32,7 @@ from streamingnode.schema import (
     is_text,
     with_leaves,
 )
-from wal import errors
-from wal.errors import InvalidArgument, brief
+from wal.errors import InvalidArgument, shown
 from wal.shard_hash import Hashes, hash_bytes, hash_integers, shards_of
 
 DictRows = Sequence[Mapping[str, object]]
@@ -62,19 +52,6 @@ DICTS_PER_BATCH = 4_096
 # pyarrow looks for pandas when it makes its first array and imports it: half a second that must not fall into an event loop.
 pa.array([0])
 
-_CONVERSIONS = {
-    "dict": "one in a list: [...]",
-    "generator": "list(...)",
-    "set": "list(...)",
-    "ndarray": "its tolist()",
-    "Series": "its tolist()",
-    "DataFrame": "pa.Table.from_pandas(..., preserve_index=False)",
-    "RecordBatchReader": "its read_all()",
-}
-"""How what people pass instead becomes rows or keys, by the name of its type: it need not be imported here."""
-
-_CONVERSION_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError)
-
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
@@ -84,18 +61,16 @@ class RowShape:
     primary_key: str
     columns: "tuple[ColumnValues, ...]"
     required: tuple[int, ...]
-    """Indexes of the columns to look into for nulls: the primary key, required ones, and those with required fields."""
+    """Indexes of the columns that take no null: the primary key, and those the schema says so of."""
 
 
 def row_shape(schema: pa.Schema, *, primary_key: str) -> RowShape:
     """Return the shape of a checked schema's rows."""
-    nullable = [field.nullable and field.name != primary_key for field in schema]
-    fields = list(zip(schema, nullable, strict=True))
     return RowShape(
         schema=schema,
         primary_key=primary_key,
-        columns=tuple(column_values(field, nullable=may) for field, may in fields),
-        required=tuple(i for i, (field, may) in enumerate(fields) if not may or has_required_inside(field.type)),
+        columns=tuple(column_values(field) for field in schema),
+        required=tuple(i for i, field in enumerate(schema) if field.name == primary_key or not field.nullable),
     )
 
 
@@ -120,7 +95,8 @@ def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
             check_column_names(rows.schema.names, shape.schema)
         return batches
     if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
-        raise _not_sequence("rows", rows, "a list of dicts, a RecordBatch or a Table")
+        expected = "a list of dicts, a RecordBatch or a Table; pa.Table.from_pandas() and Polars' to_arrow() make one"
+        raise InvalidArgument(f"rows cannot be a {type(rows).__name__} — pass {expected}")
     starts = range(0, len(rows), DICTS_PER_BATCH)
     return [dicts_to_batch(rows[start : start + DICTS_PER_BATCH], shape, first_row=start) for start in starts]
 
@@ -132,8 +108,8 @@ def keys_to_batches(keys: Keys, shape: RowShape) -> list[pa.RecordBatch]:
     if isinstance(keys, (pa.Array, pa.ChunkedArray)):
         return to_batches(pa.table({shape.primary_key: keys}), shape)
     if not isinstance(keys, Sequence) or isinstance(keys, (str, bytes)):
-        raise _not_sequence("keys", keys, "a list of key values, or Arrow data")
-    return [pa.RecordBatch.from_arrays([_array(shape.columns[0], keys, 0)], schema=shape.schema)] if len(keys) else []
+        raise InvalidArgument(f"keys cannot be a {type(keys).__name__} — pass a list of key values, or Arrow data")
+    return [_batch_of_values([keys], shape, 0)] if len(keys) else []
 
 
 def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa.RecordBatch:
@@ -141,20 +117,22 @@ def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa
     columns = shape.columns
     try:
         fits = max(map(len, rows)) == len(columns)
-        values = [[row[column.column] for row in rows] for column in columns] if fits else None
+        values = [[row[column.name] for row in rows] for column in columns] if fits else None
     except (KeyError, TypeError, AttributeError, IndexError):
         values = None
     if values is None:
         raise _row_mismatch(rows, shape, first_row)
-    arrays = [_array(column, cells, first_row) for column, cells in zip(columns, values, strict=True)]
+    return _batch_of_values(values, shape, first_row)
+
+
+def _batch_of_values(values: Sequence[Values], shape: RowShape, first_row: int) -> pa.RecordBatch:
+    arrays = [
+        by_row(column.build, cells, column.name, column.arrow_type, first_row)
+        for column, cells in zip(shape.columns, values, strict=True)
+    ]
+    for index in shape.required:
+        check_nulls(arrays[index], shape.columns[index].name, first_row)
     return pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
-
-
-def _not_sequence(what: str, given: object, expected: str) -> InvalidArgument:
-    kind = type(given).__name__
-    conversion = "its to_arrow()" if type(given).__module__.startswith("polars") else _CONVERSIONS.get(kind)
-    advice = expected if conversion is None else f"{expected}, here {conversion}"
-    return InvalidArgument(f"{what} cannot be a {kind} — pass {advice}")
 
 
 def _row_mismatch(rows: DictRows, shape: RowShape, first_row: int) -> SchemaMismatch | InvalidArgument:
@@ -176,46 +154,38 @@ def _row_mismatch(rows: DictRows, shape: RowShape, first_row: int) -> SchemaMism
 # zone off a time, all silently. So types are looked at first: one set of them per column, for times one look at their zones,
 # and value by value only where a type is unusual. What Arrow then refuses, or rounds, is seen to by `exact_cast`.
 
+_TIMES = (dt.datetime,)
+_LISTS = (list, tuple, np.ndarray)
+_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = (
+    (pt.is_integer, (int, np.integer)),
+    # Not unsigned ones: Arrow makes floats of them by way of signed integers, and 2^64 - 1 would become -1.
+    (pt.is_floating, (float, int, np.float32, np.signedinteger)),
+    (pt.is_boolean, (bool, np.bool_)),
+    (is_text, (str,)),
+    (is_bytes, (bytes,)),
+    (pt.is_date32, (dt.date,)),
+    (pt.is_timestamp, _TIMES),
+    (pt.is_decimal, (Decimal, int)),
+    (is_list, _LISTS),
+    (pt.is_struct, (dict,)),
+)
+_NO_SUBCLASSES = {bool, dt.datetime, np.timedelta64}
+"""Not the integers and the date that they are subclasses of."""
 _NUMBERS = "biuf"
 """Kinds of numpy arrays whose elements all have the array's type, so that none of them has to be looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class ValueKind:
-    """Python types that one Arrow type takes: `usual` ones at once, others when they are `similar` and not `never`."""
-
-    usual: frozenset[type]
-    similar: tuple[type, ...]
-    never: tuple[type, ...] = ()
-
-
-_TIMESTAMP = ValueKind(frozenset({dt.datetime}), (dt.datetime, np.datetime64))
-_LIST = ValueKind(frozenset({list, tuple}), (list, tuple, np.ndarray))
-# Arrow makes floats of unsigned 64-bit integers by way of signed ones: 2^64 - 1 would become -1.
-_NO_FLOAT = (bool, np.timedelta64, np.longdouble, np.uint64, np.ulonglong)
-
-_KINDS: tuple[tuple[Callable[[pa.DataType], bool], ValueKind], ...] = (
-    (pt.is_integer, ValueKind(frozenset({int}), (Integral,), (bool, np.timedelta64))),
-    (pt.is_floating, ValueKind(frozenset({float, int}), (Real,), _NO_FLOAT)),
-    (pt.is_boolean, ValueKind(frozenset({bool}), (np.bool_,))),
-    (is_text, ValueKind(frozenset({str}), (str,))),
-    (is_bytes, ValueKind(frozenset({bytes}), (bytes, bytearray, memoryview))),
-    (pt.is_date32, ValueKind(frozenset({dt.date}), (dt.date,), (dt.datetime,))),
-    (pt.is_timestamp, _TIMESTAMP),
-    (pt.is_decimal, ValueKind(frozenset({Decimal, int}), (Decimal,))),
-    (is_list, _LIST),
-    (pt.is_struct, ValueKind(frozenset({dict}), (dict,))),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnValues:
     """What Python values one column takes; build it once for a schema with `column_values`."""
 
-    column: str
+    name: str
+    """With those of the fields it lies in, with dots between."""
     arrow_type: pa.DataType
-    kind: ValueKind
-    accepted: frozenset[type]
+    types: tuple[type, ...]
+    usual: frozenset[type]
+    """These and None; subclasses have to be looked at, so that they are none of `never`."""
+    never: tuple[type, ...]
     inner: "tuple[ColumnValues, ...]"
     wide_type: pa.DataType
     """As `arrow_type`, but with times and floats in which no Python value is cut off."""
@@ -225,7 +195,7 @@ class ColumnValues:
     """Whether Arrow may turn a value into an infinity in silence."""
 
     def build(self, values: Values) -> AnyArray:
-        """Return the values as Arrow data. Raises `SchemaMismatch` or one of `_CONVERSION_ERRORS`, telling no row."""
+        """Return the values as Arrow data. Raises `SchemaMismatch`, which tells no row, or what Arrow raises."""
         self._check(values)
         if not self.always_wide:
             array = pa.array(values, type=self.arrow_type)
@@ -234,117 +204,74 @@ class ColumnValues:
         return exact_cast(pa.array(values, type=self.wide_type), self.arrow_type)
 
     def _check(self, values: Values) -> None:
-        """Raise `SchemaMismatch`, which tells no row, for a value that this column does not take."""
+        """Raise `SchemaMismatch` for a value that this column does not take; None it does."""
         types = set(map(type, values))
         if not self._takes_all(types):
-            value = next(each for each in values if not self._takes_all({type(each)}))
-            raise self._mismatch(
-                NULL_REFUSED if value is None else f"{_shown(value)} is no {self.arrow_type} — convert it first"
-            )
-        if self.kind is _TIMESTAMP:
-            self._check_times(values, types)
-        elif self.kind is _LIST:
-            self._check_items(self.inner[0], [value for value in values if value is not None])
-        elif self.inner:
-            self._check_fields([value for value in values if isinstance(value, dict)])
+            wrong = next(value for value in values if not self._takes_all({type(value)}))
+            raise self._refused(wrong, f"is no {self.arrow_type} — convert it first")
+        if self.inner or self.types is _TIMES:
+            present: Any = [value for value in values if value is not None] if NoneType in types else values
+            if self.types is _TIMES:
+                self._check_times(present, types)
+            elif self.types is _LISTS:
+                self._check_items(present)
+            else:
+                self._check_fields(present)
 
     def _takes_all(self, types: set[type]) -> bool:
-        kind = self.kind
         return all(
-            issubclass(each, kind.similar) and not issubclass(each, kind.never) for each in types - self.accepted
+            issubclass(each, self.types) and not issubclass(each, self.never) for each in types.difference(self.usual)
         )
 
-    def _check_times(self, values: Values, types: set[type]) -> None:
+    def _check_times(self, times: Sequence[dt.datetime], types: set[type]) -> None:
         """Check that every time is naive or aware as the column is, and no finer than Arrow reads it."""
-        times = [value for value in values if value is not None] if NoneType in types else values
+        naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
         if types <= {dt.datetime, NoneType}:
             zones = map(_zone_of, times)
-            naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
             if not any(zones) if naive else all(map(_is_plain_zone, set(zones))):
                 return
         for time in times:
-            if (why_not := self._why_not(time)) is not None:
-                raise self._mismatch(f"{_shown(time)} {why_not}")
-
-    def _why_not(self, time: object) -> str | None:
-        """Return why this column would not give the time back; None when it would."""
-        if isinstance(time, np.datetime64):
-            time = time.item()  # a datetime when it counts microseconds, otherwise a number, a date, or None for NaT
-        if not isinstance(time, dt.datetime) or getattr(time, "nanosecond", False):
-            return "is not in whole microseconds — convert it to datetime first, None for null"
-        kind, offset = self.arrow_type, time.utcoffset()
-        if kind.tz is None:  # type: ignore[attr-defined]
-            advice = "pass .astimezone(UTC).replace(tzinfo=None), or give the column a zone"
-            return None if time.tzinfo is None else f"has a time zone, {kind} has none — {advice}"
-        if offset is None:
-            return f"has no time zone, {kind} needs one — pass .replace(tzinfo=UTC), or whatever zone it is in"
-        # Arrow counts the offset in seconds.
-        return "is off UTC by a part of a second — convert it with .astimezone(UTC)" if offset.microseconds else None
+            if (reason := _why_not(time, naive=naive)) is not None:
+                raise self._refused(time, reason)
 
     def _check_fields(self, structs: Sequence[Mapping[str, object]]) -> None:
-        names = {inner.column.rpartition(".")[2]: inner for inner in self.inner}
+        names = {inner.name.rpartition(".")[2]: inner for inner in self.inner}
         for struct in structs:
             if struct.keys() != names.keys():
-                raise self._mismatch(
-                    f"the fields are {_shown(list(struct))}, the schema's are {', '.join(names)} — give each of these"
-                )
+                raise self._refused(struct, f"has other fields than {', '.join(names)} — give each of these")
         for name, inner in names.items():
             inner._check([struct[name] for struct in structs])  # noqa: SLF001
 
-    def _check_items(self, item: "ColumnValues", values: Values) -> None:
+    def _check_items(self, lists: Sequence[Sequence[object]]) -> None:
         """Check the elements of lists, without looking at each where types say it all: vectors have thousands."""
-        if set(map(type, values)) == {np.ndarray}:
-            dtypes = {value.dtype for value in values}  # type: ignore[attr-defined]
+        (item,) = self.inner
+        if set(map(type, lists)) == {np.ndarray}:
+            dtypes = {values.dtype for values in lists}  # type: ignore[attr-defined]
             if all(dtype.kind in _NUMBERS and item._takes_all({dtype.type}) for dtype in dtypes):  # noqa: SLF001
                 return
-        lists: Iterable[Iterable[object]] = values  # type: ignore[assignment]
-        looked_into = item.inner or item.kind is _TIMESTAMP
+        looked_into = item.inner or item.types is _TIMES
         if looked_into or not item._takes_all(set(map(type, chain.from_iterable(lists)))):  # noqa: SLF001
             item._check(list(chain.from_iterable(lists)))  # noqa: SLF001
 
-    def _mismatch(self, reason: str) -> SchemaMismatch:
-        return SchemaMismatch(reason, column=self.column)
+    def _refused(self, value: object, reason: str) -> SchemaMismatch:
+        return SchemaMismatch(f"{shown(value)} ({type(value).__name__}) {reason}", column=self.name)
 
 
-def column_values(field: AnyField, *, nullable: bool, path: str = "") -> ColumnValues:
-    """Return the check for a column; a primary key is not `nullable` whatever its field says."""
+def column_values(field: AnyField, *, path: str = "") -> ColumnValues:
+    """Return the check for a column, or for a field inside the one of a `path`."""
     name = f"{path}{field.name}"
-    kind = next(kind for matches, kind in _KINDS if matches(field.type))
+    types = next(types for matches, types in _PYTHON_TYPES if matches(field.type))
     return ColumnValues(
-        column=name,
+        name=name,
         arrow_type=field.type,
-        kind=kind,
-        accepted=kind.usual | {NoneType} if nullable else kind.usual,
-        inner=tuple(column_values(each, nullable=each.nullable, path=f"{name}.") for each in child_fields(field.type)),
+        types=types,
+        usual=frozenset(types) | {NoneType},
+        never=tuple(_NO_SUBCLASSES.difference(types)),
+        inner=tuple(column_values(each, path=f"{name}.") for each in child_fields(field.type)),
         wide_type=with_leaves(field.type, _widened),
         always_wide=has_leaf(field.type, lambda kind: pt.is_timestamp(kind) and kind.unit == "ms"),
         may_overflow=has_leaf(field.type, pt.is_float32),
     )
-
-
-def _array(column: ColumnValues, values: Values, first_row: int) -> AnyArray:
-    """Return a column's values as Arrow data; when they are refused, halving finds the first row to blame."""
-    try:
-        array = column.build(values)
-    except (SchemaMismatch, *_CONVERSION_ERRORS) as error:
-        if len(values) > 1:
-            half = len(values) // 2
-            _array(column, values[:half], first_row)
-            _array(column, values[half:], first_row + half)
-            raise too_large(column.column, len(values)) from None
-        if isinstance(error, SchemaMismatch):
-            raise misfit(error.column or column.column, first_row, str(error)) from None
-        said = brief(str(error))  # Arrow quotes the value, whole
-        reason = f"{_shown(values[0])} does not fit {column.arrow_type}: {said} — give one that does"
-        raise misfit(column.column, first_row, reason) from None
-    if isinstance(array, pa.ChunkedArray):
-        raise too_large(column.column, len(values))
-    return array
-
-
-def _shown(value: object) -> str:
-    """Return a value for an error text: its representation and type, cut short."""
-    return f"{errors.shown(value)} ({type(value).__name__})"
 
 
 _zone_of = attrgetter("tzinfo")
@@ -353,6 +280,20 @@ _zone_of = attrgetter("tzinfo")
 def _is_plain_zone(zone: dt.tzinfo | None) -> bool:
     """Whether times of this zone are aware and off UTC by whole seconds, whatever they are."""
     return isinstance(zone, ZoneInfo) or (isinstance(zone, dt.timezone) and not zone.utcoffset(None).microseconds)
+
+
+def _why_not(time: dt.datetime, *, naive: bool) -> str | None:
+    """Return why a column, of naive times or not, would not give the time back; None when it would."""
+    if getattr(time, "nanosecond", 0):  # of pandas, whose NaT is a datetime, too
+        return "is not in whole microseconds — convert it to datetime first, None for null"
+    if naive:
+        advice = "pass .astimezone(UTC).replace(tzinfo=None), or give the column a zone"
+        return None if time.tzinfo is None else f"has a time zone, the column has none — {advice}"
+    offset = time.utcoffset()
+    if offset is None:
+        return "has no time zone, the column has one — pass .replace(tzinfo=UTC), or whatever zone it is in"
+    # Arrow counts the offset in seconds.
+    return "is off UTC by a part of a second — convert it with .astimezone(UTC)" if offset.microseconds else None
 
 
 def _widened(kind: pa.DataType) -> pa.DataType:

@@ -25,8 +25,9 @@ else:
 
 
 SUPPORTED_TYPES = (
-    "bool, int8, int16, int32, int64, float32, float64, decimal128, string, large_string, binary, large_binary, date32, "
-    "timestamp[ms], timestamp[us] (with or without time zone), and list, large_list, fixed_size_list and struct of these"
+    "bool, int8, int16, int32, int64, float32, float64, decimal128 (scale from 0 to its precision), string, large_string, "
+    "binary, large_binary, date32, timestamp[ms], timestamp[us] (with no time zone, or one that this machine knows), and "
+    "list, large_list, fixed_size_list and struct of these, not empty"
 )
 KEY_TYPES = (
     "int8, int16, int32, int64, string, large_string, binary, large_binary, date32, timestamp[ms], timestamp[us]"
@@ -160,13 +161,11 @@ def _check_field(path: str, field: AnyField, depth: int) -> None:
         reason = "is reserved: columns that start with '_' are the node's — rename it"
         raise _refused(path, reason, what="column name")
     if not _is_supported(field.type):
-        raise _refused(path, f"has type {field.type}, which is not kept exactly — use {_instead(field.type)}")
+        raise _refused(path, f"has type {field.type}, which is not kept exactly — use one of {SUPPORTED_TYPES}")
+    if depth > 1 and not field.nullable:
+        raise _refused(path, "is inside another column and takes no null — declare it nullable")
     if pt.is_struct(field.type):
         _check_unique([child.name for child in child_fields(field.type)])
-        for child in child_fields(field.type):
-            # Under a struct that is null Parquet has no elements of it, and readers ask for as many as there always are.
-            if pt.is_fixed_size_list(child.type) and not child.nullable:
-                raise _refused(path, f"has a list of fixed size that takes no null, {child.name!r} — use one that does")
 
 
 def _refused(column: str, reason: str, *, what: str = "column") -> SchemaMismatch:
@@ -178,19 +177,3 @@ def _check_unique(names: Iterable[str]) -> None:
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
             raise _refused(name, f"appears {count} times (Spark ignores case) — rename one", what="column name")
-
-
-def _instead(kind: pa.DataType) -> str:
-    if pt.is_unsigned_integer(kind):
-        return "a signed integer, int64 for example"
-    if pt.is_timestamp(kind) and kind.unit in _TIMESTAMP_UNITS:
-        return "a time zone this machine knows, Europe/Berlin or +02:00 for example"
-    if pt.is_timestamp(kind):
-        return 'pa.timestamp("us"), which also takes nanoseconds, as pandas has them, that are whole microseconds'
-    if pt.is_date64(kind):
-        return "date32, or timestamp[us]"
-    if pt.is_decimal128(kind):
-        return "a decimal128 whose scale is within 0 and its precision"
-    if pt.is_dictionary(kind):
-        return f"{kind.value_type}"
-    return f"one of {SUPPORTED_TYPES}"

@@ -1,16 +1,14 @@
 """What a node counts and measures: as `Node.statistics` returns it, who measures it, and the file beside the data.
 
-Counts go from the opening of the node on and never back; rates are those of the last ten seconds; levels are of now. Times
-are seconds, sizes bytes, unless a name says otherwise.
+Every field is explained in docs/metrics.md. Counts go from the opening of the node on and never back; rates are those of the
+last ten seconds; levels are of now. Times are seconds, sizes bytes, unless a name says otherwise.
 """
 
-import io
 import os
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import anyio
 import msgspec
@@ -39,20 +37,13 @@ class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The append groups of the node, those of its own background work included.
-
-    Small inserts are put together before they are appended: one group may be many calls. `seconds` goes from the arrival at
-    the log's front to the acknowledgement, `message_bytes` are sizes with overhead, both of appends that succeeded.
-    `interceptors` is empty unless `statistics.time_interceptors` is set or an observer was given.
-    """
+    """The append groups of the node, those of its own background work included; only those that succeeded are timed."""
 
     succeeded: int
     failed: int
     cancelled: int
     in_flight: int
-    messages: int
     messages_per_s: float
-    bytes: int
     bytes_per_s: float
     seconds: Distribution
     message_bytes: Distribution
@@ -60,12 +51,7 @@ class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How far readers may know the log.
-
-    `lag_s` is how far the confirmed tick lies behind the machine's clock: under the tick interval when all is well;
-    `ahead_s` how far the last tick is ahead of it: 0, unless a clock was ahead once. `unconfirmed` are ticks of appends on
-    their way; `mvcc_updates` counts how often a vchannel's newest tick moved in this term.
-    """
+    """How far readers may know the log."""
 
     last: int
     confirmed: int
@@ -77,17 +63,12 @@ class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on its way into the log, or may still have to leave it.
-
-    The `pending` bytes are held in memory: rows that wait to be put together, appends that the log has not acknowledged,
-    open transactions. They are at most a quarter, a quarter and half of `pending_bytes_max`.
-    """
+    """What is on its way into the log, or may still have to leave it; `pending` bytes are held in memory."""
 
     waiting_rows: int
     coalesced_groups_in_flight: int
     open_transactions: int
     open_transaction_bytes: int
-    pending_bytes_max: int
     pending_row_bytes: int
     pending_append_bytes: int
     pending_transaction_bytes: int
@@ -103,11 +84,7 @@ class TailStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How near the disk is to full: as of the last look, which is when something was written last, or 100 ms ago.
-
-    `level` is ample, short, full or exhausted, `needed_bytes` the low-water mark, `log_bytes` the size of RocksDB's own log,
-    `queued_bytes` what waits for the disk.
-    """
+    """How near the disk is to full: as of the last look, which is when something was written last, or 100 ms ago."""
 
     level: str
     free_bytes: int
@@ -118,12 +95,9 @@ class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one node tells about itself at one moment; `at_ms` is Unix time.
+    """Everything the node in process `pid` tells about itself at one moment; `space` is null for a node in memory."""
 
-    `readers` are the open scanners: those of `read`, and of snapshots while they are made. `space` is null for a node in
-    memory.
-    """
-
+    pid: int
     at_ms: int
     uptime_s: float
     log: LogStatus
@@ -150,7 +124,7 @@ class AppendMeter:
         self._ended = {"ok": 0, "error": 0, "cancel": 0}
         self._seconds, self._message_bytes = Histogram(), Histogram()
         self._messages, self._bytes = Rate(time.monotonic), Rate(time.monotonic)
-        self._interceptors: dict[str, tuple[Histogram, Histogram]] = {}
+        self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](lambda: (Histogram(), Histogram()))
 
     def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
         """Count an append; only those that succeeded are timed and sized."""
@@ -158,19 +132,15 @@ class AppendMeter:
         if status == "ok":
             self._seconds.record(seconds)
             self._messages.add(len(group.messages))
-            group_bytes = 0
-            for message in group.messages:
-                size_bytes = message.size_bytes
-                group_bytes += size_bytes
+            sizes = [message.size_bytes for message in group.messages]
+            for size_bytes in sizes:
                 self._message_bytes.record(size_bytes)
-            self._bytes.add(group_bytes)
+            self._bytes.add(sum(sizes))
         if self._forward_to is not None:
             self._forward_to.append_ended(group, seconds, status)
 
     def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
         """Time one interceptor of one append."""
-        if name not in self._interceptors:
-            self._interceptors[name] = Histogram(), Histogram()
         before, after = self._interceptors[name]
         before.record(before_s)
         if not failed_before:
@@ -185,9 +155,7 @@ class AppendMeter:
             failed=self._ended["error"],
             cancelled=self._ended["cancel"],
             in_flight=in_flight,
-            messages=self._messages.total,
             messages_per_s=self._messages.per_second,
-            bytes=self._bytes.total,
             bytes_per_s=self._bytes.per_second,
             seconds=self._seconds.distribution(),
             message_bytes=self._message_bytes.distribution(),
@@ -210,6 +178,7 @@ class NodeMeter:
         channel, term, now_ms, store = self._channel, self._channel.term, self._now_ms(), self._channel.store
         confirmed_tick, pending, shards = term.acks.confirmed_tick, channel.pending, term.shards.state
         return NodeStatistics(
+            pid=os.getpid(),
             at_ms=now_ms,
             uptime_s=time.monotonic() - self._opened_s,
             log=channel.wal.status,
@@ -228,7 +197,6 @@ class NodeMeter:
                 coalesced_groups_in_flight=coalescer.groups_in_flight,
                 open_transactions=term.transactions.live,
                 open_transaction_bytes=term.transactions.size_bytes,
-                pending_bytes_max=pending.bytes_max,
                 pending_row_bytes=pending.rows.held_bytes,
                 pending_append_bytes=pending.appends.held_bytes,
                 pending_transaction_bytes=pending.transactions.held_bytes,
@@ -255,63 +223,34 @@ class NodeMeter:
 
 STATISTICS_NAME = "node.statistics"
 STATISTICS_BYTES_MAX = 1 << 20
+INTERVAL_S = 5.0
 
 _log = event_log(__name__)
 
 
-class StatisticsRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file holds: the statistics of process `pid`."""
+async def keep_statistics(directory: Path, statistics: Callable[[], NodeStatistics]) -> None:
+    """Replace the file in `directory` every `INTERVAL_S` seconds until cancelled; it stays when the owner ends.
 
-    pid: int
-    statistics: NodeStatistics
-
-
-class StatisticsFile:
-    """Replaces the file in `directory` every `interval_s` seconds; lives on the event loop, writes in a thread.
-
-    It is not synced, and after the owner's end it says what was last.
+    A disk that refuses is told of once, and tried again.
     """
-
-    def __init__(
-        self,
-        directory: Path,
-        statistics: Callable[[], NodeStatistics],
-        *,
-        interval_s: float,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-    ) -> None:
-        self._path, self._statistics = directory / STATISTICS_NAME, statistics
-        self._interval_s, self._sleep = interval_s, sleep
-        self._spare: IO[bytes] = io.BytesIO()
-
-    async def run(self) -> None:
-        """Write until cancelled; a disk that refuses is told of once, and tried again."""
-        refused = False
+    refused = False
+    while True:
         try:
-            while True:
-                record = StatisticsRecord(pid=os.getpid(), statistics=self._statistics())
-                try:
-                    await to_thread.run_sync(self._write, msgspec.json.encode(record))
-                    refused = False
-                except OSError as error:
-                    if not refused:
-                        _log.warning("statistics_not_written", error=str(error))
-                    refused = True
-                await self._sleep(self._interval_s)
-        finally:
-            self._spare.close()
+            await to_thread.run_sync(write_statistics, directory, statistics())
+            refused = False
+        except OSError as error:
+            if not refused:
+                _log.warning("statistics_not_written", error=str(error))
+            refused = True
+        await anyio.sleep(INTERVAL_S)
 
-    def _write(self, content: bytes) -> None:
-        # A process without descriptors has something to say: the one kept for it is free for as long as it says so.
-        self._spare.close()
-        temporary = self._path.with_name(f"{self._path.name}.tmp")
-        try:
-            with create_file(temporary) as file:
-                file.write(content)
-            temporary.replace(self._path)
-        finally:
-            with suppress(OSError):
-                self._spare = Path(os.devnull).open("rb")  # noqa: SIM115  (kept open on purpose)
+
+def write_statistics(directory: Path, statistics: NodeStatistics) -> None:
+    """Replace the file in `directory`; blocks. It is not synced."""
+    temporary = directory / f"{STATISTICS_NAME}.tmp"
+    with create_file(temporary) as file:
+        file.write(msgspec.json.encode(statistics))
+    temporary.replace(directory / STATISTICS_NAME)
 
 
 def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | None:
@@ -321,7 +260,7 @@ def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | Non
     """
     try:
         content = read_regular(directory / STATISTICS_NAME, bytes_max=STATISTICS_BYTES_MAX)
-        record = msgspec.json.decode(content, type=StatisticsRecord)
+        statistics = msgspec.json.decode(content, type=NodeStatistics)
     except (OSError, Corrupt, msgspec.DecodeError, UnicodeDecodeError):  # another release's perhaps
         return None
-    return record.statistics if record.pid == pid else None
+    return statistics if statistics.pid == pid else None

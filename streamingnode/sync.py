@@ -62,14 +62,13 @@ class BlockingLoop:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Leave what was entered and end the loop; idempotent."""
-        self.exit(None, None, None)
-
-    def exit(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
     ) -> None:
-        """Do what `close` does, and say why."""
+        """Leave what was entered, because of an error or without, and end the loop; idempotent."""
         if os.getpid() != self._process:
             # Whoever collects what was entered would leave it, and wait for the thread.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._entered))
@@ -102,6 +101,10 @@ class Blocking:
     def __init__(self, original: Any, loop: BlockingLoop) -> None:
         self._original = original
         self._loop = loop
+
+    def __enter__(self) -> Self:
+        self._loop.call(self._original.__aenter__)
+        return self
 
 
 @overload
@@ -142,10 +145,6 @@ class SyncTransaction(Blocking):
     rollback = blocking(Transaction.rollback)
     __exit__ = blocking(Transaction.__aexit__)
 
-    def __enter__(self) -> Self:
-        self._loop.call(self._original.__aenter__)
-        return self
-
 
 class SyncProducer(Blocking):
     """A named producer; see `streamingnode.writing.producer.Producer`. Any thread may call it."""
@@ -170,10 +169,6 @@ class SyncReader(Blocking):
     """A reader for a `with` block; see `streamingnode.reader.CollectionReader`. One thread iterates at a time."""
 
     ack = blocking(CollectionReader.ack)
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._original.__aenter__)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -238,7 +233,7 @@ class SyncNode(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._loop.exit(kind, error, traceback)
+        self._loop.close(kind, error, traceback)
 
 
 def open_node(

@@ -209,9 +209,8 @@ async def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path, na
     place.symlink_to(outside)
     before, mode = contents(outside), outside.stat().st_mode
     with pytest.raises(Corrupt, match=f"{place} is a link — put the directory"):
-        async with sn.open_node(
-            path, cut_interval_s=None, free_bytes_min=0, retention_s=0, group_may_read=True
-        ) as node:
+        settings: dict[str, Any] = {"retention_s": 0, "flush.group_may_read": True}
+        async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0, **settings) as node:
             await node.snapshot("orders")
     assert any("is a link" in finding.detail for finding in verify_directory(path).findings)
     assert (contents(outside), outside.stat().st_mode) == (before, mode)

@@ -88,12 +88,6 @@ def wrong_row(text: str, row: dict[Any, Any], *, kind: type[StreamingNodeError] 
     return kind, text, [GOOD, row]
 
 
-class _PolarsFrame:
-    """Named as Polars names its frames; Polars itself is no dependency of the tests."""
-
-
-_PolarsFrame.__module__, _PolarsFrame.__name__ = "polars.dataframe.frame", "DataFrame"
-
 ROWS: dict[str, tuple[type[StreamingNodeError], str, Any]] = {
     "a column is missing": wrong_row("column 'at', row 1 is missing", {"id": 2, "item": "x"}),
     "a column is unknown": wrong_row("column 'x', row 1 is not in the schema", {**GOOD, "x": 1}),
@@ -105,12 +99,11 @@ ROWS: dict[str, tuple[type[StreamingNodeError], str, Any]] = {
     "a null key": wrong_row("column 'id', row 1: null", {**GOOD, "id": None}),
     "a row over the limit": wrong_row("one row takes", {**GOOD, "item": "x" * (5 << 20)}, kind=TooLarge),
     "a row that is no dict": wrong_row("row 1 is a tuple", wrong((1, "tea", NOON)), kind=InvalidArgument),
-    "a dict": (InvalidArgument, r"a dict — pass a list of dicts.* one in a list", GOOD),
-    "a generator": (InvalidArgument, r"a generator — .*list\(", (row for row in [GOOD])),
+    "a dict": (InvalidArgument, "a dict — pass a list of dicts", GOOD),
+    "a generator": (InvalidArgument, "a generator — pass a list", (row for row in [GOOD])),
     "nothing": (InvalidArgument, "a NoneType — pass", None),
     "text": (InvalidArgument, "a str — pass", "tea"),
     "a pandas frame": (InvalidArgument, "pa.Table.from_pandas", pd.DataFrame([GOOD])),
-    "a Polars frame": (InvalidArgument, r"here its to_arrow\(\)", wrong(_PolarsFrame())),
     "a table without a column": (SchemaMismatch, "column 'item' is missing", pa.table({"id": [1], "at": [NOON]})),
     "an empty batch without a column": (SchemaMismatch, "missing", pa.RecordBatch.from_pylist([], SCHEMA.remove(1))),
     "a table with a null key": (
@@ -200,7 +193,7 @@ NAMES: Table = {
         for name in ("Orders", "a b", "a/b", "a..b", "", "x" * 129, "\u00e4", "a\n", ".hidden")
     },
     "collection name reserved": (InvalidArgument, "reserved", create("_orders")),
-    "collection name that is no text": (InvalidArgument, "text, not int", create(3)),
+    "collection name that is no text": (InvalidArgument, "collection name 3 is not allowed", create(3)),
     "collection exists": (AlreadyExists, "use it as it is", create("orders")),
     "exists with another schema": (AlreadyExists, "schema", create("orders", SCHEMA.remove(2), if_not_exists=True)),
     "exists with other shards": (AlreadyExists, "2 shards", create("orders", shards=3, if_not_exists=True)),
@@ -224,8 +217,13 @@ NAMES: Table = {
     "type list of size 0": (SchemaMismatch, SUPPORTED, of_type(pa.list_(pa.int64(), 0))),
     "type unsigned": (SchemaMismatch, "int64", of_type(pa.uint64())),
     "type unsigned in a list": (SchemaMismatch, "column 'c.item'", of_type(pa.list_(pa.uint8()))),
-    "type nanoseconds": (SchemaMismatch, r"pa.timestamp\(\"us\"\)", of_type(pa.timestamp("ns"))),
+    "type nanoseconds": (SchemaMismatch, r"timestamp\[us\]", of_type(pa.timestamp("ns"))),
     "type time zone unknown": (SchemaMismatch, "time zone", of_type(pa.timestamp("us", "Mars/Base"))),
+    "type list of what takes no null": (
+        SchemaMismatch,
+        "'c.item' .* declare it nullable",
+        of_type(pa.list_(pa.field("item", pa.int64(), nullable=False))),
+    ),
     "type decimal of negative scale": (SchemaMismatch, "scale", of_type(pa.decimal128(5, -2))),
     "key float": (SchemaMismatch, KEY_TYPES, keyed_by(pa.float64())),
     "key bool": (SchemaMismatch, KEY_TYPES, keyed_by(pa.bool_())),
@@ -314,7 +312,7 @@ CALLS: Table = {
     "until a tick to come": (InvalidArgument, "to come, it is [0-9]+ now", reading(until=(1 << 63) - 1)),
     "start after a tick to come": (
         InvalidArgument,
-        "to come.* — start at the end",
+        "to come.* start at the end",
         reading(POLICY.start_after((1 << 63) - 1)),
     ),
     "collections in one text": (InvalidArgument, "list", lambda n: n.consistent_tick("orders")),

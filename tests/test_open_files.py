@@ -13,14 +13,11 @@ from pathlib import Path
 import anyio, pyarrow as pa
 import streamingnode as sn
 from streamingnode.cli.care import statistics_fields
-from streamingnode.config import StatisticsOptions
-from streamingnode.statistics import read_statistics
 
 path, open_files, collections, shards = Path(sys.argv[1]), *map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 SCHEMA = pa.schema([("id", pa.int64()), ("item", pa.string())])
-SETTINGS = {"cut_interval_s": None, "flush.row_group_bytes": 4096, "flush.buffered_bytes_max": 1 << 16,
-            "statistics": StatisticsOptions(file_interval_s=0.02)}
+SETTINGS = {"cut_interval_s": None, "flush.row_group_bytes": 4096, "flush.buffered_bytes_max": 1 << 16}
 NAMES = [f"c{number}" for number in range(collections)]
 
 def rows(start, count):
@@ -70,15 +67,9 @@ async def main():
                 assert "no file descriptor is left" in str(error) and str(open_files) in str(error), error
             else:
                 raise AssertionError("a cut was made without a descriptor")
-        told = None
-        while told is None or "want of" not in told:
+        while node.statistics().flusher.short_of != "file descriptors":
             await anyio.sleep(0.01)
-            for descriptor in taken[:1]:  # `info` is another process
-                os.close(descriptor)
-            found = read_statistics(path, pid=os.getpid())
-            with suppress(OSError):
-                taken[:1] = [os.open(os.devnull, os.O_RDONLY)]
-            told = found and statistics_fields(found)["flusher"]
+        told = statistics_fields(node.statistics())["flusher"]
         assert "backing off for want of file descriptors" in told, told
         for descriptor in taken:
             os.close(descriptor)

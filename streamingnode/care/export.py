@@ -32,7 +32,7 @@ from streamingnode.care.database import PCHANNEL, ClosedDatabase, is_unfinished_
 from streamingnode.care.entries import ClosedLog, read_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
-from streamingnode.names import check_name
+from streamingnode.collections import check_name
 from streamingnode.snapshot import read_rows
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
 from wal.files import create_file, disk_errors_typed

@@ -18,7 +18,6 @@ from anyio import to_thread
 from interceptors.errors import PartitionNotFound
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.names import not_text
 from streamingnode.rows import Keys, Routed, Rows, RowShape, key_shape, keys_to_batches, route, row_shape, to_batches
 from streamingnode.schema import AnyArray, decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
@@ -66,7 +65,7 @@ class WriteTarget:
     def partition_id(self, partition: str | None) -> int:
         """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
         if partition is not None and not isinstance(partition, str):
-            raise not_text("partition", partition)
+            raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
         found = self.partitions.get(DEFAULT_PARTITION if partition is None else partition)
         if found is None:
             raise PartitionNotFound(

@@ -10,7 +10,6 @@ import pytest
 import streamingnode as sn
 from flusher.directory import CutLog
 from spark_sink.cut_request import Answer, AnsweredCut, node_directory, request_cut
-from streamingnode.config import StatisticsOptions
 from streamingnode.statistics import STATISTICS_NAME, read_statistics
 from wal.errors import InvalidArgument, StorageFailed
 from wal.files import DirectoryLock
@@ -32,9 +31,11 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
         assert len(CutLog(tmp_path / "data").numbers) == 1
 
 
-def test_a_running_node_tells_its_newest_cut_to_who_asks_from_outside(tmp_path: Path) -> None:
-    config = sn.load_config(arguments={"statistics": StatisticsOptions(file_interval_s=0.01)})
-    with sn.sync.open_node(tmp_path / "data", config=config) as node:
+def test_a_running_node_tells_its_newest_cut_to_who_asks_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamingnode.statistics.INTERVAL_S", 0.01)
+    with sn.sync.open_node(tmp_path / "data") as node:
         node.create_collection("orders", SCHEMA, primary_key="id")
         node.insert("orders", [{"id": 1}])
         cut = node.flush()

@@ -25,8 +25,8 @@ def test_argument_wins_over_environment_over_file_over_default(tmp_path: Path) -
     file = tmp_path / "node.toml"
     file.write_text("[flush]\nthreads = 3\nrow_group_bytes = 1000\nbuffered_bytes_max = 5000\n")
     environment = {"STREAMINGNODE_FLUSH_THREADS": "4", "STREAMINGNODE_FLUSH_ROW_GROUP_BYTES": "2000", "HOME": "x"}
-    config = load_config(file=file, environment=environment, arguments={"threads": 5})
-    assert origin(config, "flush.threads") == (5, "argument threads")
+    config = load_config(file=file, environment=environment, arguments={"flush.threads": 5})
+    assert origin(config, "flush.threads") == (5, "argument flush.threads")
     assert origin(config, "flush.row_group_bytes") == (2000, "environment STREAMINGNODE_FLUSH_ROW_GROUP_BYTES")
     assert origin(config, "flush.buffered_bytes_max") == (5000, f"file {file}")
     assert origin(config, "flush.group_may_read") == (FlushOptions().group_may_read, "default")
@@ -91,11 +91,11 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"cut_intervall_s": 1}, "did you mean 'cut_interval_s'"),
         ({"flush": {"thread": 1}}, "did you mean 'flush.threads'"),
         ({"qqqqqq": 1}, "config show"),
-        ({"interval_s": 1}, "write it out"),
-        ({"threads": "many"}, "does not fit"),
-        ({"threads": 1.5}, "does not fit"),
-        ({"durability": "never"}, "does not fit"),
-        ({"durability": "never"}, "'fsync' or 'os'"),
+        ({"threads": 1}, "did you mean 'flush.threads'"),
+        ({"flush.threads": "many"}, "does not fit — give int"),
+        ({"flush.threads": 1.5}, "does not fit"),
+        ({"cut_interval_s": "often"}, r"does not fit — give float \| None"),
+        ({"durability": "never"}, "does not fit — give .*'fsync', 'os'"),
         ({"segments": {"growing_bytes_low": 1 << 40}}, "is not over growing_bytes_low"),
         ({"cut_interval_s": 0}, "more than 0"),
         ({"cut_interval_s": math.nan}, "more than 0"),
@@ -105,7 +105,7 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"cut_interval_s": SECONDS_MAX + 1}, f"{SECONDS_MAX} at most"),
         ({"cut_interval_s": 1e308}, f"more than 0, {SECONDS_MAX} at most"),
         ({"producers.results_age_s": 1e308}, f"{SECONDS_MAX} at most"),
-        ({"keepalive_ms_default": SECONDS_MAX * 1000 + 1}, f"{SECONDS_MAX * 1000} at most"),
+        ({"txn.keepalive_ms_default": SECONDS_MAX * 1000 + 1}, f"{SECONDS_MAX * 1000} at most"),
         ({"segments.bytes_max": WHOLE_MAX + 1}, f"segments.bytes_max = {WHOLE_MAX + 1} is out of range"),
         ({"segments.rows_max": 1 << 70}, f"0 or more, {WHOLE_MAX} at most"),
         ({"log.memtable_bytes": 1 << 62}, f"more than 0, {WHOLE_MAX} at most"),

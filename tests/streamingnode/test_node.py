@@ -176,7 +176,7 @@ async def test_existing_collection_is_taken_only_with_the_same_definition(node: 
         await node.create_collection("orders", SCHEMA, primary_key="id", shards=2)
     found = await node.create_collection("orders", SCHEMA, primary_key="id", shards=2, if_not_exists=True)
     assert found == node.collection("orders")
-    with pytest.raises(AlreadyExists, match="another schema"):
+    with pytest.raises(AlreadyExists, match="its own schema"):
         await node.create_collection("orders", schema_of(id=pa.int64()), primary_key="id", shards=2, if_not_exists=True)
     with pytest.raises(AlreadyExists, match="2 shards"):
         await node.create_collection("orders", SCHEMA, primary_key="id", shards=3, if_not_exists=True)

@@ -1,5 +1,8 @@
 """Which schemas a collection may have."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -19,7 +22,6 @@ UNSUPPORTED = [
     *(pa.uint8(), pa.uint64(), pa.float16(), pa.timestamp("ns"), pa.timestamp("s"), pa.date64(), pa.time64("us")),
     *(pa.duration("us"), pa.null(), pa.dictionary(pa.int32(), pa.string()), pa.map_(pa.string(), pa.int64())),
     *(pa.struct([]), pa.list_(pa.uint8()), pa.struct([("a", pa.timestamp("ns"))]), pa.decimal256(40, 2)),
-    pa.struct([pa.field("a", pa.list_(pa.int64(), 2), nullable=False)]),
 ]
 
 
@@ -42,10 +44,17 @@ def test_column_of_an_unsupported_type_is_named_with_a_next_step(kind: pa.DataTy
 
 
 def test_times_as_pandas_has_them_are_refused_with_the_type_to_use() -> None:
-    with pytest.raises(SchemaMismatch, match=r'column \'value\'.* use pa.timestamp\("us"\), .*pandas'):
+    with pytest.raises(SchemaMismatch, match=r"column 'value'.* use .*timestamp\[us\]"):
         check_schema(
             pa.Schema.from_pandas(pd.DataFrame({"id": [1], "value": pd.to_datetime(["2026-01-02"])})), primary_key="id"
         )
+
+
+@pytest.mark.parametrize("outer", [lambda field: pa.struct([field]), pa.list_], ids=["struct", "list"])
+def test_field_inside_a_column_takes_nulls(outer: Callable[[Any], pa.DataType]) -> None:
+    required = pa.field("inside", pa.int64(), nullable=False)
+    with pytest.raises(SchemaMismatch, match=r"column 'value.inside' .* declare it nullable"):
+        check_schema(schema_with(outer(required)), primary_key="id")
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.bool_(), pa.decimal128(5, 2), pa.list_(pa.int64())], ids=str)

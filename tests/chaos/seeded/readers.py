@@ -1,6 +1,5 @@
 """Bugs of readers: rows left out, repeated, too early, not to the end, and places that are kept wrong."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -112,9 +111,8 @@ def _one_shard_of_a_tick(right: Right) -> Right:
 
 
 def _ends_early(right: Right) -> Right:
-    def start(reader: CollectionReader, channel: Any, readers: Any, info: Any, options: Any, **rest: Any) -> None:
-        until = None if options.until is None else options.until - (1 << 20)
-        right(reader, channel, readers, info, replace(options, until=until), **rest)
+    def start(reader: CollectionReader, *arguments: Any, until: Any, **rest: Any) -> None:
+        right(reader, *arguments, until=until and until - (1 << 20), **rest)
 
     return start
 

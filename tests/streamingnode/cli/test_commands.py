@@ -36,12 +36,12 @@ ROOT = Path(__file__).resolve().parents[3]
 _HOLD = """
 import anyio, sys, threading
 from streamingnode.opening import open_node
-from streamingnode.statistics import StatisticsFile
-write, written = StatisticsFile._write, threading.Event()
+from streamingnode import statistics
+write, written = statistics.write_statistics, threading.Event()
 def write_and_tell(*arguments):
     write(*arguments)
     written.set()
-StatisticsFile._write = write_and_tell
+statistics.write_statistics = write_and_tell
 async def hold():
     async with open_node(sys.argv[1]):
         await anyio.to_thread.run_sync(written.wait)

@@ -35,7 +35,6 @@ SAID_TO_PROGRAMS = {
     "streamingnode/opening.py": "arguments of open_node",
     "streamingnode/node.py": "arguments of its methods",
     "streamingnode/collections.py": "a list of partitions",
-    "streamingnode/names.py": "names that are no text",
     "streamingnode/reader.py": "arguments and use of read()",
     "streamingnode/rows.py": "rows as Python objects",
     "streamingnode/columns.py": "rows as Arrow data",

@@ -26,7 +26,11 @@ GROUP_BYTES = 16 << 10
 
 @pytest.fixture
 async def node() -> AsyncIterator[sn.Node]:
-    settings = {"wal.group_bytes_max": GROUP_BYTES, "producers_max": 2, "results_per_producer_max": 4}
+    settings = {
+        "wal.group_bytes_max": GROUP_BYTES,
+        "producers.producers_max": 2,
+        "producers.results_per_producer_max": 4,
+    }
     async with sn.open_node(None, config=load_config(arguments={**settings, "cut_interval_s": None})) as node:
         await node.create_collection("c", SCHEMA, primary_key="key")
         yield node
