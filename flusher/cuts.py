@@ -17,7 +17,7 @@ same place leaves, and is treated the same.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from zlib import crc32
 
@@ -34,6 +34,7 @@ from flusher.directory import (
     read_cut,
 )
 from flusher.manifest import (
+    DATA,
     DELETES,
     MANIFEST_FORMAT,
     SEGMENTS,
@@ -43,11 +44,9 @@ from flusher.manifest import (
     SegmentFile,
     VChannelEntry,
     collection_entries,
-    delete_path,
     encode_manifest,
-    is_vchannel,
     manifest_crc32c,
-    segment_path,
+    named_for,
 )
 from interceptors.shard.state import ShardState
 from wal.errors import Corrupt, StorageFailed, StreamingNodeError
@@ -180,18 +179,17 @@ def check_same_cut(manifest: CutManifest, before: Checkpoint, tick: int, rows: M
         )
 
 
-def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None) -> list[str]:
-    """Remove what was written for cut `number` and is not named by it, as it is on disk; return the paths. Idempotent.
+def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None) -> None:
+    """Remove what was written for cut `number` and is not named by it, as it is on disk. Idempotent.
 
     `segment_ids` are those given since the cut before it. Only while no file is in progress. Raises `OSError`.
     """
     named = frozenset() if ahead is None else frozenset(file_paths(ahead.manifest))
-    on_disk = [path for top in (SEGMENTS, DELETES, CUTS) for path in directory.files(top)]
-    orphans = [path for path in on_disk if path not in named and _is_of_cut(path, number, segment_ids)]
-    for path in orphans:
-        failpoint("recovery.orphan_removing")
-        directory.remove(path)
-    return orphans
+    on_disk = [path for top in (*DATA, CUTS) for path in directory.files(top)]
+    for path in on_disk:
+        if path not in named and _is_of_cut(path, number, segment_ids):
+            failpoint("recovery.orphan_removing")
+            directory.remove(path)
 
 
 def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
@@ -199,17 +197,10 @@ def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
 
     No other cut gives these names, and nothing else is removed, whoever put it there.
     """
-    final = path.removesuffix(TEMPORARY_SUFFIX)
-    top, *ids, name = final.split("/")
-    if top == CUTS:
-        return path == manifest_path(number) + TEMPORARY_SUFFIX
-    if len(ids) != 1 or not ids[0].isdecimal():
-        return False
-    collection_id, stem = int(ids[0]), name.removesuffix(".parquet")
-    if top == SEGMENTS:
-        return stem.isdecimal() and int(stem) in segment_ids and final == segment_path(collection_id, int(stem))
-    vchannel = stem.partition("-")[2]
-    return is_vchannel(vchannel, collection_id) and final == delete_path(collection_id, number, vchannel)
+    if path == manifest_path(number) + TEMPORARY_SUFFIX:
+        return True
+    top, owner = named_for(path.removesuffix(TEMPORARY_SUFFIX)) or ("", 0)
+    return owner in segment_ids if top == SEGMENTS else (top, owner) == (DELETES, number)
 
 
 # --- the earliest cut that is kept ------------------------------------------------------------------------------------
@@ -226,11 +217,6 @@ def kept_cuts_key(pchannel: str) -> str:
     return f"{CUTS_RECORD}{pchannel}"
 
 
-def encode_first_kept(number: int) -> bytes:
-    """Return the stored form of the number of the earliest cut that is kept."""
-    return msgspec.msgpack.encode(number)
-
-
 def decode_first_kept(content: bytes | None) -> int:
     """Return a stored number, that of the first cut when nothing was ever removed. Raises `Corrupt` for other bytes."""
     if content is None:
@@ -239,14 +225,6 @@ def decode_first_kept(content: bytes | None) -> int:
         return msgspec.msgpack.decode(content, type=int)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the number of the earliest cut kept does not decode: {error}") from error
-
-
-def are_all_there(numbers: Sequence[int], first_kept: int) -> bool:
-    """Whether no cut is missing between the earliest that must be there and the newest of these ascending numbers.
-
-    Of those below, any may be on their way out while they are listed.
-    """
-    return not numbers or sum(number >= first_kept for number in numbers) == max(numbers[-1] - first_kept + 1, 0)
 
 
 # --- leases -----------------------------------------------------------------------------------------------------------

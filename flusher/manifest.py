@@ -19,13 +19,14 @@ from wal.timetick import physical_ms
 
 MANIFEST_FORMAT = 1
 
-SEGMENTS, DELETES = "segments", "deletes"
+DATA = SEGMENTS, DELETES = "segments", "deletes"
 """Directories of data files; ids become paths, names never."""
+
+_SEGMENT_NAME = re.compile(r"segments/([1-9][0-9]*)/([1-9][0-9]*)\.parquet")
+_DELETES_NAME = re.compile(r"deletes/([1-9][0-9]*)/([0-9]{10,})-[A-Za-z0-9_-]+_\1v[0-9]+\.parquet")
 
 TICK, OFFSET, VCHANNEL = "_tick", "_offset", "_vchannel"
 """Columns of every data file behind those of its messages."""
-
-_VCHANNEL = re.compile(r"[A-Za-z0-9_-]+_([0-9]+)v[0-9]+")
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,10 +161,10 @@ def delete_path(collection_id: int, cut_number: int, vchannel: str) -> str:
     return f"{DELETES}/{collection_id}/{cut_number:010d}-{vchannel}.parquet"
 
 
-def is_vchannel(name: str, collection_id: int) -> bool:
-    """Whether a shard of this collection may have that name."""
-    found = _VCHANNEL.fullmatch(name)
-    return found is not None and int(found[1]) == collection_id
+def named_for(path: str) -> tuple[str, int] | None:
+    """Return `SEGMENTS` and the segment, or `DELETES` and the cut, that a path has its name of; None for other paths."""
+    found = _SEGMENT_NAME.fullmatch(path) or _DELETES_NAME.fullmatch(path)
+    return found and (path.partition("/")[0], int(found[2]))
 
 
 def manifest_name(number: int) -> str:
@@ -173,14 +174,15 @@ def manifest_name(number: int) -> str:
 
 def _check_paths(manifest: CutManifest, name: str) -> None:
     """Check that no file lies where this node puts none: what a manifest names is read, copied and in the end removed."""
-    paths = [(file.path, segment_path(file.collection_id, file.segment_id)) for file in manifest.segments]
-    for file in manifest.deletes:
-        paths.append((file.path, delete_path(file.collection_id, manifest.number, file.vchannel)))
-        if not is_vchannel(file.vchannel, file.collection_id):
-            raise Corrupt(f"cut manifest {name} names deletes of {file.vchannel!r}, which is no vchannel of theirs")
-    for found, path in paths:
-        if found != path:
-            raise Corrupt(f"cut manifest {name} names {found!r} where this node has {path} — restore it from a backup")
+    for file in manifest.files:
+        if isinstance(file, SegmentFile):
+            path = segment_path(file.collection_id, file.segment_id)
+        else:
+            path = delete_path(file.collection_id, manifest.number, file.vchannel)
+        if file.path != path or named_for(path) is None:
+            raise Corrupt(
+                f"cut manifest {name} names {file.path!r}, where this node has no such file — restore it from a backup"
+            )
 
 
 # --- collections ------------------------------------------------------------------------------------------------------
@@ -306,11 +308,6 @@ NO_CHECKPOINT = Checkpoint()
 def checkpoint_key(pchannel: str) -> str:
     """Return the key a pchannel's checkpoint has in the log store's map."""
     return f"checkpoint/{pchannel}"
-
-
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return the stored form of a checkpoint."""
-    return msgspec.msgpack.encode(checkpoint)
 
 
 def decode_checkpoint(content: bytes | None) -> Checkpoint:

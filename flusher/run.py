@@ -5,12 +5,12 @@ with all it has in memory, exactly as a crash would; the next one starts from th
 when.
 """
 
-import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
+import msgspec
 import pyarrow as pa
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
@@ -26,14 +26,11 @@ from flusher.manifest import (
     arrow_schema,
     checkpoint_key,
     delete_path,
-    encode_checkpoint,
     extend_history,
     segment_path,
 )
-from flusher.retention import RetentionOptions
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from interceptors.txn import steady_ms
 from scanner.scanner import Scanner
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
@@ -59,6 +56,19 @@ class CutScheduleOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionOptions:
+    """How long things are kept at least, and how often that is looked at; seconds.
+
+    `min_age_short_s` is the least age of log, not of cuts, while the disk is short of space: what is in files then gives way
+    to new appends.
+    """
+
+    min_age_s: float = 86_400.0
+    min_age_short_s: float = 0.0
+    interval_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushOptions:
     """Memory and threads of the flusher, and what it does when the disk fails.
 
@@ -80,14 +90,6 @@ class FlushOptions:
     schedule: CutScheduleOptions = field(default_factory=CutScheduleOptions)
 
 
-async def _no_producers(_tick: int) -> bytes | None:
-    return None
-
-
-async def _always_back() -> None:
-    """Return at once: the log is never reopened."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushContext:
     """What a flusher and all its runs work with; the callables are the rest of the node.
@@ -106,12 +108,12 @@ class FlushContext:
     tail: LiveTail | None
     options: FlushOptions
     now_ms: Callable[[], int]
-    elapsed_ms: Callable[[], int] = steady_ms
-    reader_floor: Callable[[], int | None] = lambda: None
-    on_kept_tick: Callable[[int], None] = lambda _tick: None
-    save_producers: Callable[[int], Awaitable[bytes | None]] = _no_producers
-    log_is_back: Callable[[], Awaitable[object]] = _always_back
-    next_id: Callable[[], int] = lambda: sys.maxsize
+    elapsed_ms: Callable[[], int]
+    reader_floor: Callable[[], int | None]
+    on_kept_tick: Callable[[int], None]
+    save_producers: Callable[[int], Awaitable[bytes | None]]
+    log_is_back: Callable[[], Awaitable[object]]
+    next_id: Callable[[], int]
 
 
 # --- the cut in the making --------------------------------------------------------------------------------------------
@@ -364,7 +366,7 @@ class FlushRun:
             shard_state=self.state.snapshot(),
             producers=await context.save_producers(manifest.tick),
         )
-        await context.store.put_meta({checkpoint_key(context.log.name): encode_checkpoint(checkpoint)})
+        await context.store.put_meta({checkpoint_key(context.log.name): msgspec.msgpack.encode(checkpoint)})
         failpoint("flush.checkpoint_saved")
         self._cuts.append(published)
         self._checkpoint = checkpoint
