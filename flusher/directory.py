@@ -9,12 +9,10 @@ import itertools
 import os
 import re
 import stat
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import BinaryIO, NamedTuple
 
 from flusher.manifest import CollectionEntry, CutManifest, DataFile, decode_manifest, manifest_crc32c, manifest_name
@@ -179,6 +177,13 @@ def check_file(path: Path | str, file: DataFile, length: int, checksum: int) -> 
 # --- cuts -------------------------------------------------------------------------------------------------------------
 
 
+class Mark(NamedTuple):
+    """What is known of a cut without reading it."""
+
+    crc32c: int
+    tick: int
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """One cut that is on disk, and the checksum by which its successor, the checkpoint and the tables name it."""
@@ -197,16 +202,24 @@ class Cut:
         return self.manifest.tick
 
     @property
+    def mark(self) -> Mark:
+        """What the cut after it says of it."""
+        return Mark(self.crc32c, self.tick)
+
+    @property
+    def previous(self) -> Mark:
+        """What it says of the cut before it."""
+        return Mark(self.manifest.previous_crc32c, self.manifest.previous_tick)
+
+    @property
+    def entries(self) -> int:
+        """How much it weighs in memory."""
+        return 1 + len(self.manifest.collections) + len(self.manifest.files)
+
+    @property
     def data_bytes(self) -> int:
         """How many bytes of files the cut brings."""
         return sum(file.bytes for file in self.manifest.files)
-
-
-class Mark(NamedTuple):
-    """What is known of a cut without reading it."""
-
-    crc32c: int
-    tick: int
 
 
 def manifest_path(number: int) -> str:
@@ -276,10 +289,10 @@ class CutLog:
         self.node = node.root
         self.node_id = node_id
         self._numbers: list[int] | None = None
-        self._lock = Lock()  # held for no read of a file: the event loop takes it, too
+        # Threads share these without a lock: each use is one step of a dict, and what is lost is read again.
         self._marks: dict[int, Mark] = {}  # of cuts that are believed
-        self._kept: OrderedDict[int, Cut] = OrderedDict()
-        self._kept_entries = 0
+        self._kept: dict[int, Cut] = {}
+        self._kept_entries = 0  # at most: what retention took still counts
 
     # --- which cuts there are
 
@@ -320,24 +333,21 @@ class CutLog:
         `Corrupt` when the cut that is there is another one.
         """
         mark = Mark(crc32c, tick)
-        with self._lock:
-            if number and not self._marks:
-                self._marks[number] = mark
-        if number and self.mark_of(number) != mark:
+        if number and not self._marks:
+            self._marks[number] = mark
+        elif number and self.mark_of(number) != mark:
             raise _not_ours(number)
 
     def append(self, cut: Cut) -> None:
         """Take in a cut that was made, or adopted, to follow the newest one. Does no I/O."""
-        mark = Mark(cut.crc32c, cut.tick)
-        with self._lock:
-            assert self._marks.setdefault(cut.number, mark) == mark, "a cut on disk is never written again"
+        assert self._marks.setdefault(cut.number, cut.mark) == cut.mark, "a cut on disk is never written again"
 
     def forget_below(self, number: int) -> None:
         """Forget the cuts that retention took."""
-        with self._lock:
-            for gone in [known for known in self._marks if known < number]:
-                del self._marks[gone]
-                self._drop(gone)
+        for known in list(self._marks):
+            if known < number:
+                self._marks.pop(known, None)
+                self._kept.pop(known, None)
 
     def read(self, number: int) -> Cut:
         """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it is not what was written."""
@@ -345,7 +355,14 @@ class CutLog:
 
     def read_alone(self, number: int) -> Cut:
         """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises `Corrupt`, `OSError`."""
-        return self._of_this_node(read_cut(self.directory, number))
+        cut = read_cut(self.directory, number)
+        self.node_id = self.node_id or cut.manifest.node_id
+        if cut.manifest.node_id != self.node_id:
+            raise Corrupt(
+                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, not of {self.node_id} like what is beside "
+                "it — put log, floor and cuts of one backup together"
+            )
+        return cut
 
     def span(self, first: int, last: int) -> list[Cut]:
         """Return the cuts from `first` to `last`, both included."""
@@ -361,71 +378,38 @@ class CutLog:
 
     def mark_of(self, number: int) -> Mark:
         """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when one of those is not."""
-        with self._lock:
-            if number in self._marks:
-                return self._marks[number]
-            above = min((known for known in self._marks if known > number), default=0)
-            mark, top = self._marks.get(above), max(self._marks, default=number)
-        if mark is not None:
-            found = self._descend(self._load(above, mark), number)
+        if (mark := self._marks.get(number)) is not None:
+            return mark
+        known = self._marks.copy()
+        above = [each for each in known if each > number]
+        if above:
+            to, newest = number, self._load(min(above), known[min(above)])
         else:
-            newest = self._of_this_node(read_cut(self.directory, max([number, *cut_numbers(self.directory)[-1:]])))
-            found = self._descend(newest, top)
-            if self._marks.get(top, found[top]) != found[top]:
-                raise Corrupt(f"cut {top + 1} does not follow cut {top} — restore the cuts from a backup")
-            self._keep(newest)
-        with self._lock:
-            self._marks.update(found)
+            to = max(known, default=number)
+            newest = self.read_alone(max([number, *cut_numbers(self.directory)[-1:]]))
+        found = {newest.number: newest.mark, newest.number - 1: newest.previous}
+        for each in range(newest.number - 1, to, -1):
+            found[each - 1] = self._load(each, found[each]).previous
+        if known.get(to, found[to]) != found[to]:
+            raise Corrupt(f"cut {to + 1} does not follow cut {to} — restore the cuts from a backup")
+        self._keep(newest)
+        self._marks.update(found)
         return found[number]
 
-    def _descend(self, cut: Cut, to: int) -> dict[int, Mark]:
-        """Return what is known of the cuts from `to` up to `cut`, each by the one after it; `to` itself is not read."""
-        found = {cut.number: Mark(cut.crc32c, cut.tick)}
-        while cut.number > to:
-            before = Mark(cut.manifest.previous_crc32c, cut.manifest.previous_tick)
-            found[cut.number - 1] = before
-            if cut.number - 1 == to:
-                break
-            cut = self._load(cut.number - 1, before)
-        return found
-
-    def _of_this_node(self, cut: Cut) -> Cut:
-        self.node_id = self.node_id or cut.manifest.node_id
-        if cut.manifest.node_id != self.node_id:
-            raise Corrupt(
-                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, not of {self.node_id} like what is beside "
-                "it — put log, floor and cuts of one backup together"
-            )
-        return cut
-
     def _load(self, number: int, mark: Mark) -> Cut:
-        with self._lock:
-            kept = self._kept.get(number)
-            if kept is not None:
-                self._kept.move_to_end(number)
-        cut = kept or read_cut(self.directory, number)
-        if Mark(cut.crc32c, cut.tick) != mark:
+        cut = self._kept.get(number) or self.read_alone(number)
+        if cut.mark != mark:
             raise _not_ours(number)
-        if kept is None:
-            self._keep(self._of_this_node(cut))
+        self._keep(cut)
         return cut
 
     def _keep(self, cut: Cut) -> None:
-        with self._lock:
-            self._drop(cut.number)
-            self._kept[cut.number] = cut
-            self._kept_entries += _entries(cut)
-            while self._kept_entries > KEPT_ENTRIES_MAX and len(self._kept) > 1:
-                self._drop(next(iter(self._kept)))
-
-    def _drop(self, number: int) -> None:
-        if (cut := self._kept.pop(number, None)) is not None:
-            self._kept_entries -= _entries(cut)
-
-
-def _entries(cut: Cut) -> int:
-    """Return how much a cut weighs in memory."""
-    return 1 + len(cut.manifest.collections) + len(cut.manifest.files)
+        if cut.number not in self._kept:
+            self._kept_entries += cut.entries
+        if self._kept_entries > KEPT_ENTRIES_MAX:
+            self._kept.clear()
+            self._kept_entries = cut.entries
+        self._kept[cut.number] = cut
 
 
 def _node_id_at(root: Path) -> str:

@@ -102,20 +102,19 @@ def _manifests(source: SnapshotSource) -> list[CutManifest]:
     earliest = min(cut_numbers(source.cuts.directory), default=0)
     first = 1 if source.base is None else source.base.cut + 1
     manifests: list[CutManifest] = []
-    after: CutManifest | None = None
+    after: Cut | None = None
     number, created = source.last_cut, source.collection.created_tick
     while number >= first and (source.base or not manifests or manifests[-1].previous_tick >= created):
         if manifests and number < earliest and source.base is None:
             _check_begins(source, manifests[-1])
             break
-        cut = _cut(source, number, after)
-        after = None if cut is None else cut.manifest
-        manifests += [] if after is None else [after]
+        after = _cut(source, number, after)
+        manifests += [] if after is None else [after.manifest]
         number -= 1
     return manifests[::-1]
 
 
-def _cut(source: SnapshotSource, number: int, after: CutManifest | None) -> Cut | None:
+def _cut(source: SnapshotSource, number: int, after: Cut | None) -> Cut | None:
     """Return a cut, None when it is lost; `after` is the one after it, when that is not."""
     try:
         return source.cuts.read(number)
@@ -125,7 +124,7 @@ def _cut(source: SnapshotSource, number: int, after: CutManifest | None) -> Cut 
         with suppress(OSError, StreamingNodeError):
             # Behind one that is lost, nothing tells what this one has to be but its own checksum.
             cut = source.cuts.read_alone(number) if number < source.last_cut else None
-            if cut and (after is None or (after.previous_crc32c, after.previous_tick) == (cut.crc32c, cut.tick)):
+            if cut and (after is None or after.previous == cut.mark):
                 return cut
         source.on_loss(manifest_path(number), None, error)
         return None
