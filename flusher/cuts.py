@@ -18,6 +18,7 @@ same place leaves, and is treated the same.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -62,13 +63,9 @@ def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tic
     A log that is older than the cuts beside it would make those cuts again, with other rows: tables that took the first ones
     could never be told from those that took the second. A damaged or missing file is met by who reads it, and stops nobody.
     """
-    newest = max(cut_numbers(directory), default=0)
-    if not newest:
-        return
-    try:
-        manifest = read_cut(NodeDirectory(directory), newest).manifest
-    except (OSError, StreamingNodeError):
-        manifest = None
+    newest, manifest = max(cut_numbers(directory), default=0), None
+    with suppress(OSError, StreamingNodeError):
+        manifest = read_cut(NodeDirectory(directory), newest).manifest if newest else None
     if manifest is not None and manifest.node_id != node_id:
         raise Corrupt(
             f"{directory / CUTS} holds cuts of node {manifest.node_id} and the log is of node {node_id} — {TOGETHER}"
@@ -143,21 +140,16 @@ def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
 
     It is durable when this returns. Raises `Corrupt` when the cuts on disk and the checkpoint do not belong together.
     """
-    newest = max(cut_numbers(directory), default=0)
-    if checkpoint.cut_number and not newest:
+    newest, known = max(cut_numbers(directory), default=0), checkpoint.cut_number
+    if newest not in {known, known + 1}:
         raise Corrupt(
-            f"{directory.root / CUTS} holds no cut and the checkpoint is at {checkpoint.cut_number} — "
-            "restore the cuts from a backup"
-        )
-    if newest not in {checkpoint.cut_number, checkpoint.cut_number + 1}:
-        raise Corrupt(
-            f"the newest cut on disk is {newest}, the checkpoint is at {checkpoint.cut_number} — "
+            f"the newest cut in {directory.root / CUTS} is {newest}, the checkpoint is at {known} — "
             "restore the cuts and the log from one backup"
         )
     if newest == 0:
         return None
     cut = read_cut(directory, newest)
-    if newest > checkpoint.cut_number:
+    if newest > known:
         # The names are there, but what kept the checkpoint back may have come before they were durable.
         directory.sync_parents([manifest_path(newest), *file_paths(cut.manifest)])
         return cut
@@ -255,19 +247,18 @@ def lease_path(node: Path, table: Path) -> Path:
 def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
     """Yield the path of each lease file, and its lease, or why it holds none; so for a link in their directory's place."""
     try:
-        paths = [path for path in directory.files(LEASES) if path.endswith(".json")]
+        paths = directory.files(LEASES)
     except Corrupt as error:
-        paths = []
         yield LEASES, str(error)
+        return
     for path in paths:
-        found: Lease | str
-        try:
-            found = msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=Lease)
-        except FileNotFoundError:  # an ingest gives up the lease of a dropped collection's table
-            continue
-        except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:
-            found = str(error)
-        yield path, found
+        if path.endswith(".json"):
+            try:
+                yield path, msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=Lease)
+            except FileNotFoundError:
+                pass  # an ingest gives up the lease of a dropped collection's table
+            except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:
+                yield path, str(error)
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
@@ -279,9 +270,8 @@ def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
     for path, found in lease_files(directory):
         if path == LEASES:
             raise Corrupt(str(found))
-        if isinstance(found, str):
-            found = Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0, tick=0)  # noqa: PLW2901
-        leases.append(found)
+        unreadable = Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
+        leases.append(found if isinstance(found, Lease) else unreadable)
     return [lease for lease in leases if lease.node_id == node_id]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from flusher.manifest import CollectionEntry, CutManifest, DataFile, decode_manifest, manifest_crc32c, manifest_name
+from flusher.manifest import CollectionEntry, CutManifest, DataFile, decode_manifest, manifest_crc32c
 from wal.codec import crc32c
 from wal.errors import Corrupt, InvalidArgument, Truncated, UnsupportedFormat
 from wal.files import (
@@ -94,10 +94,6 @@ class NodeDirectory:
     def read(self, path: str, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
         """Return a file's content; one that is longer is `Corrupt`, and not read."""
         return read_regular(place_beneath(self.root, path), bytes_max=bytes_max)
-
-    def size_bytes(self, path: str) -> int:
-        """Return a file's length."""
-        return (self.root / path).stat().st_size
 
     def free_bytes(self) -> int:
         """Return how much this user may still write on the disk."""
@@ -223,8 +219,8 @@ class Cut:
 
 
 def manifest_path(number: int) -> str:
-    """Return the path of a cut's manifest, relative to the node directory."""
-    return f"{CUTS}/{manifest_name(number)}"
+    """Return the path of a cut's manifest, relative to the node directory; they sort in cut order."""
+    return f"{CUTS}/{number:016d}.json"
 
 
 def cut_numbers(directory: NodeDirectory | Path) -> list[int]:
@@ -370,9 +366,7 @@ class CutLog:
 
     def crc32c_of(self, number: int) -> int | None:
         """Return the checksum of cut `number`, as its successor tells it; None when neither is kept."""
-        if number in self:
-            return self.mark_of(number).crc32c
-        return self.read(number + 1).manifest.previous_crc32c if number + 1 in self else None
+        return self.mark_of(number).crc32c if number in self or number + 1 in self else None
 
     # --- how they lead to one another
 

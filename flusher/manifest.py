@@ -4,7 +4,6 @@ A manifest is two lines of text, the JSON document and its checksum, so that a p
 torn or edited one; `docs/format.md` is the reference. No I/O here.
 """
 
-import base64
 import re
 
 import msgspec
@@ -72,11 +71,11 @@ class PartitionEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A collection that lived at some time since the last cut; `schema` is the Arrow IPC schema in base64."""
+    """A collection that lived at some time since the last cut; `schema` is the Arrow IPC schema, base64 in JSON."""
 
     collection_id: int
     name: str
-    schema: str
+    schema: bytes
     schema_version: int
     primary_key: str
     partitions: tuple[PartitionEntry, ...]
@@ -167,11 +166,6 @@ def named_for(path: str) -> tuple[str, int] | None:
     return found and (path.partition("/")[0], int(found[2]))
 
 
-def manifest_name(number: int) -> str:
-    """Return the file name of cut `number`; names sort in cut order."""
-    return f"{number:016d}.json"
-
-
 def _check_paths(manifest: CutManifest, name: str) -> None:
     """Check that no file lies where this node puts none: what a manifest names is read, copied and in the end removed."""
     for file in manifest.files:
@@ -198,7 +192,7 @@ def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) ->
         CollectionEntry(
             collection_id=info.id,
             name=info.name,
-            schema=base64.b64encode(info.schema).decode(),
+            schema=info.schema,
             schema_version=info.schema_version,
             primary_key=info.primary_key,
             partitions=tuple(
@@ -215,7 +209,7 @@ def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) ->
     )
 
 
-def arrow_schema(info: CollectionInfo) -> pa.Schema:
+def arrow_schema(info: CollectionInfo | CollectionEntry) -> pa.Schema:
     """Return the Arrow schema of a collection. Raises `Corrupt` when it is none."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(info.schema))
@@ -234,7 +228,7 @@ def collection_info(entry: CollectionEntry) -> CollectionInfo:
     return CollectionInfo(
         id=entry.collection_id,
         name=entry.name,
-        schema=base64.b64decode(entry.schema),
+        schema=entry.schema,
         schema_version=entry.schema_version,
         primary_key=entry.primary_key,
         vchannels=entry.vchannels,
@@ -327,11 +321,9 @@ def extend_history(
     """
     grain_ms = retention_ms // HISTORY_STEPS
     # No cut was made after a later one, whatever the clock said then.
-    kept = tuple(
-        cut if cut.made_ms <= step.made_ms else CutPosition(cut.tick, cut.position, step.made_ms) for cut in history
-    )
+    kept = [msgspec.structs.replace(cut, made_ms=min(cut.made_ms, step.made_ms)) for cut in history]
     if len(kept) > 1 and kept[-2].age_ms(now_ms) - step.age_ms(now_ms) < grain_ms:
-        kept = kept[:-1]
-    kept = (*kept, step)
-    expired = [index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms]
-    return kept[expired[-1] :] if expired else kept
+        kept.pop()
+    kept.append(step)
+    newest_expired = max((index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms), default=0)
+    return tuple(kept[newest_expired:])

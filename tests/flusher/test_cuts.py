@@ -143,7 +143,7 @@ def test_a_manifest_set_aside_that_is_none_of_ours_removes_nothing(tmp_path: Pat
 
 
 def test_a_lost_directory_of_cuts_is_named_and_corrupt(tmp_path: Path) -> None:
-    with pytest.raises(Corrupt, match="cuts holds no cut and the checkpoint is at 2"):
+    with pytest.raises(Corrupt, match="cuts is 0, the checkpoint is at 2"):
         cut_ahead(NodeDirectory(tmp_path), Checkpoint(cut_number=2))
 
 

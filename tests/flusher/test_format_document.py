@@ -1,6 +1,5 @@
 """What docs/format.md says about files, manifests and checkpoints is what the flusher writes."""
 
-import base64
 import re
 from functools import partial
 from pathlib import Path
@@ -61,7 +60,7 @@ def test_the_documented_manifest_says_what_the_text_around_it_says() -> None:
     manifest = documented_manifest()
     (collection,), (segment,), (delete,) = manifest.collections, manifest.segments, manifest.deletes
     assert (manifest.node_id, manifest.number, collection.name) == ("n1", 1, "t")
-    assert pa.ipc.read_schema(pa.py_buffer(base64.b64decode(collection.schema))) == SCHEMA
+    assert pa.ipc.read_schema(pa.py_buffer(collection.schema)) == SCHEMA
     assert (segment.rows, segment.key_min, segment.key_max) == (2, 7, 8)
     assert (delete.rows, delete.key_min, delete.key_max) == (1, 7, 7)
     assert segment.offset_max < delete.offset_min
