@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.data_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
+from flusher.data_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, encodings
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import NO_CHECKPOINT, OFFSET, TICK, VCHANNEL
@@ -216,7 +216,7 @@ def write_table(table: pa.Table, path: Path) -> Spent:
         compression_level=ZSTD_LEVEL,
         write_page_checksum=True,
         row_group_size=ROW_GROUP_ROWS_MAX,
-        use_dictionary=[*repetitive_columns(table), *([VCHANNEL] if system else [])],  # type: ignore[arg-type]
+        use_dictionary=[name for name in encodings(table)[0] if name in table.column_names],  # type: ignore[arg-type]
         column_encoding={TICK: "DELTA_BINARY_PACKED", OFFSET: "DELTA_BINARY_PACKED"} if system else None,
     )
     return stop()

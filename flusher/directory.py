@@ -71,7 +71,12 @@ class NodeDirectory:
 
     def append(self, path: str) -> BinaryIO:
         """Open a file that `create` made, to go on at its end; one that is gone is not made anew."""
-        return open(place_beneath(self.root, path), "ab", buffering=WRITE_BUFFER_BYTES, opener=_open_existing)
+        return open(
+            place_beneath(self.root, path),
+            "ab",
+            buffering=WRITE_BUFFER_BYTES,
+            opener=lambda name, flags: open_regular(Path(name), flags & ~os.O_CREAT),
+        )
 
     def sync(self, file: BinaryIO) -> None:
         """Return when the file's bytes are on disk; its name is not, until `sync_parents`."""
@@ -100,19 +105,6 @@ class NodeDirectory:
         disk = os.statvfs(self.root)
         return disk.f_bavail * disk.f_frsize
 
-    def can_open(self, count: int) -> bool:
-        """Whether this process may open that many files more, at a time."""
-        opened: list[int] = []
-        try:
-            for _ in range(count):
-                opened.append(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY))  # noqa: PERF401 - those opened are closed
-        except OSError:
-            return False
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
-        return True
-
     def files(self, under: str) -> list[str]:
         """Return all names below the directory `under` but directories, sorted; none when it does not exist."""
         top = place_beneath(self.root, f"{under}/")
@@ -131,10 +123,6 @@ class NodeDirectory:
             return
         self._make_parents(directory.parent)
         make_directory(directory, for_group=self._for_group)
-
-
-def _open_existing(path: str, flags: int) -> int:
-    return open_regular(Path(path), flags & ~os.O_CREAT)
 
 
 # --- data files -------------------------------------------------------------------------------------------------------
@@ -225,20 +213,18 @@ def manifest_path(number: int) -> str:
 
 def cut_numbers(directory: NodeDirectory | Path) -> list[int]:
     """Return the numbers of all cuts on disk, ascending, whatever they hold."""
-    root = directory if isinstance(directory, Path) else directory.root
-    numbers = _listed(root)
-    # Thousands of names are not read at once: of cuts that retention removes meanwhile, a later one may be missed already.
-    while numbers and numbers[-1] - numbers[0] >= len(numbers) and (again := _listed(root)) != numbers:
-        numbers = again
-    return numbers
-
-
-def _listed(root: Path) -> list[int]:
-    try:
-        names = os.listdir(root / CUTS)  # noqa: PTH208 - names are all we need of thousands of files
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+    cuts = (directory if isinstance(directory, Path) else directory.root) / CUTS
+    before: list[int] = []
+    while True:
+        try:
+            names = os.listdir(cuts)  # noqa: PTH208 - names are all we need of thousands of files
+        except FileNotFoundError:
+            return []
+        numbers = sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+        # Thousands of names are not read at once: of cuts that retention removes meanwhile, a later one may be missed.
+        if not numbers or numbers == before or numbers[-1] - numbers[0] < len(numbers):
+            return numbers
+        before = numbers
 
 
 def read_cut(directory: NodeDirectory, number: int) -> Cut:
@@ -407,7 +393,7 @@ class CutLog:
 
 
 def _node_id_at(root: Path) -> str:
-    """Return whose directory this is, for who was not told; nothing when its floor file does not say."""
+    """Return whose directory this is; nothing when its floor file does not say."""
     with suppress(OSError, Corrupt, UnsupportedFormat):
         floor = read_floor(root)
         return "" if floor is None else floor.node_id

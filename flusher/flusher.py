@@ -212,7 +212,7 @@ class Flusher:
             cut_tick=self.checkpoint.tick,
             cut_crc32c=self.checkpoint.manifest_crc32c,
             checkpoint_position=self.checkpoint.position,
-            unflushed_rows=cut.rows if cut else 0,
+            unflushed_rows=sum(file.rows for file in cut.files.values()) if cut else 0,
             unflushed_bytes=cut.taken_bytes if cut else 0,
             held_bytes=cut.held_bytes if cut else 0,
             faults=self._faults,

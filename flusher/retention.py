@@ -117,9 +117,8 @@ class Retention:
             if old is None:
                 return 0
             if not self._holds:
-                # Ids of what is created meanwhile are larger.
-                known = state.catalog.collections(dropped=True), state.next_id
-                await self._give_up_cuts(checkpoint, *known, old.tick)
+                collections, next_id = state.catalog.collections(dropped=True), state.next_id
+                await self._give_up(await to_thread.run_sync(self._look, checkpoint, collections, next_id, old.tick))
             return min(old.tick, max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0))
 
     def newest_old(self, history: Sequence[CutPosition], min_age_s: float) -> CutPosition | None:
@@ -140,17 +139,6 @@ class Retention:
         reader_floor = self._reader_floor()
         return bound if reader_floor is None else min(bound, reader_floor)
 
-    async def _give_up_cuts(
-        self, checkpoint: Checkpoint, collections: Sequence[CollectionInfo], next_id: int, old_tick: int
-    ) -> None:
-        removable = await to_thread.run_sync(self._look, checkpoint, collections, next_id, old_tick)
-        if removable:
-            first_kept = removable[-1].number + 1
-            await self._context.store.put_meta({kept_cuts_key(self._log.name): msgspec.msgpack.encode(first_kept)})
-            failpoint("flush.cut_given_up")
-            await to_thread.run_sync(self._remove_cuts, removable)
-            self._cuts.forget_below(first_kept)
-
     def _look(
         self, checkpoint: Checkpoint, collections: Sequence[CollectionInfo], next_id: int, old_tick: int
     ) -> list[CutManifest]:
@@ -168,7 +156,7 @@ class Retention:
     def _remove_dropped(self, needed: AbstractSet[int], next_id: int) -> None:
         """Remove files of collections below `next_id` that are not needed; their cuts may stay. Safe to interrupt.
 
-        A collection that is not even known was dropped before a tick at which no reader starts any more.
+        A collection that the catalog has forgotten was dropped long ago, one that is made meanwhile has a larger id.
         """
         if UNREADABLE in needed:
             return
@@ -178,6 +166,14 @@ class Retention:
                     for path in self._directory.files(f"{top}/{number}"):
                         if named_for(path) is not None:
                             self._directory.remove(path)
+
+    async def _give_up(self, earliest: Sequence[CutManifest]) -> None:
+        if earliest:
+            first_kept = earliest[-1].number + 1
+            await self._context.store.put_meta({kept_cuts_key(self._log.name): msgspec.msgpack.encode(first_kept)})
+            failpoint("flush.cut_given_up")
+            await to_thread.run_sync(self._remove_cuts, earliest)
+            self._cuts.forget_below(first_kept)
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:
         finish_removal(self._cuts)  # of a round that the disk kept from its end

@@ -5,7 +5,7 @@ with all it has in memory, exactly as a crash would; the next one starts from th
 when.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -120,7 +120,7 @@ class FlushContext:
 
 
 class OpenCut:
-    """Everything since the last cut: which row goes to which file, until a cut message closes it. No I/O of its own.
+    """Everything since the last cut: which row goes to which file, until a cut message closes it.
 
     Since a cut seals every growing segment, no file ever spans two cuts. `number` is the number it will have.
     """
@@ -135,7 +135,18 @@ class OpenCut:
     def insert(self, message: Message, header: InsertHeader) -> None:
         """Take in the rows of one insert. Raises `Corrupt` when no collection has them."""
         if header.segment_id not in self.files:
-            self.files[header.segment_id] = self._start_segment(message, header)
+            info = self._collection(header.collection_id)
+            if info.schema_version != header.schema_version:
+                raise Corrupt(f"rows of {info.name} have schema version {header.schema_version}, which it never had")
+            place = {
+                "path": segment_path(info.id, header.segment_id),
+                "collection_id": info.id,
+                "vchannel": message.vchannel,
+                "segment_id": header.segment_id,
+                "partition_id": header.partition_id,
+            }
+            file = self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
+            self.files[header.segment_id] = file
         self.files[header.segment_id].add(Rows(message.payload, header.rows, message.time_tick, header.first_offset))
 
     def delete(self, message: Message, header: DeleteHeader) -> None:
@@ -143,20 +154,25 @@ class OpenCut:
 
         One that meets rows of its own cut stays a delete: whoever reads the cut applies it, by offset, to what it reads.
         """
-        if message.vchannel not in self.files:
-            self.files[message.vchannel] = self._start_deletes(message, header)
-        self.files[message.vchannel].add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
+        vchannel = message.vchannel
+        if vchannel not in self.files:
+            info = self._collection(header.collection_id)
+            path = delete_path(info.id, self.number, vchannel)
+            place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
+            schema = pa.schema([arrow_schema(info).field(info.primary_key)])
+            self.files[vchannel] = self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
+        self.files[vchannel].add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
 
-    def drop(self, collection_id: int, partition_id: int | None = None) -> list[FileInProgress]:
-        """Forget a collection, or the segments of a partition of it; the caller discards the files returned."""
-        gone = {
-            key: file
+    async def drop(self, collection_id: int | None = None, partition_id: int | None = None) -> None:
+        """Discard the files of a collection, only the segments of one partition of it, or all files."""
+        gone = [
+            key
             for key, file in self.files.items()
-            if file.place["collection_id"] == collection_id and partition_id in {None, file.place.get("partition_id")}
-        }
+            if collection_id in {None, file.place["collection_id"]}
+            and partition_id in {None, file.place.get("partition_id")}
+        ]
         for key in gone:
-            del self.files[key]
-        return list(gone.values())
+            await self.files.pop(key).discard()
 
     @property
     def held_bytes(self) -> int:
@@ -167,31 +183,6 @@ class OpenCut:
     def taken_bytes(self) -> int:
         """Encoded size of all rows taken in so far."""
         return sum(file.taken_bytes for file in self.files.values())
-
-    @property
-    def rows(self) -> int:
-        """Rows and deletes taken in so far."""
-        return sum(file.rows for file in self.files.values())
-
-    def _start_segment(self, message: Message, header: InsertHeader) -> FileInProgress:
-        info = self._collection(header.collection_id)
-        if info.schema_version != header.schema_version:
-            raise Corrupt(f"rows of {info.name} have schema version {header.schema_version}, which it never had")
-        place = {
-            "path": segment_path(info.id, header.segment_id),
-            "collection_id": info.id,
-            "vchannel": message.vchannel,
-            "segment_id": header.segment_id,
-            "partition_id": header.partition_id,
-        }
-        return self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
-
-    def _start_deletes(self, message: Message, header: DeleteHeader) -> FileInProgress:
-        info, vchannel = self._collection(header.collection_id), message.vchannel
-        path = delete_path(info.id, self.number, vchannel)
-        place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
-        schema = pa.schema([arrow_schema(info).field(info.primary_key)])
-        return self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
 
     def _collection(self, collection_id: int) -> CollectionInfo:
         try:
@@ -260,7 +251,7 @@ class FlushRun:
                             await self._awaited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await self._discard(self.open_cut.files.values())
+                await self.open_cut.drop()
 
     def stop_gathering(self) -> None:
         """Take messages as they come until the next cut: somebody waits for it."""
@@ -284,9 +275,9 @@ class FlushRun:
                 if file is not None and self._ahead is None and not file.at_work:
                     self._start(file, file.finish, writers)
             case DropCollectionHeader(collection_id=collection_id):
-                await self._discard(self.open_cut.drop(collection_id))
+                await self.open_cut.drop(collection_id)
             case DropPartitionHeader(collection_id=collection_id, partition_id=partition_id):
-                await self._discard(self.open_cut.drop(collection_id, partition_id))
+                await self.open_cut.drop(collection_id, partition_id)
             case CutHeader() as header:
                 await self._cut(message, header)
             case _:
@@ -314,10 +305,6 @@ class FlushRun:
 
         file.at_work += 1
         writers.start_soon(run)
-
-    async def _discard(self, files: Iterable[FileInProgress]) -> None:
-        for file in files:
-            await file.discard()
 
     async def _cut(self, message: Message, header: CutHeader) -> None:
         cut, tick = self.open_cut, message.time_tick

@@ -194,20 +194,17 @@ def _wanted(source: SnapshotSource, file: DataFile) -> bool:
 def _read(source: SnapshotSource, files: Sequence[DataFile]) -> Iterator[pa.Table]:
     for file in files:
         try:
-            yield _read_file(source, file)
+            try:
+                content = source.cuts.directory.read(file.path, bytes_max=file.bytes)
+            except FileNotFoundError as error:
+                raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
+            check_file(file.path, file, len(content), crc32c(content))
         except (OSError, Corrupt) as error:
             if source.on_loss is None:
                 raise
             source.on_loss(file.path, file.rows, error)
-
-
-def _read_file(source: SnapshotSource, file: DataFile) -> pa.Table:
-    try:
-        content = source.cuts.directory.read(file.path, bytes_max=file.bytes)
-    except FileNotFoundError as error:
-        raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
-    check_file(file.path, file, len(content), crc32c(content))
-    return pq.read_table(pa.BufferReader(content))
+        else:
+            yield pq.read_table(pa.BufferReader(content))
 
 
 def _up_to(table: pa.Table, tick: int) -> pa.Table:
