@@ -1,7 +1,7 @@
 """Makes a cut visible, data files first, the manifest last, and sorts out what a crash left. Blocks, so it runs in threads.
 
-In: files complete and synced under temporary names, and the manifest that names them. Out: the cut is on disk; the
-checkpoint is the flusher's next step. What each crash leaves behind, and what the next start makes of it:
+The files are complete and synced under temporary names before, and the checkpoint follows. What each crash leaves behind,
+and what the next start makes of it:
 
 1. While a file is written, or before it is renamed: `*.tmp`. Removed; the log is read again from the last checkpoint.
 2. Between the renames: data files no manifest names. Removed, and read again.
@@ -107,10 +107,7 @@ def build_manifest(
 
 
 def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
-    """Give the files their names and write the manifest; durable on return.
-
-    Raises `OSError`; what is on disk then is in the table above.
-    """
+    """Give the files their names and write the manifest; durable on return. An `OSError` is as a crash at that place."""
     paths = file_paths(manifest)
     for path in paths:
         failpoint("flush.file_renaming")
@@ -159,10 +156,7 @@ def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
 
 
 def check_same_cut(manifest: CutManifest, before: Checkpoint, tick: int, rows: Mapping[str, int]) -> None:
-    """Check that a cut found on disk is the one the log tells; `rows` counts what the log has for each file's path.
-
-    Raises `Corrupt` when it is not: then one of the two was changed behind the node's back.
-    """
+    """Raise `Corrupt` unless a cut on disk is the one the log tells; `rows` counts what the log has for each path."""
     found = {file.path: file.rows for file in manifest.files}
     if found != rows or (manifest.tick, manifest.previous_crc32c) != (tick, before.manifest_crc32c):
         raise Corrupt(
@@ -177,8 +171,7 @@ def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range,
     `segment_ids` are those given since the cut before it. Only while no file is in progress. Raises `OSError`.
     """
     named = frozenset() if ahead is None else frozenset(file_paths(ahead.manifest))
-    on_disk = [path for top in (*DATA, CUTS) for path in directory.files(top)]
-    for path in on_disk:
+    for path in [path for top in (*DATA, CUTS) for path in directory.files(top)]:
         if path not in named and _is_of_cut(path, number, segment_ids):
             failpoint("recovery.orphan_removing")
             directory.remove(path)
@@ -291,7 +284,7 @@ def write_lease(node: Path, lease: Lease) -> None:
 def release(node: Path, table: Path) -> None:
     """Give up a table's lease: it takes no more cuts of this node."""
     path = lease_path(node, table)
-    if path.exists():
+    with suppress(FileNotFoundError):
         path.unlink()
         sync_directory(path.parent)
 

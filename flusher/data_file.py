@@ -1,8 +1,7 @@
 """One file of a cut, from its first row to its name on disk: rows wait in memory, worker threads decode and write them.
 
-Plain Parquet: zstd, a checksum on every page, statistics, read as it is by pandas, DuckDB and Spark; the reference is
-`docs/format.md`, section "Segment file". After an `OSError` the file is of no use: the flusher gives up everything since its
-checkpoint and reads it again, which is also what a crash makes it do.
+Plain Parquet, as `docs/format.md` has it in section "Segment file". After an `OSError` the file is of no use: the flusher
+gives up everything since its checkpoint and reads it again, which is also what a crash makes it do.
 """
 
 import base64
@@ -125,15 +124,11 @@ class FileInProgress:
         self.pending_bytes -= sum(len(message.payload) for message in taken)
         return taken
 
-    async def spill(self) -> None:
-        """Write the oldest pending rows as a row group, or wait for those under way. Raises `OSError`, `Corrupt`."""
-        await self._pass_on(last=False)
-
     async def finish(self) -> None:
         """Write what is pending and the footer, and sync, unless that was done or the file discarded meanwhile."""
         while self.pending_bytes > self._row_group_bytes:
             await self.spill()
-        await self._pass_on(last=True)
+        await self.spill(last=True)
 
     async def discard(self) -> None:
         """Close and remove the file, and forget its rows; a clean-up, so it is not cancelled half way."""
@@ -143,7 +138,11 @@ class FileInProgress:
             async with self._decoding, self._writing:
                 await to_thread.run_sync(self._file.discard, limiter=self._limiter)
 
-    async def _pass_on(self, *, last: bool) -> None:
+    async def spill(self, *, last: bool = False) -> None:
+        """Write the oldest pending rows as a row group, or wait for those under way. Raises `OSError`, `Corrupt`.
+
+        With `last` all rows are taken, and the footer is written behind them.
+        """
         async with self._decoding:
             self._check_whole()
             rows = self.take(None if last else self._row_group_bytes)
@@ -313,10 +312,9 @@ class _ChecksummedFile:
 
 
 def encodings(table: pa.Table) -> tuple[list[str], list[str]]:
-    """Return the columns that get a dictionary, and those stored as differences, judged by the first rows.
+    """Return which columns get a dictionary (texts that repeat), and which are stored as differences (numbers that ascend).
 
-    A dictionary is for text and binary that repeats itself, differences are for whole numbers and times that ascend, or
-    nearly; a column of neither stays plain.
+    The first rows tell. Other columns stay plain.
     """
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
     repetitive, ascending = [VCHANNEL], [TICK, OFFSET]
@@ -370,10 +368,7 @@ def written_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind: type[DataFile]) -> pa.Table:
-    """Return messages of one vchannel as a table of `written_schema(schema)`, in order.
-
-    Raises `Corrupt` when a payload does not decode, or has another number of rows than its header says.
-    """
+    """Return messages of one vchannel as a table of `written_schema(schema)`, in order. Raises `Corrupt`."""
     batches = _decode_payloads(rows, schema)
     counts = np.fromiter((message.count for message in rows), np.int64, len(rows))
     decoded = np.fromiter((batch.num_rows for batch in batches), np.int64, len(batches))

@@ -141,10 +141,7 @@ def read_through(stream: BinaryIO, take: Callable[[bytes], object]) -> tuple[int
 def measure_file(
     path: Path, *, expected_bytes: int, take: Callable[[bytes], object] = lambda _chunk: None
 ) -> tuple[int, int]:
-    """Return length and CRC32C of a file. Raises `OSError`, `Corrupt`.
-
-    Nothing is read of a file with another length than the expected one, which may be a terabyte of holes.
-    """
+    """Return length and CRC32C of a file; of one with another length than expected, perhaps of holes, nothing is read."""
     with open_binary(path) as stream:
         size_bytes = os.fstat(stream.fileno()).st_size
         return read_through(stream, take) if size_bytes == expected_bytes else (size_bytes, 0)
@@ -265,7 +262,9 @@ class CutLog:
         if isinstance(node, Path):
             if not node.is_dir():
                 raise InvalidArgument(f"{node} is no node directory — name the one the node was opened with")
-            node_id = node_id or _node_id_at(node)
+            with suppress(OSError, Corrupt, UnsupportedFormat):
+                floor = read_floor(node)
+                node_id = node_id or (floor.node_id if floor else "")
             node = NodeDirectory(node)
         self.directory = node
         self.node = node.root
@@ -390,14 +389,6 @@ class CutLog:
             self._kept.clear()
             self._kept_entries = cut.entries
         self._kept[cut.number] = cut
-
-
-def _node_id_at(root: Path) -> str:
-    """Return whose directory this is; nothing when its floor file does not say."""
-    with suppress(OSError, Corrupt, UnsupportedFormat):
-        floor = read_floor(root)
-        return "" if floor is None else floor.node_id
-    return ""
 
 
 def _not_ours(number: int) -> Corrupt:

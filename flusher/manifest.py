@@ -142,11 +142,17 @@ def decode_manifest(content: bytes, *, name: str) -> CutManifest:
     Raises `Corrupt` when the checksum or the document does not hold, or a path is not the one that the node gives such a
     file; `UnsupportedFormat` when a newer release wrote it.
     """
-    document = checked_document(content, f"cut manifest {name}")
-    manifest = decode_versioned(
-        document, CutManifest, MANIFEST_FORMAT, f"cut manifest {name}", decode=msgspec.json.decode
-    )
-    _check_paths(manifest, name)
+    what = f"cut manifest {name}"
+    document = checked_document(content, what)
+    manifest = decode_versioned(document, CutManifest, MANIFEST_FORMAT, what, decode=msgspec.json.decode)
+    for file in manifest.files:
+        if isinstance(file, SegmentFile):
+            path = segment_path(file.collection_id, file.segment_id)
+        else:
+            path = delete_path(file.collection_id, manifest.number, file.vchannel)
+        # What a manifest names is read, copied and in the end removed: it lies nowhere but where this node puts it.
+        if file.path != path or named_for(path) is None:
+            raise Corrupt(f"{what} names {file.path!r}, where this node has no such file — restore it from a backup")
     return manifest
 
 
@@ -164,19 +170,6 @@ def named_for(path: str) -> tuple[str, int] | None:
     """Return `SEGMENTS` and the segment, or `DELETES` and the cut, that a path has its name of; None for other paths."""
     found = _SEGMENT_NAME.fullmatch(path) or _DELETES_NAME.fullmatch(path)
     return found and (path.partition("/")[0], int(found[2]))
-
-
-def _check_paths(manifest: CutManifest, name: str) -> None:
-    """Check that no file lies where this node puts none: what a manifest names is read, copied and in the end removed."""
-    for file in manifest.files:
-        if isinstance(file, SegmentFile):
-            path = segment_path(file.collection_id, file.segment_id)
-        else:
-            path = delete_path(file.collection_id, manifest.number, file.vchannel)
-        if file.path != path or named_for(path) is None:
-            raise Corrupt(
-                f"cut manifest {name} names {file.path!r}, where this node has no such file — restore it from a backup"
-            )
 
 
 # --- collections ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """One run of the flusher: from its checkpoint through the log, until it is cancelled or something fails.
 
-In: batches of a scanner over the whole pchannel. Out: files, and a cut for each cut message. A run that fails is thrown away
-with all it has in memory, exactly as a crash would; the next one starts from the last checkpoint. `flusher.flusher` decides
-when.
+It makes files of what a scanner over the whole pchannel delivers, and a cut of each cut message. A run that fails is thrown
+away with all it has in memory, exactly as a crash would; the next one starts from the last checkpoint.
 """
 
 from collections.abc import Awaitable, Callable
@@ -150,10 +149,7 @@ class OpenCut:
         self.files[header.segment_id].add(Rows(message.payload, header.rows, message.time_tick, header.first_offset))
 
     def delete(self, message: Message, header: DeleteHeader) -> None:
-        """Take in the keys of one delete. Raises `Corrupt` when no collection has them.
-
-        One that meets rows of its own cut stays a delete: whoever reads the cut applies it, by offset, to what it reads.
-        """
+        """Take in the keys of one delete, rows of its own cut or not: who reads the cut applies it, by offset."""
         vchannel = message.vchannel
         if vchannel not in self.files:
             info = self._collection(header.collection_id)
@@ -230,11 +226,7 @@ class FlushRun:
         self.open_cut = OpenCut(checkpoint.cut_number + 1, self.state.catalog, self._start_file)
 
     async def follow(self, scanner: Scanner) -> None:
-        """Work through the scanner's batches for ever.
-
-        Raises an exception group of `OSError`s, or of what the scanner or the log store raised; files in progress are
-        gone then, and when cancelled.
-        """
+        """Work through the scanner's batches until that fails or is cancelled; files in progress are gone then."""
         try:
             async with anyio.create_task_group() as writers:
                 while True:
