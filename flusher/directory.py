@@ -113,9 +113,9 @@ class NodeDirectory:
         return sorted(path.relative_to(self.root).as_posix() for path in top.rglob("*") if not path.is_dir())
 
     def numbered(self, under: str) -> list[int]:
-        """Return the numbers that are names of directories right below `under` with something in them."""
+        """Return the numbers that are names right below the directory `under`; none when it does not exist."""
         top = place_beneath(self.root, f"{under}/")
-        names = [path.name for path in top.iterdir() if path.is_dir() and any(path.iterdir())] if top.is_dir() else []
+        names = [path.name for path in top.iterdir()] if top.is_dir() else []
         return sorted(int(name) for name in names if name.isdecimal())
 
     def _make_parents(self, directory: Path) -> None:
@@ -138,9 +138,7 @@ def read_through(stream: BinaryIO, take: Callable[[bytes], object]) -> tuple[int
     return length, checksum
 
 
-def measure_file(
-    path: Path, *, expected_bytes: int, take: Callable[[bytes], object] = lambda _chunk: None
-) -> tuple[int, int]:
+def measure_file(path: Path, *, expected_bytes: int, take: Callable[[bytes], object] = len) -> tuple[int, int]:
     """Return length and CRC32C of a file; of one with another length than expected, perhaps of holes, nothing is read."""
     with open_binary(path) as stream:
         size_bytes = os.fstat(stream.fileno()).st_size
