@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.data_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, repetitive_columns
+from flusher.data_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, encodings
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
-from flusher.manifest import OFFSET, TICK, VCHANNEL
+from flusher.manifest import NO_CHECKPOINT, OFFSET, TICK, VCHANNEL
 from flusher.run import FlushContext, FlushOptions
 from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, InsertHeader, MessageType
 from wal.log import AppendGroup, Log
@@ -169,6 +169,10 @@ def append(log: Log, messages: list[MutableMessage]) -> None:
 
 async def flush(store: MemoryLogStore, log: Log, root: Path) -> Spent:
     """Return what it takes from a flusher's start to its first durable cut."""
+
+    async def nothing(*_arguments: object) -> None:
+        """There are no producers, and the log is never reopened."""
+
     context = FlushContext(
         directory=NodeDirectory(root),
         store=store,
@@ -176,8 +180,14 @@ async def flush(store: MemoryLogStore, log: Log, root: Path) -> Spent:
         tail=None,
         options=FlushOptions(),
         now_ms=lambda: time.time_ns() // 1_000_000,
+        elapsed_ms=lambda: time.monotonic_ns() // 1_000_000,
+        reader_floor=lambda: None,
+        on_kept_tick=lambda _tick: None,
+        save_producers=nothing,
+        log_is_back=nothing,
+        next_id=lambda: sys.maxsize,
     )
-    flusher = Flusher(context)
+    flusher = Flusher(context, NO_CHECKPOINT)
     stop = stopwatch()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(flusher.run)
@@ -206,7 +216,7 @@ def write_table(table: pa.Table, path: Path) -> Spent:
         compression_level=ZSTD_LEVEL,
         write_page_checksum=True,
         row_group_size=ROW_GROUP_ROWS_MAX,
-        use_dictionary=[*repetitive_columns(table), *([VCHANNEL] if system else [])],  # type: ignore[arg-type]
+        use_dictionary=[name for name in encodings(table)[0] if name in table.column_names],  # type: ignore[arg-type]
         column_encoding={TICK: "DELTA_BINARY_PACKED", OFFSET: "DELTA_BINARY_PACKED"} if system else None,
     )
     return stop()

@@ -5,7 +5,6 @@ the same run and session, in turn; medians of `--rounds`.
 """
 
 import argparse
-import base64
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_sink
+from flusher.directory import manifest_path
 from flusher.manifest import (
     CollectionEntry,
     CutManifest,
@@ -36,7 +36,6 @@ from flusher.manifest import (
     delete_path,
     encode_manifest,
     manifest_crc32c,
-    manifest_name,
     segment_path,
     stored_schema,
 )
@@ -84,7 +83,7 @@ class NodeDirectory:
         entry = CollectionEntry(
             collection_id=1,
             name="orders",
-            schema=base64.b64encode(COLUMNS.serialize().to_pybytes()).decode(),
+            schema=COLUMNS.serialize().to_pybytes(),
             schema_version=1,
             primary_key="id",
             partitions=(PartitionEntry(partition_id=1, name="_default"),),
@@ -107,7 +106,7 @@ class NodeDirectory:
             )
         )
         self._crc = manifest_crc32c(content)
-        (self.path / "cuts" / manifest_name(self._number)).write_bytes(content)
+        (self.path / manifest_path(self._number)).write_bytes(content)
 
     def segment_paths(self) -> list[str]:
         """Return every segment file."""

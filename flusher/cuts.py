@@ -1,7 +1,7 @@
 """Makes a cut visible, data files first, the manifest last, and sorts out what a crash left. Blocks, so it runs in threads.
 
-In: files complete and synced under temporary names, and the manifest that names them. Out: the cut is on disk; the
-checkpoint is the flusher's next step. What each crash leaves behind, and what the next start makes of it:
+The files are complete and synced under temporary names before, and the checkpoint follows. What each crash leaves behind,
+and what the next start makes of it:
 
 1. While a file is written, or before it is renamed: `*.tmp`. Removed; the log is read again from the last checkpoint.
 2. Between the renames: data files no manifest names. Removed, and read again.
@@ -17,7 +17,8 @@ same place leaves, and is treated the same.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -34,6 +35,7 @@ from flusher.directory import (
     read_cut,
 )
 from flusher.manifest import (
+    DATA,
     DELETES,
     MANIFEST_FORMAT,
     SEGMENTS,
@@ -43,11 +45,9 @@ from flusher.manifest import (
     SegmentFile,
     VChannelEntry,
     collection_entries,
-    delete_path,
     encode_manifest,
-    is_vchannel,
     manifest_crc32c,
-    segment_path,
+    named_for,
 )
 from interceptors.shard.state import ShardState
 from wal.errors import Corrupt, StorageFailed, StreamingNodeError
@@ -63,13 +63,9 @@ def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tic
     A log that is older than the cuts beside it would make those cuts again, with other rows: tables that took the first ones
     could never be told from those that took the second. A damaged or missing file is met by who reads it, and stops nobody.
     """
-    newest = max(cut_numbers(directory), default=0)
-    if not newest:
-        return
-    try:
-        manifest = read_cut(NodeDirectory(directory), newest).manifest
-    except (OSError, StreamingNodeError):
-        manifest = None
+    newest, manifest = max(cut_numbers(directory), default=0), None
+    with suppress(OSError, StreamingNodeError):
+        manifest = read_cut(NodeDirectory(directory), newest).manifest if newest else None
     if manifest is not None and manifest.node_id != node_id:
         raise Corrupt(
             f"{directory / CUTS} holds cuts of node {manifest.node_id} and the log is of node {node_id} — {TOGETHER}"
@@ -111,10 +107,7 @@ def build_manifest(
 
 
 def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
-    """Give the files their names and write the manifest; durable on return.
-
-    Raises `OSError`; what is on disk then is in the table above.
-    """
+    """Give the files their names and write the manifest; durable on return. An `OSError` is as a crash at that place."""
     paths = file_paths(manifest)
     for path in paths:
         failpoint("flush.file_renaming")
@@ -144,21 +137,16 @@ def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
 
     It is durable when this returns. Raises `Corrupt` when the cuts on disk and the checkpoint do not belong together.
     """
-    newest = max(cut_numbers(directory), default=0)
-    if checkpoint.cut_number and not newest:
+    newest, known = max(cut_numbers(directory), default=0), checkpoint.cut_number
+    if newest not in {known, known + 1}:
         raise Corrupt(
-            f"{directory.root / CUTS} holds no cut and the checkpoint is at {checkpoint.cut_number} — "
-            "restore the cuts from a backup"
-        )
-    if newest not in {checkpoint.cut_number, checkpoint.cut_number + 1}:
-        raise Corrupt(
-            f"the newest cut on disk is {newest}, the checkpoint is at {checkpoint.cut_number} — "
+            f"the newest cut in {directory.root / CUTS} is {newest}, the checkpoint is at {known} — "
             "restore the cuts and the log from one backup"
         )
     if newest == 0:
         return None
     cut = read_cut(directory, newest)
-    if newest > checkpoint.cut_number:
+    if newest > known:
         # The names are there, but what kept the checkpoint back may have come before they were durable.
         directory.sync_parents([manifest_path(newest), *file_paths(cut.manifest)])
         return cut
@@ -168,10 +156,7 @@ def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
 
 
 def check_same_cut(manifest: CutManifest, before: Checkpoint, tick: int, rows: Mapping[str, int]) -> None:
-    """Check that a cut found on disk is the one the log tells; `rows` counts what the log has for each file's path.
-
-    Raises `Corrupt` when it is not: then one of the two was changed behind the node's back.
-    """
+    """Raise `Corrupt` unless a cut on disk is the one the log tells; `rows` counts what the log has for each path."""
     found = {file.path: file.rows for file in manifest.files}
     if found != rows or (manifest.tick, manifest.previous_crc32c) != (tick, before.manifest_crc32c):
         raise Corrupt(
@@ -180,18 +165,16 @@ def check_same_cut(manifest: CutManifest, before: Checkpoint, tick: int, rows: M
         )
 
 
-def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None) -> list[str]:
-    """Remove what was written for cut `number` and is not named by it, as it is on disk; return the paths. Idempotent.
+def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None) -> None:
+    """Remove what was written for cut `number` and is not named by it, as it is on disk. Idempotent.
 
     `segment_ids` are those given since the cut before it. Only while no file is in progress. Raises `OSError`.
     """
     named = frozenset() if ahead is None else frozenset(file_paths(ahead.manifest))
-    on_disk = [path for top in (SEGMENTS, DELETES, CUTS) for path in directory.files(top)]
-    orphans = [path for path in on_disk if path not in named and _is_of_cut(path, number, segment_ids)]
-    for path in orphans:
-        failpoint("recovery.orphan_removing")
-        directory.remove(path)
-    return orphans
+    for path in [path for top in (*DATA, CUTS) for path in directory.files(top)]:
+        if path not in named and _is_of_cut(path, number, segment_ids):
+            failpoint("recovery.orphan_removing")
+            directory.remove(path)
 
 
 def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
@@ -199,17 +182,10 @@ def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
 
     No other cut gives these names, and nothing else is removed, whoever put it there.
     """
-    final = path.removesuffix(TEMPORARY_SUFFIX)
-    top, *ids, name = final.split("/")
-    if top == CUTS:
-        return path == manifest_path(number) + TEMPORARY_SUFFIX
-    if len(ids) != 1 or not ids[0].isdecimal():
-        return False
-    collection_id, stem = int(ids[0]), name.removesuffix(".parquet")
-    if top == SEGMENTS:
-        return stem.isdecimal() and int(stem) in segment_ids and final == segment_path(collection_id, int(stem))
-    vchannel = stem.partition("-")[2]
-    return is_vchannel(vchannel, collection_id) and final == delete_path(collection_id, number, vchannel)
+    if path == manifest_path(number) + TEMPORARY_SUFFIX:
+        return True
+    top, owner = named_for(path.removesuffix(TEMPORARY_SUFFIX)) or ("", 0)
+    return owner in segment_ids if top == SEGMENTS else (top, owner) == (DELETES, number)
 
 
 # --- the earliest cut that is kept ------------------------------------------------------------------------------------
@@ -226,11 +202,6 @@ def kept_cuts_key(pchannel: str) -> str:
     return f"{CUTS_RECORD}{pchannel}"
 
 
-def encode_first_kept(number: int) -> bytes:
-    """Return the stored form of the number of the earliest cut that is kept."""
-    return msgspec.msgpack.encode(number)
-
-
 def decode_first_kept(content: bytes | None) -> int:
     """Return a stored number, that of the first cut when nothing was ever removed. Raises `Corrupt` for other bytes."""
     if content is None:
@@ -239,14 +210,6 @@ def decode_first_kept(content: bytes | None) -> int:
         return msgspec.msgpack.decode(content, type=int)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the number of the earliest cut kept does not decode: {error}") from error
-
-
-def are_all_there(numbers: Sequence[int], first_kept: int) -> bool:
-    """Whether no cut is missing between the earliest that must be there and the newest of these ascending numbers.
-
-    Of those below, any may be on their way out while they are listed.
-    """
-    return not numbers or sum(number >= first_kept for number in numbers) == max(numbers[-1] - first_kept + 1, 0)
 
 
 # --- leases -----------------------------------------------------------------------------------------------------------
@@ -277,19 +240,18 @@ def lease_path(node: Path, table: Path) -> Path:
 def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
     """Yield the path of each lease file, and its lease, or why it holds none; so for a link in their directory's place."""
     try:
-        paths = [path for path in directory.files(LEASES) if path.endswith(".json")]
+        paths = directory.files(LEASES)
     except Corrupt as error:
-        paths = []
         yield LEASES, str(error)
+        return
     for path in paths:
-        found: Lease | str
-        try:
-            found = msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=Lease)
-        except FileNotFoundError:  # an ingest gives up the lease of a dropped collection's table
-            continue
-        except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:
-            found = str(error)
-        yield path, found
+        if path.endswith(".json"):
+            try:
+                yield path, msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=Lease)
+            except FileNotFoundError:
+                pass  # an ingest gives up the lease of a dropped collection's table
+            except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:
+                yield path, str(error)
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
@@ -301,9 +263,8 @@ def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
     for path, found in lease_files(directory):
         if path == LEASES:
             raise Corrupt(str(found))
-        if isinstance(found, str):
-            found = Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0, tick=0)  # noqa: PLW2901
-        leases.append(found)
+        unreadable = Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
+        leases.append(found if isinstance(found, Lease) else unreadable)
     return [lease for lease in leases if lease.node_id == node_id]
 
 
@@ -323,7 +284,7 @@ def write_lease(node: Path, lease: Lease) -> None:
 def release(node: Path, table: Path) -> None:
     """Give up a table's lease: it takes no more cuts of this node."""
     path = lease_path(node, table)
-    if path.exists():
+    with suppress(FileNotFoundError):
         path.unlink()
         sync_directory(path.parent)
 

@@ -1,8 +1,7 @@
 """One file of a cut, from its first row to its name on disk: rows wait in memory, worker threads decode and write them.
 
-Plain Parquet: zstd, a checksum on every page, statistics, read as it is by pandas, DuckDB and Spark; the reference is
-`docs/format.md`, section "Segment file". After an `OSError` the file is of no use: the flusher gives up everything since its
-checkpoint and reads it again, which is also what a crash makes it do.
+Plain Parquet, as `docs/format.md` has it in section "Segment file". After an `OSError` the file is of no use: the flusher
+gives up everything since its checkpoint and reads it again, which is also what a crash makes it do.
 """
 
 import base64
@@ -120,29 +119,16 @@ class FileInProgress:
 
     def take(self, bytes_max: int | None = None) -> Sequence[Rows]:
         """Return the oldest rows not taken yet, and forget them: whole messages of up to `bytes_max`, one at least."""
-        if bytes_max is None or self.pending_bytes <= bytes_max:
-            taken, self._pending, self.pending_bytes = self._pending, [], 0
-            return taken
-        oldest = next(split_rows(self._pending, bytes_max))
-        del self._pending[: len(oldest)]
-        self.pending_bytes -= sum(len(message.payload) for message in oldest)
-        return oldest
-
-    async def spill(self) -> None:
-        """Write the oldest pending rows as a row group, and free their memory. Raises `OSError`, `Corrupt`.
-
-        Without any, returns when those under way are written.
-        """
-        await self._pass_on(last=False)
+        taken = self._pending if bytes_max is None else next(split_rows(self._pending, bytes_max), [])
+        self._pending = self._pending[len(taken) :]
+        self.pending_bytes -= sum(len(message.payload) for message in taken)
+        return taken
 
     async def finish(self) -> None:
-        """Write what is pending and the footer, and sync; the file has at least one row. Raises as `spill` does.
-
-        Nothing happens to a file that is finished or discarded: a drop may overtake the seal of a segment.
-        """
+        """Write what is pending and the footer, and sync, unless that was done or the file discarded meanwhile."""
         while self.pending_bytes > self._row_group_bytes:
             await self.spill()
-        await self._pass_on(last=True)
+        await self.spill(last=True)
 
     async def discard(self) -> None:
         """Close and remove the file, and forget its rows; a clean-up, so it is not cancelled half way."""
@@ -152,8 +138,11 @@ class FileInProgress:
             async with self._decoding, self._writing:
                 await to_thread.run_sync(self._file.discard, limiter=self._limiter)
 
-    async def _pass_on(self, *, last: bool) -> None:
-        """Take rows through both steps: a row group's, or all and the footer behind them."""
+    async def spill(self, *, last: bool = False) -> None:
+        """Write the oldest pending rows as a row group, or wait for those under way. Raises `OSError`, `Corrupt`.
+
+        With `last` all rows are taken, and the footer is written behind them.
+        """
         async with self._decoding:
             self._check_whole()
             rows = self.take(None if last else self._row_group_bytes)
@@ -217,10 +206,7 @@ class ParquetFile:
         self._sink.rest()
 
     def finish(self, last: pa.Table | None = None) -> dict[str, Any]:
-        """Append the `last` rows and the footer, and sync; return what the manifest says of the rows and bytes.
-
-        At least one row was written. Blocks. Raises as `write` does.
-        """
+        """Append the `last` rows and the footer, and sync; return what the manifest says of the rows and bytes."""
         if last is not None:
             self._add(last)
         assert self._writer is not None
@@ -230,7 +216,7 @@ class ParquetFile:
         self._writer.add_key_value_metadata(
             {**self._metadata, "streamingnode.format": FILE_FORMAT, "ARROW:schema": arrow_schema}
         )
-        self._close_writer()
+        self._writer.close()
         failpoint("flush.footer_written")
         self._sink.rest()
         failpoint("flush.file_synced")
@@ -238,16 +224,17 @@ class ParquetFile:
         return _describe(self._written[0], self._sink, key=self._key)
 
     def discard(self) -> None:
-        """Close and remove what was written, finished or not; idempotent. Blocks.
-
-        A disk that refuses even this is no error: a start removes temporary files too.
-        """
+        """Close and remove what was written, finished or not; idempotent. What the disk refuses, the next start does."""
         if self._sink is None:
             return
         self._sink.abandoned = True
-        for step in (self._close_writer, self._sink.close, self._remove):
-            with suppress(OSError, RuntimeError):  # RuntimeError: closing a writer after a failed write has no footer
-                step()
+        if self._writer is not None:
+            with suppress(OSError, RuntimeError):  # after a failed write there is no footer
+                self._writer.close()
+        with suppress(OSError):
+            self._sink.close()
+        with suppress(OSError):
+            self._directory.remove(self.temporary_path)
 
     def _add(self, table: pa.Table) -> None:
         if self._writer is None:
@@ -255,25 +242,19 @@ class ParquetFile:
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
         failpoint("flush.rows_written")
 
-    def _close_writer(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-    def _remove(self) -> None:
-        self._directory.remove(self.temporary_path)
-
     def _open(self, first: pa.Table) -> pq.ParquetWriter:
         self._sink = _ChecksummedFile(self._directory, self.temporary_path)
         failpoint("flush.file_created")
         # Encodings were measured on rows of three columns: a dictionary of one value for `_vchannel` and delta encoding for
         # `_tick` and `_offset` together cost 4 % over the user's columns alone, where plain columns cost 58 %.
+        repetitive, ascending = encodings(first)
         return pq.ParquetWriter(
             self._sink,  # type: ignore[arg-type]  # it needs no more of a file than this has
             written_schema(self.schema),
             compression="zstd",
             compression_level=ZSTD_LEVEL,
-            use_dictionary=[VCHANNEL, *repetitive_columns(first)],  # type: ignore[arg-type]  # a list is fine
-            column_encoding=dict.fromkeys([TICK, OFFSET, *ascending_columns(first)], "DELTA_BINARY_PACKED"),
+            use_dictionary=repetitive,  # type: ignore[arg-type]  # a list is fine
+            column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
             write_page_checksum=True,
             store_schema=False,
             metadata_collector=self._written,
@@ -283,17 +264,15 @@ class ParquetFile:
 class _ChecksummedFile:
     """A new file for one writer, front to back, whose length and CRC32C are those of what was handed to it.
 
-    They end up in the cut's manifest, so a reader finds every byte that changed after it left this process. It has a
-    descriptor only from a write to the next `rest`: a node may have thousands of growing segments, and a process may open
-    1,024 files by default.
+    It has a descriptor only from a write to the next `rest`: a node may have thousands of growing segments, and a process
+    may open 1,024 files by default.
     """
 
     def __init__(self, directory: NodeDirectory, path: str) -> None:
         self._directory = directory
         self._path = path
         self._file: BinaryIO | None = directory.create(path)
-        self.abandoned = False
-        """What is written goes nowhere: Parquet's writer insists on a footer even for a file given up."""
+        self.abandoned = False  # then writes go nowhere: Parquet's writer insists on a footer even so
         self.closed = False
         self.length = 0
         self.crc32c = 0
@@ -311,7 +290,7 @@ class _ChecksummedFile:
         return self.length
 
     def flush(self) -> None:
-        """Do nothing: `rest` is what hands bytes over."""
+        """`rest` is what hands bytes over."""
 
     def rest(self) -> None:
         """Sync what was written and give the descriptor back; the next write opens the file again."""
@@ -332,47 +311,29 @@ class _ChecksummedFile:
 # --- encodings and statistics -----------------------------------------------------------------------------------------
 
 
-def repetitive_columns(table: pa.Table) -> list[str]:
-    """Return the text and binary columns that repeat themselves enough for a dictionary, judged by the first rows."""
-    sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
-    return [
-        field.name
-        for field, column in zip(sample.schema, sample.columns, strict=True)
-        if any(is_text(field.type) for is_text in _IS_TEXT)
-        and pc.count_distinct(column).as_py() <= DICTIONARY_DISTINCT_MAX * sample.num_rows
-    ]
+def encodings(table: pa.Table) -> tuple[list[str], list[str]]:
+    """Return which columns get a dictionary (texts that repeat), and which are stored as differences (numbers that ascend).
 
-
-def ascending_columns(table: pa.Table) -> list[str]:
-    """Return the columns of whole numbers or times that ascend, or nearly, judged by the first rows.
-
-    Never one with a dot in its name: the writer would take it for a field of a struct, too, which may be of any type.
+    The first rows tell. Other columns stay plain.
     """
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
-    return [
-        field.name
-        for field, column in zip(sample.schema, sample.columns, strict=True)
-        if field.name not in {TICK, OFFSET}
-        and "." not in field.name
-        and any(is_whole(field.type) for is_whole in _IS_WHOLE)
-        and _ascends(column)
-    ]
+    repetitive, ascending = [VCHANNEL], [TICK, OFFSET]
+    for name, column in zip(sample.column_names, sample.columns, strict=True):
+        if name in {TICK, OFFSET, VCHANNEL}:
+            continue
+        if any(is_text(column.type) for is_text in _IS_TEXT):
+            if pc.count_distinct(column).as_py() <= DICTIONARY_DISTINCT_MAX * sample.num_rows:
+                repetitive.append(name)
+        # The writer would take a name with a dot for a field of a struct, too, which may be of any type.
+        elif "." not in name and any(is_whole(column.type) for is_whole in _IS_WHOLE) and _ascends(column):
+            ascending.append(name)
+    return repetitive, ascending
 
 
 def _ascends(column: "pa.ChunkedArray[Any]") -> bool:
-    values = _as_integers(pa.concat_arrays(column.drop_null().chunks))
-    return len(values) > 1 and int(np.count_nonzero(values[1:] < values[:-1])) <= DESCENTS_MAX * len(values)
-
-
-def _as_integers(array: "pa.Array[Any]") -> npt.NDArray[np.int64] | npt.NDArray[np.int32]:
-    """Return whole numbers, or what times are stored as, without nulls."""
-    match array.type.bit_width:
-        case 64:
-            return array.view(pa.int64()).to_numpy()
-        case 32:
-            return array.view(pa.int32()).to_numpy()
-        case _:
-            return array.cast(pa.int32()).to_numpy()
+    values = column.drop_null()
+    descents = int(np.count_nonzero(pc.less(values[1:], values[:-1]).to_numpy()))
+    return len(values) > 1 and descents <= DESCENTS_MAX * len(values)
 
 
 def _describe(footer: pq.FileMetaData, sink: _ChecksummedFile, *, key: str) -> dict[str, Any]:
@@ -383,10 +344,7 @@ def _describe(footer: pq.FileMetaData, sink: _ChecksummedFile, *, key: str) -> d
 
 
 def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any]:
-    """Return the least and greatest value of a column of whole numbers or text; None for others, or where one is unknown.
-
-    They come from the statistics of its row groups, which are exact, or absent.
-    """
+    """Return the least and greatest value of a column of whole numbers or text; None for others, or where one is unknown."""
     leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
     # The field `b` of a struct `a` has the path of a column `a.b`, and another name.
     index = next(index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == column)
@@ -410,10 +368,7 @@ def written_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind: type[DataFile]) -> pa.Table:
-    """Return messages of one vchannel as a table of `written_schema(schema)`, in order.
-
-    Raises `Corrupt` when a payload does not decode, or has another number of rows than its header says.
-    """
+    """Return messages of one vchannel as a table of `written_schema(schema)`, in order. Raises `Corrupt`."""
     batches = _decode_payloads(rows, schema)
     counts = np.fromiter((message.count for message in rows), np.int64, len(rows))
     decoded = np.fromiter((batch.num_rows for batch in batches), np.int64, len(batches))
@@ -422,8 +377,10 @@ def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind:
     table = pa.Table.from_batches(batches, schema=schema)
     if table.nbytes < CHUNK_BYTES_MIN * len(batches):
         table = table.combine_chunks()
-    system = _system_columns(rows, counts, vchannel=vchannel, kind=kind)
-    return pa.table([*table.columns, *system.columns], schema=written_schema(schema))
+    ticks = np.repeat(np.fromiter((message.tick for message in rows), np.int64, len(rows)), counts)
+    names = pa.DictionaryArray.from_arrays(np.zeros(len(ticks), np.int32), [vchannel])
+    columns = [*table.columns, ticks, _offsets(rows, counts, kind), names]
+    return pa.table(columns, schema=written_schema(schema))
 
 
 def split_rows(rows: Sequence[Rows], bytes_max: int) -> Iterator[Sequence[Rows]]:
@@ -453,18 +410,8 @@ def _decode_payloads(rows: Sequence[Rows], schema: pa.Schema) -> list[pa.RecordB
     return batches
 
 
-def _system_columns(
-    rows: Sequence[Rows], counts: npt.NDArray[np.int64], *, vchannel: str, kind: type[DataFile]
-) -> pa.Table:
-    ticks = np.repeat(np.fromiter((message.tick for message in rows), np.int64, len(rows)), counts)
-    offsets = _offsets(np.fromiter((message.offset for message in rows), np.int64, len(rows)), counts, kind)
-    names = pa.DictionaryArray.from_arrays(np.zeros(len(ticks), np.int32), [vchannel])
-    return pa.table({TICK: ticks, OFFSET: offsets, VCHANNEL: names})
-
-
-def _offsets(
-    given: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], kind: type[DataFile]
-) -> npt.NDArray[np.int64]:
+def _offsets(rows: Sequence[Rows], counts: npt.NDArray[np.int64], kind: type[DataFile]) -> npt.NDArray[np.int64]:
+    given = np.fromiter((message.offset for message in rows), np.int64, len(rows))
     if kind is DeleteFile:
         return np.repeat(given, counts)  # deletes of one message all have its offset, rows count up from it
     total, starts = int(counts.sum()), np.cumsum(counts) - counts

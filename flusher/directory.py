@@ -9,15 +9,13 @@ import itertools
 import os
 import re
 import stat
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import BinaryIO, NamedTuple
 
-from flusher.manifest import CollectionEntry, CutManifest, DataFile, decode_manifest, manifest_crc32c, manifest_name
+from flusher.manifest import CollectionEntry, CutManifest, DataFile, decode_manifest, manifest_crc32c
 from wal.codec import crc32c
 from wal.errors import Corrupt, InvalidArgument, Truncated, UnsupportedFormat
 from wal.files import (
@@ -73,7 +71,12 @@ class NodeDirectory:
 
     def append(self, path: str) -> BinaryIO:
         """Open a file that `create` made, to go on at its end; one that is gone is not made anew."""
-        return open(place_beneath(self.root, path), "ab", buffering=WRITE_BUFFER_BYTES, opener=_open_existing)
+        return open(
+            place_beneath(self.root, path),
+            "ab",
+            buffering=WRITE_BUFFER_BYTES,
+            opener=lambda name, flags: open_regular(Path(name), flags & ~os.O_CREAT),
+        )
 
     def sync(self, file: BinaryIO) -> None:
         """Return when the file's bytes are on disk; its name is not, until `sync_parents`."""
@@ -97,27 +100,10 @@ class NodeDirectory:
         """Return a file's content; one that is longer is `Corrupt`, and not read."""
         return read_regular(place_beneath(self.root, path), bytes_max=bytes_max)
 
-    def size_bytes(self, path: str) -> int:
-        """Return a file's length."""
-        return (self.root / path).stat().st_size
-
     def free_bytes(self) -> int:
         """Return how much this user may still write on the disk."""
         disk = os.statvfs(self.root)
         return disk.f_bavail * disk.f_frsize
-
-    def can_open(self, count: int) -> bool:
-        """Whether this process may open that many files more, at a time."""
-        opened: list[int] = []
-        try:
-            for _ in range(count):
-                opened.append(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY))  # noqa: PERF401 - those opened are closed
-        except OSError:
-            return False
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
-        return True
 
     def files(self, under: str) -> list[str]:
         """Return all names below the directory `under` but directories, sorted; none when it does not exist."""
@@ -127,9 +113,9 @@ class NodeDirectory:
         return sorted(path.relative_to(self.root).as_posix() for path in top.rglob("*") if not path.is_dir())
 
     def numbered(self, under: str) -> list[int]:
-        """Return the numbers that are names of directories right below `under` with something in them."""
+        """Return the numbers that are names right below the directory `under`; none when it does not exist."""
         top = place_beneath(self.root, f"{under}/")
-        names = [path.name for path in top.iterdir() if path.is_dir() and any(path.iterdir())] if top.is_dir() else []
+        names = [path.name for path in top.iterdir()] if top.is_dir() else []
         return sorted(int(name) for name in names if name.isdecimal())
 
     def _make_parents(self, directory: Path) -> None:
@@ -137,10 +123,6 @@ class NodeDirectory:
             return
         self._make_parents(directory.parent)
         make_directory(directory, for_group=self._for_group)
-
-
-def _open_existing(path: str, flags: int) -> int:
-    return open_regular(Path(path), flags & ~os.O_CREAT)
 
 
 # --- data files -------------------------------------------------------------------------------------------------------
@@ -156,13 +138,8 @@ def read_through(stream: BinaryIO, take: Callable[[bytes], object]) -> tuple[int
     return length, checksum
 
 
-def measure_file(
-    path: Path, *, expected_bytes: int, take: Callable[[bytes], object] = lambda _chunk: None
-) -> tuple[int, int]:
-    """Return length and CRC32C of a file. Raises `OSError`, `Corrupt`.
-
-    Nothing is read of a file with another length than the expected one, which may be a terabyte of holes.
-    """
+def measure_file(path: Path, *, expected_bytes: int, take: Callable[[bytes], object] = len) -> tuple[int, int]:
+    """Return length and CRC32C of a file; of one with another length than expected, perhaps of holes, nothing is read."""
     with open_binary(path) as stream:
         size_bytes = os.fstat(stream.fileno()).st_size
         return read_through(stream, take) if size_bytes == expected_bytes else (size_bytes, 0)
@@ -177,6 +154,13 @@ def check_file(path: Path | str, file: DataFile, length: int, checksum: int) -> 
 
 
 # --- cuts -------------------------------------------------------------------------------------------------------------
+
+
+class Mark(NamedTuple):
+    """What is known of a cut without reading it."""
+
+    crc32c: int
+    tick: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,39 +181,45 @@ class Cut:
         return self.manifest.tick
 
     @property
+    def mark(self) -> Mark:
+        """What the cut after it says of it."""
+        return Mark(self.crc32c, self.tick)
+
+    @property
+    def previous(self) -> Mark:
+        """What it says of the cut before it."""
+        return Mark(self.manifest.previous_crc32c, self.manifest.previous_tick)
+
+    @property
+    def entries(self) -> int:
+        """How much it weighs in memory."""
+        return 1 + len(self.manifest.collections) + len(self.manifest.files)
+
+    @property
     def data_bytes(self) -> int:
         """How many bytes of files the cut brings."""
         return sum(file.bytes for file in self.manifest.files)
 
 
-class Mark(NamedTuple):
-    """What is known of a cut without reading it."""
-
-    crc32c: int
-    tick: int
-
-
 def manifest_path(number: int) -> str:
-    """Return the path of a cut's manifest, relative to the node directory."""
-    return f"{CUTS}/{manifest_name(number)}"
+    """Return the path of a cut's manifest, relative to the node directory; they sort in cut order."""
+    return f"{CUTS}/{number:016d}.json"
 
 
 def cut_numbers(directory: NodeDirectory | Path) -> list[int]:
     """Return the numbers of all cuts on disk, ascending, whatever they hold."""
-    root = directory if isinstance(directory, Path) else directory.root
-    numbers = _listed(root)
-    # Thousands of names are not read at once: of cuts that retention removes meanwhile, a later one may be missed already.
-    while numbers and numbers[-1] - numbers[0] >= len(numbers) and (again := _listed(root)) != numbers:
-        numbers = again
-    return numbers
-
-
-def _listed(root: Path) -> list[int]:
-    try:
-        names = os.listdir(root / CUTS)  # noqa: PTH208 - names are all we need of thousands of files
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+    cuts = (directory if isinstance(directory, Path) else directory.root) / CUTS
+    before: list[int] = []
+    while True:
+        try:
+            names = os.listdir(cuts)  # noqa: PTH208 - names are all we need of thousands of files
+        except FileNotFoundError:
+            return []
+        numbers = sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+        # Thousands of names are not read at once: of cuts that retention removes meanwhile, a later one may be missed.
+        if not numbers or numbers == before or numbers[-1] - numbers[0] < len(numbers):
+            return numbers
+        before = numbers
 
 
 def read_cut(directory: NodeDirectory, number: int) -> Cut:
@@ -270,16 +260,18 @@ class CutLog:
         if isinstance(node, Path):
             if not node.is_dir():
                 raise InvalidArgument(f"{node} is no node directory — name the one the node was opened with")
-            node_id = node_id or _node_id_at(node)
+            with suppress(OSError, Corrupt, UnsupportedFormat):
+                floor = read_floor(node)
+                node_id = node_id or (floor.node_id if floor else "")
             node = NodeDirectory(node)
         self.directory = node
         self.node = node.root
         self.node_id = node_id
         self._numbers: list[int] | None = None
-        self._lock = Lock()  # held for no read of a file: the event loop takes it, too
+        # Threads share these without a lock: each use is one step of a dict, and what is lost is read again.
         self._marks: dict[int, Mark] = {}  # of cuts that are believed
-        self._kept: OrderedDict[int, Cut] = OrderedDict()
-        self._kept_entries = 0
+        self._kept: dict[int, Cut] = {}
+        self._kept_entries = 0  # at most: what retention took still counts
 
     # --- which cuts there are
 
@@ -320,24 +312,21 @@ class CutLog:
         `Corrupt` when the cut that is there is another one.
         """
         mark = Mark(crc32c, tick)
-        with self._lock:
-            if number and not self._marks:
-                self._marks[number] = mark
-        if number and self.mark_of(number) != mark:
+        if number and not self._marks:
+            self._marks[number] = mark
+        elif number and self.mark_of(number) != mark:
             raise _not_ours(number)
 
     def append(self, cut: Cut) -> None:
         """Take in a cut that was made, or adopted, to follow the newest one. Does no I/O."""
-        mark = Mark(cut.crc32c, cut.tick)
-        with self._lock:
-            assert self._marks.setdefault(cut.number, mark) == mark, "a cut on disk is never written again"
+        assert self._marks.setdefault(cut.number, cut.mark) == cut.mark, "a cut on disk is never written again"
 
     def forget_below(self, number: int) -> None:
         """Forget the cuts that retention took."""
-        with self._lock:
-            for gone in [known for known in self._marks if known < number]:
-                del self._marks[gone]
-                self._drop(gone)
+        for known in list(self._marks):
+            if known < number:
+                self._marks.pop(known, None)
+                self._kept.pop(known, None)
 
     def read(self, number: int) -> Cut:
         """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it is not what was written."""
@@ -345,51 +334,7 @@ class CutLog:
 
     def read_alone(self, number: int) -> Cut:
         """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises `Corrupt`, `OSError`."""
-        return self._of_this_node(read_cut(self.directory, number))
-
-    def span(self, first: int, last: int) -> list[Cut]:
-        """Return the cuts from `first` to `last`, both included."""
-        return [self.read(number) for number in range(first, last + 1)]
-
-    def crc32c_of(self, number: int) -> int | None:
-        """Return the checksum of cut `number`, as its successor tells it; None when neither is kept."""
-        if number in self:
-            return self.mark_of(number).crc32c
-        return self.read(number + 1).manifest.previous_crc32c if number + 1 in self else None
-
-    # --- how they lead to one another
-
-    def mark_of(self, number: int) -> Mark:
-        """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when one of those is not."""
-        with self._lock:
-            if number in self._marks:
-                return self._marks[number]
-            above = min((known for known in self._marks if known > number), default=0)
-            mark, top = self._marks.get(above), max(self._marks, default=number)
-        if mark is not None:
-            found = self._descend(self._load(above, mark), number)
-        else:
-            newest = self._of_this_node(read_cut(self.directory, max([number, *cut_numbers(self.directory)[-1:]])))
-            found = self._descend(newest, top)
-            if self._marks.get(top, found[top]) != found[top]:
-                raise Corrupt(f"cut {top + 1} does not follow cut {top} — restore the cuts from a backup")
-            self._keep(newest)
-        with self._lock:
-            self._marks.update(found)
-        return found[number]
-
-    def _descend(self, cut: Cut, to: int) -> dict[int, Mark]:
-        """Return what is known of the cuts from `to` up to `cut`, each by the one after it; `to` itself is not read."""
-        found = {cut.number: Mark(cut.crc32c, cut.tick)}
-        while cut.number > to:
-            before = Mark(cut.manifest.previous_crc32c, cut.manifest.previous_tick)
-            found[cut.number - 1] = before
-            if cut.number - 1 == to:
-                break
-            cut = self._load(cut.number - 1, before)
-        return found
-
-    def _of_this_node(self, cut: Cut) -> Cut:
+        cut = read_cut(self.directory, number)
         self.node_id = self.node_id or cut.manifest.node_id
         if cut.manifest.node_id != self.node_id:
             raise Corrupt(
@@ -398,42 +343,50 @@ class CutLog:
             )
         return cut
 
+    def span(self, first: int, last: int) -> list[Cut]:
+        """Return the cuts from `first` to `last`, both included."""
+        return [self.read(number) for number in range(first, last + 1)]
+
+    def crc32c_of(self, number: int) -> int | None:
+        """Return the checksum of cut `number`, as its successor tells it; None when neither is kept."""
+        return self.mark_of(number).crc32c if number in self or number + 1 in self else None
+
+    # --- how they lead to one another
+
+    def mark_of(self, number: int) -> Mark:
+        """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when one of those is not."""
+        if (mark := self._marks.get(number)) is not None:
+            return mark
+        known = self._marks.copy()
+        above = [each for each in known if each > number]
+        if above:
+            to, newest = number, self._load(min(above), known[min(above)])
+        else:
+            to = max(known, default=number)
+            newest = self.read_alone(max([number, *cut_numbers(self.directory)[-1:]]))
+        found = {newest.number: newest.mark, newest.number - 1: newest.previous}
+        for each in range(newest.number - 1, to, -1):
+            found[each - 1] = self._load(each, found[each]).previous
+        if known.get(to, found[to]) != found[to]:
+            raise Corrupt(f"cut {to + 1} does not follow cut {to} — restore the cuts from a backup")
+        self._keep(newest)
+        self._marks.update(found)
+        return found[number]
+
     def _load(self, number: int, mark: Mark) -> Cut:
-        with self._lock:
-            kept = self._kept.get(number)
-            if kept is not None:
-                self._kept.move_to_end(number)
-        cut = kept or read_cut(self.directory, number)
-        if Mark(cut.crc32c, cut.tick) != mark:
+        cut = self._kept.get(number) or self.read_alone(number)
+        if cut.mark != mark:
             raise _not_ours(number)
-        if kept is None:
-            self._keep(self._of_this_node(cut))
+        self._keep(cut)
         return cut
 
     def _keep(self, cut: Cut) -> None:
-        with self._lock:
-            self._drop(cut.number)
-            self._kept[cut.number] = cut
-            self._kept_entries += _entries(cut)
-            while self._kept_entries > KEPT_ENTRIES_MAX and len(self._kept) > 1:
-                self._drop(next(iter(self._kept)))
-
-    def _drop(self, number: int) -> None:
-        if (cut := self._kept.pop(number, None)) is not None:
-            self._kept_entries -= _entries(cut)
-
-
-def _entries(cut: Cut) -> int:
-    """Return how much a cut weighs in memory."""
-    return 1 + len(cut.manifest.collections) + len(cut.manifest.files)
-
-
-def _node_id_at(root: Path) -> str:
-    """Return whose directory this is, for who was not told; nothing when its floor file does not say."""
-    with suppress(OSError, Corrupt, UnsupportedFormat):
-        floor = read_floor(root)
-        return "" if floor is None else floor.node_id
-    return ""
+        if cut.number not in self._kept:
+            self._kept_entries += cut.entries
+        if self._kept_entries > KEPT_ENTRIES_MAX:
+            self._kept.clear()
+            self._kept_entries = cut.entries
+        self._kept[cut.number] = cut
 
 
 def _not_ours(number: int) -> Corrupt:

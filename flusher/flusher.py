@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import Enum, unique
 
 import anyio
-from anyio import to_thread
+from anyio import sleep, to_thread
 
-from flusher.cuts import are_all_there, cut_ahead, decode_first_kept, kept_cuts_key, remove_orphans
-from flusher.directory import Cut, CutLog, cut_numbers
-from flusher.manifest import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
+from flusher.cuts import cut_ahead, decode_first_kept, kept_cuts_key, remove_orphans
+from flusher.directory import Cut, CutLog
+from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
 from flusher.retention import Retention, finish_removal
 from flusher.run import CutScheduleOptions, FlushContext, FlushRun
 from scanner.deliver_policy import DeliverPolicy
@@ -26,16 +26,12 @@ from wal.files import no_descriptor_left
 from wal.position import message_id_kind
 from wal.runtime import event_log
 
-ROOM_LOOK_S = 0.25
-"""How often a flusher that is short of something looks whether there is more of it."""
-ROOM_BYTES = 1 << 20
-"""How much more has to be free to try again before the pause is over; less is noise of other programs."""
-DESCRIPTORS = 8
-"""What has to be free of them to try again before that: for files being written, a directory to sync, tables of RocksDB."""
 SPACE_LOOK_S = 0.25
 """How soon a store that is short of space is noticed, and how long it needs to notice that it no longer is."""
-SPACE_PAUSE_FIRST_S, SPACE_PAUSE_MAX_S = 0.5, 5.0
-"""Making room that did not help is tried again after a pause that doubles: a disk that stays short costs cuts so often."""
+SPACE_PAUSE_S = 2.0
+"""Making room that did not help is tried again after this: a disk that stays short costs cuts so often."""
+SPACE_BYTES_MIN = 1 << 20
+"""What a flusher without room asks for at least, beyond what is free."""
 LASTING_FAULTS = 3
 """Who waits for a cut hears of its files when so many tries in a row could not write them: after 1.5 s by default."""
 
@@ -59,10 +55,6 @@ ALIVE = (FlusherState.RECOVERING, FlusherState.RUNNING, FlusherState.BACKING_OFF
 def state_after(error: BaseException) -> FlusherState | None:
     """Return what the flusher is in after an error of a run; None for one that is a bug and is not caught."""
     match error:
-        case BaseExceptionGroup(exceptions=errors):
-            states = [state_after(each) for each in errors]
-            order = (None, FlusherState.CLOSED, FlusherState.FAILED, FlusherState.BACKING_OFF)
-            return next(state for state in order if state in states)
         case OnShutdown() | ChannelFenced():
             return FlusherState.CLOSED
         case OSError() | StorageFailed() | StreamingNodeError(retryable="yes" | "indeterminate"):
@@ -77,8 +69,6 @@ def state_after(error: BaseException) -> FlusherState | None:
 def short_of(error: BaseException | None) -> str:
     """Return what a run ended for want of, that the flusher cannot make room for; nothing when it was something else."""
     match error:
-        case BaseExceptionGroup(exceptions=errors):
-            return next(filter(None, map(short_of, errors)), "")
         case OSError(errno=errno.ENOSPC | errno.EDQUOT) | StorageFull():
             return "disk space"
         case OSError(errno=errno.EMFILE | errno.ENFILE) | Overloaded():
@@ -87,11 +77,30 @@ def short_of(error: BaseException | None) -> str:
             return ""
 
 
+def decisive(error: BaseException) -> BaseException:
+    """Return the error of a group that says what comes next: a bug, the end of the log, damage, a shortage, a fault."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    order = (None, FlusherState.CLOSED, FlusherState.FAILED, FlusherState.BACKING_OFF)
+    return min(map(decisive, error.exceptions), key=lambda each: (order.index(state_after(each)), not short_of(each)))
+
+
+async def _try(work: Awaitable[object], event: str) -> bool:
+    """Await what is tried again when it fails, which is told as `event`; return False once the log is closed."""
+    try:
+        await work
+    except (OnShutdown, ChannelFenced):
+        return False
+    except (OSError, StreamingNodeError) as error:
+        _log.warning(event, error=str(error))
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlusherStatistics:
     """Where the flusher is: what the last cut covered, what waits for the next, how often the disk failed.
 
-    `short_of` names what it waits for to have more of before it tries again; nothing is "".
+    `short_of` names what it needs more of to go on; nothing is "".
     """
 
     state: FlusherState
@@ -103,7 +112,6 @@ class FlusherStatistics:
     unflushed_rows: int
     unflushed_bytes: int
     held_bytes: int
-    open_files: int
     faults: int
     last_error: str
 
@@ -114,36 +122,21 @@ class Flusher:
     `checkpoint` is the stored one, for those who ask before the first run has read it: the log before it may be gone.
     """
 
-    def __init__(
-        self,
-        context: FlushContext,
-        *,
-        checkpoint: Checkpoint = NO_CHECKPOINT,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-    ) -> None:
+    def __init__(self, context: FlushContext, checkpoint: Checkpoint) -> None:
         self.state = FlusherState.RECOVERING
         self.checkpoint = checkpoint
         """The last durable checkpoint; everything at or below its tick is in files."""
         self.cuts = CutLog(context.directory, node_id=context.store.node_id)
         self._anchor(checkpoint)  # reads nothing
         self.schedule = CutSchedule(context.options.schedule, now_ms=context.now_ms)
-        self.retention = Retention(
-            self.cuts,
-            context.store,
-            context.log,
-            options=context.options.retention,
-            now_ms=context.now_ms,
-            elapsed_ms=context.elapsed_ms,
-            reader_floor=context.reader_floor,
-        )
+        self.retention = Retention(context, self.cuts)
         self._context = context
-        self._sleep = sleep
         self._run: FlushRun | None = None
         self._last_cut: Cut | None = None
         self._changed = anyio.Event()
+        self._asked = anyio.Event()  # ends a pause: somebody waits for a cut
         self._failure: StreamingNodeError = OnShutdown("the flusher is closed")
-        self._short: StorageFull | Overloaded | None = None
-        """What keeps the flusher from its work, and would keep whoever waits for a cut waiting."""
+        self._short: StorageFull | Overloaded | None = None  # why the last run ended, if it was that
         self._faults = self._file_faults = 0
         self._last_error = ""
 
@@ -159,20 +152,19 @@ class Flusher:
                 self._enter(FlusherState.CLOSED)
 
     async def wait_for_cut(self, number: int) -> Cut:
-        """Return cut `number` once its checkpoint is durable, at once if it is already.
+        """Return cut `number` once its checkpoint is durable, at once if it is already; a pause between tries ends.
 
-        Raises `StorageFull` when the disk has no room for its files, `Overloaded` when this process may open no more: they
-        are written once that has changed. Raises `StorageFailed` when one try after the other fails, and
-        what `log_is_back` raises; tries go on, so the cut is made when that is over. Raises `Corrupt` and the like when the
-        flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a cut that is no longer kept.
+        Raises `StorageFull` when the disk has no room for its files, `Overloaded` when this process may open no more,
+        `StorageFailed` when one try after the other fails, and what `log_is_back` raises; tries go on, so the cut is made
+        when that is over. Raises `Corrupt` and the like when the flusher has found damage, `OnShutdown` when it is closed,
+        `Truncated` for a cut that is no longer kept.
         """
-        if self._short is not None and self.checkpoint.cut_number < number:
-            await self._look_for_more()
+        self._asked.set()
         faults = self._faults
         while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
                 raise self._failure
-            if self._short is not None:
+            if self._faults > faults and self._short is not None:
                 raise self._short
             if self._faults > faults and not self._file_faults:  # of the log
                 faults = self._faults
@@ -198,73 +190,57 @@ class Flusher:
         """
         run = self._run
         if run is not None and self.checkpoint.cut_number:
-            live = frozenset(info.id for info in run.state.catalog.collections())
-            kept_tick = await self.retention.enforce(self.checkpoint, live, short_of_space=short_of_space)
+            kept_tick = await self.retention.enforce(self.checkpoint, run.state, short_of_space=short_of_space)
             run.state.forget_below(kept_tick)
             self._context.on_kept_tick(kept_tick)
 
     async def check_cuts(self) -> None:
         """Raise `Corrupt` when cuts are missing that retention did not give up."""
-        numbers = await to_thread.run_sync(cut_numbers, self._context.directory)
+        numbers = await to_thread.run_sync(self.cuts.look)
         # Asked for after the cuts were listed: it goes up before a cut goes.
         first_kept = decode_first_kept(await self._context.store.get_meta(kept_cuts_key(self._context.log.name)))
-        if not are_all_there(numbers, first_kept):
-            raise Corrupt(f"of the cuts {first_kept} to {numbers[-1]} some are lost — restore them from a backup")
+        if numbers and numbers[0] > first_kept:
+            raise Corrupt(f"cuts {first_kept} to {numbers[0] - 1} are lost — restore them from a backup")
 
     def statistics(self) -> FlusherStatistics:
         """Return the present levels and counts."""
         cut = self._run.open_cut if self._run else None
         return FlusherStatistics(
             state=self.state,
-            short_of=short_of(self._short),
+            short_of=short_of(self._short) if self.state is FlusherState.BACKING_OFF else "",
             cut_number=self.checkpoint.cut_number,
             cut_tick=self.checkpoint.tick,
             cut_crc32c=self.checkpoint.manifest_crc32c,
             checkpoint_position=self.checkpoint.position,
-            unflushed_rows=cut.rows if cut else 0,
+            unflushed_rows=sum(file.rows for file in cut.files.values()) if cut else 0,
             unflushed_bytes=cut.taken_bytes if cut else 0,
             held_bytes=cut.held_bytes if cut else 0,
-            open_files=len(cut.files) if cut else 0,
             faults=self._faults,
             last_error=self._last_error,
         )
 
     async def _retain(self) -> None:
-        while True:
-            await self._sleep(self._context.options.retention.interval_s)
-            try:
-                await self.enforce_retention()
-            except (OnShutdown, ChannelFenced):
-                return
-            except (OSError, StreamingNodeError) as error:
-                _log.warning("retention_failed", error=str(error))
+        is_open = True
+        while is_open:
+            await sleep(self._context.options.retention.interval_s)
+            is_open = await _try(self.enforce_retention(), "retention_failed")
 
     # --- a store that is short of space -----------------------------------------------------------------------------------
 
     async def reclaim_space(self, request_cut: Callable[[], Awaitable[int]]) -> None:
         """Make room before appends have to be refused, until the log is closed. `request_cut` as in `CutSchedule.run`."""
-        store, pause_s = self._context.store, SPACE_PAUSE_FIRST_S
-        while True:
-            await self._sleep(SPACE_LOOK_S)
-            if not store.short_of_space:
-                pause_s = SPACE_PAUSE_FIRST_S
-                continue
-            try:
-                await self._make_room(request_cut)
-            except (OnShutdown, ChannelFenced):
-                return
-            except (OSError, StreamingNodeError) as error:
-                _log.warning("no_room_made", error=str(error))
-            await self._sleep(SPACE_LOOK_S)
+        store, is_open = self._context.store, True
+        while is_open:
+            await sleep(SPACE_LOOK_S)
             if store.short_of_space:
-                await self._sleep(pause_s)
-                pause_s = min(2 * pause_s, SPACE_PAUSE_MAX_S)
-            else:
-                pause_s = SPACE_PAUSE_FIRST_S
+                is_open = await _try(self._make_room(request_cut), "no_room_made")
+                await sleep(SPACE_LOOK_S)
+                if store.short_of_space:
+                    await sleep(SPACE_PAUSE_S)
 
     async def _make_room(self, request_cut: Callable[[], Awaitable[int]]) -> None:
         await self.enforce_retention(short_of_space=True)  # what is in files, and nobody needs
-        await self._sleep(SPACE_LOOK_S)
+        await sleep(SPACE_LOOK_S)
         if self._context.store.short_of_space:
             if number := await request_cut():
                 await self.wait_for_cut(number)
@@ -280,29 +256,26 @@ class Flusher:
             try:
                 await self._run_once()
             except (Exception, BaseExceptionGroup) as error:
-                state = state_after(error)
-                if state is None:
+                if state_after(decisive(error)) is None:
                     raise
-                self._short = await self._shortage(error)
-                self._end_run(self._short or _first(error), state)
+                await self._end_run(decisive(error))
             if self.state is FlusherState.BACKING_OFF:
                 pause_s = options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
-                await self._back_off(pause_s)
+                self._asked = anyio.Event()
+                with anyio.move_on_after(pause_s):
+                    await self._asked.wait()
                 pause_s = min(2 * pause_s, options.retry_max_s)
-                self._short = None
                 self._enter(FlusherState.RECOVERING)
 
     async def _run_once(self) -> None:
-        log = self._context.log
-        checkpoint = decode_checkpoint(await self._context.store.get_meta(checkpoint_key(log.name)))
+        context = self._context
+        checkpoint = decode_checkpoint(await context.store.get_meta(checkpoint_key(context.log.name)))
         failpoint("recovery.checkpoint_read")
-        ahead = await to_thread.run_sync(self._tidy, checkpoint, self._context.next_id())
+        ahead = await to_thread.run_sync(self._tidy, checkpoint, context.next_id())
         self.checkpoint = checkpoint
-        self._run = FlushRun(
-            self._context, self.cuts, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut
-        )
-        policy = DeliverPolicy.start_from(message_id_kind(log.wal_name)(checkpoint.start_position))
-        scanner = Scanner(log, self._context.tail, policy, after_tick=checkpoint.tick, name="flusher")
+        self._run = FlushRun(context, self.cuts, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut)
+        policy = DeliverPolicy.start_from(message_id_kind(context.log.wal_name)(checkpoint.start_position))
+        scanner = Scanner(context.log, context.tail, policy, after_tick=checkpoint.tick, name="flusher")
         self._enter(FlusherState.RUNNING)
         try:
             await self._run.follow(scanner)
@@ -314,12 +287,10 @@ class Flusher:
         ahead = cut_ahead(self._context.directory, checkpoint)
         self._anchor(checkpoint)
         failpoint("recovery.cuts_compared")
-        removed = finish_removal(self.cuts)
+        finish_removal(self.cuts)
         made = range(checkpoint.state().next_id, next_id)
-        removed += remove_orphans(self._context.directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead)
+        remove_orphans(self._context.directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead)
         failpoint("recovery.orphans_removed")
-        if removed:
-            _log.info("orphans_removed", count=len(removed), first=removed[0])
         return ahead
 
     def _anchor(self, checkpoint: Checkpoint) -> None:
@@ -330,7 +301,11 @@ class Flusher:
         self._file_faults = 0
         self._wake()
 
-    def _end_run(self, error: BaseException, state: FlusherState) -> None:
+    async def _end_run(self, error: BaseException) -> None:
+        state = state_after(error)
+        assert state is not None, "a bug ends the flusher"
+        self._short = await self._shortage(error)
+        error = self._short or error
         self._last_error = f"{type(error).__name__}: {error}"
         if state is FlusherState.BACKING_OFF:
             self._faults += 1
@@ -342,6 +317,19 @@ class Flusher:
             say("flusher_stopped", error=self._last_error)
         self._enter(state)
 
+    async def _shortage(self, error: BaseException) -> StorageFull | Overloaded | None:
+        """Return what whoever waits for a cut is told when a run ended for want of something."""
+        directory = self._context.directory
+        match short_of(error):
+            case "disk space":
+                free_bytes = await to_thread.run_sync(directory.free_bytes)
+                unwritten = self._run.open_cut.taken_bytes if self._run else 0
+                return StorageFull(str(directory.root), free_bytes, max(unwritten, free_bytes + SPACE_BYTES_MIN))
+            case "file descriptors":
+                return no_descriptor_left(directory.root, error)
+            case _:
+                return None
+
     def _enter(self, state: FlusherState) -> None:
         self.state = state
         self._wake()
@@ -350,57 +338,8 @@ class Flusher:
         self._changed.set()
         self._changed = anyio.Event()
 
-    # --- a full disk, and descriptors that run out ------------------------------------------------------------------------
-
-    async def _back_off(self, pause_s: float) -> None:
-        """Wait that long; for want of something only until there is more of it."""
-        if self._short is None:
-            await self._sleep(pause_s)
-        while pause_s > 0 and self._short is not None:
-            await self._sleep(min(pause_s, ROOM_LOOK_S))
-            pause_s -= ROOM_LOOK_S
-            await self._look_for_more()
-
-    async def _look_for_more(self) -> None:
-        """Forget what the flusher was short of if there is more of it by now."""
-        if isinstance(self._short, StorageFull):
-            before = self._short.free_bytes
-            is_more = await to_thread.run_sync(self._context.directory.free_bytes) >= before + ROOM_BYTES
-        else:
-            is_more = await to_thread.run_sync(self._context.directory.can_open, DESCRIPTORS)
-        if is_more:
-            self._short = None
-
-    async def _shortage(self, error: BaseException) -> StorageFull | Overloaded | None:
-        """Return what whoever waits for a cut is told when a run ended for want of something."""
-        what = short_of(error)
-        if not what:
-            return None
-        if what == "file descriptors":
-            return no_descriptor_left(self._context.directory.root, _first(error))
-        free_bytes = await to_thread.run_sync(self._context.directory.free_bytes)
-        unwritten = self._run.open_cut.taken_bytes if self._run else 0
-        return StorageFull(str(self._context.directory.root), free_bytes, max(unwritten, free_bytes + ROOM_BYTES))
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
 
 # --- when a cut is asked for ------------------------------------------------------------------------------------------
-
-
-def seconds_to_boundary(now_ms: int, interval_s: float | None) -> float | None:
-    """Return how long it is to the next multiple of the interval since the epoch, in seconds; never 0, None without one.
-
-    So the cuts of several nodes line up without a coordinator.
-    """
-    if interval_s is None:
-        return None
-    interval_ms = max(1, round(interval_s * 1000))
-    return (interval_ms - now_ms % interval_ms) / 1000
 
 
 class CutSchedule:
@@ -423,16 +362,20 @@ class CutSchedule:
 
         `request_cut` returns the number of the cut that covers everything appended before, made now or earlier.
         """
-        while True:
-            await self._wait()
+        is_open = True
+        while is_open:
+            with anyio.move_on_after(self.seconds_to_boundary()):
+                await self._full.wait()
             self._full = anyio.Event()
-            try:
-                self._asked = await request_cut()
-            except (OnShutdown, ChannelFenced):
-                return
-            except StreamingNodeError as error:
-                _log.warning("cut_not_made", code=error.code, error=str(error))
+            is_open = await _try(self._ask(request_cut), "cut_not_made")
 
-    async def _wait(self) -> None:
-        with anyio.move_on_after(seconds_to_boundary(self._now_ms(), self._options.interval_s)):
-            await self._full.wait()
+    async def _ask(self, request_cut: Callable[[], Awaitable[int]]) -> None:
+        self._asked = await request_cut()
+
+    def seconds_to_boundary(self) -> float | None:
+        """Return how long it is to the next multiple of the interval since the epoch, never 0; None without an interval.
+
+        So the cuts of several nodes line up without a coordinator.
+        """
+        interval_s = self._options.interval_s
+        return None if interval_s is None else interval_s - self._now_ms() / 1000 % interval_s

@@ -4,7 +4,6 @@ A manifest is two lines of text, the JSON document and its checksum, so that a p
 torn or edited one; `docs/format.md` is the reference. No I/O here.
 """
 
-import base64
 import re
 
 import msgspec
@@ -19,13 +18,14 @@ from wal.timetick import physical_ms
 
 MANIFEST_FORMAT = 1
 
-SEGMENTS, DELETES = "segments", "deletes"
+DATA = SEGMENTS, DELETES = "segments", "deletes"
 """Directories of data files; ids become paths, names never."""
+
+_SEGMENT_NAME = re.compile(r"segments/([1-9][0-9]*)/([1-9][0-9]*)\.parquet")
+_DELETES_NAME = re.compile(r"deletes/([1-9][0-9]*)/([0-9]{10,})-[A-Za-z0-9_-]+_\1v[0-9]+\.parquet")
 
 TICK, OFFSET, VCHANNEL = "_tick", "_offset", "_vchannel"
 """Columns of every data file behind those of its messages."""
-
-_VCHANNEL = re.compile(r"[A-Za-z0-9_-]+_([0-9]+)v[0-9]+")
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,11 +71,11 @@ class PartitionEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A collection that lived at some time since the last cut; `schema` is the Arrow IPC schema in base64."""
+    """A collection that lived at some time since the last cut; `schema` is the Arrow IPC schema, base64 in JSON."""
 
     collection_id: int
     name: str
-    schema: str
+    schema: bytes
     schema_version: int
     primary_key: str
     partitions: tuple[PartitionEntry, ...]
@@ -142,11 +142,17 @@ def decode_manifest(content: bytes, *, name: str) -> CutManifest:
     Raises `Corrupt` when the checksum or the document does not hold, or a path is not the one that the node gives such a
     file; `UnsupportedFormat` when a newer release wrote it.
     """
-    document = checked_document(content, f"cut manifest {name}")
-    manifest = decode_versioned(
-        document, CutManifest, MANIFEST_FORMAT, f"cut manifest {name}", decode=msgspec.json.decode
-    )
-    _check_paths(manifest, name)
+    what = f"cut manifest {name}"
+    document = checked_document(content, what)
+    manifest = decode_versioned(document, CutManifest, MANIFEST_FORMAT, what, decode=msgspec.json.decode)
+    for file in manifest.files:
+        if isinstance(file, SegmentFile):
+            path = segment_path(file.collection_id, file.segment_id)
+        else:
+            path = delete_path(file.collection_id, manifest.number, file.vchannel)
+        # What a manifest names is read, copied and in the end removed: it lies nowhere but where this node puts it.
+        if file.path != path or named_for(path) is None:
+            raise Corrupt(f"{what} names {file.path!r}, where this node has no such file — restore it from a backup")
     return manifest
 
 
@@ -160,27 +166,10 @@ def delete_path(collection_id: int, cut_number: int, vchannel: str) -> str:
     return f"{DELETES}/{collection_id}/{cut_number:010d}-{vchannel}.parquet"
 
 
-def is_vchannel(name: str, collection_id: int) -> bool:
-    """Whether a shard of this collection may have that name."""
-    found = _VCHANNEL.fullmatch(name)
-    return found is not None and int(found[1]) == collection_id
-
-
-def manifest_name(number: int) -> str:
-    """Return the file name of cut `number`; names sort in cut order."""
-    return f"{number:016d}.json"
-
-
-def _check_paths(manifest: CutManifest, name: str) -> None:
-    """Check that no file lies where this node puts none: what a manifest names is read, copied and in the end removed."""
-    paths = [(file.path, segment_path(file.collection_id, file.segment_id)) for file in manifest.segments]
-    for file in manifest.deletes:
-        paths.append((file.path, delete_path(file.collection_id, manifest.number, file.vchannel)))
-        if not is_vchannel(file.vchannel, file.collection_id):
-            raise Corrupt(f"cut manifest {name} names deletes of {file.vchannel!r}, which is no vchannel of theirs")
-    for found, path in paths:
-        if found != path:
-            raise Corrupt(f"cut manifest {name} names {found!r} where this node has {path} — restore it from a backup")
+def named_for(path: str) -> tuple[str, int] | None:
+    """Return `SEGMENTS` and the segment, or `DELETES` and the cut, that a path has its name of; None for other paths."""
+    found = _SEGMENT_NAME.fullmatch(path) or _DELETES_NAME.fullmatch(path)
+    return found and (path.partition("/")[0], int(found[2]))
 
 
 # --- collections ------------------------------------------------------------------------------------------------------
@@ -196,7 +185,7 @@ def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) ->
         CollectionEntry(
             collection_id=info.id,
             name=info.name,
-            schema=base64.b64encode(info.schema).decode(),
+            schema=info.schema,
             schema_version=info.schema_version,
             primary_key=info.primary_key,
             partitions=tuple(
@@ -213,7 +202,7 @@ def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) ->
     )
 
 
-def arrow_schema(info: CollectionInfo) -> pa.Schema:
+def arrow_schema(info: CollectionInfo | CollectionEntry) -> pa.Schema:
     """Return the Arrow schema of a collection. Raises `Corrupt` when it is none."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(info.schema))
@@ -232,7 +221,7 @@ def collection_info(entry: CollectionEntry) -> CollectionInfo:
     return CollectionInfo(
         id=entry.collection_id,
         name=entry.name,
-        schema=base64.b64decode(entry.schema),
+        schema=entry.schema,
         schema_version=entry.schema_version,
         primary_key=entry.primary_key,
         vchannels=entry.vchannels,
@@ -308,11 +297,6 @@ def checkpoint_key(pchannel: str) -> str:
     return f"checkpoint/{pchannel}"
 
 
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return the stored form of a checkpoint."""
-    return msgspec.msgpack.encode(checkpoint)
-
-
 def decode_checkpoint(content: bytes | None) -> Checkpoint:
     """Return a stored checkpoint; `NO_CHECKPOINT` when there is none. Raises `Corrupt`, `UnsupportedFormat`."""
     if content is None:
@@ -330,11 +314,9 @@ def extend_history(
     """
     grain_ms = retention_ms // HISTORY_STEPS
     # No cut was made after a later one, whatever the clock said then.
-    kept = tuple(
-        cut if cut.made_ms <= step.made_ms else CutPosition(cut.tick, cut.position, step.made_ms) for cut in history
-    )
+    kept = [msgspec.structs.replace(cut, made_ms=min(cut.made_ms, step.made_ms)) for cut in history]
     if len(kept) > 1 and kept[-2].age_ms(now_ms) - step.age_ms(now_ms) < grain_ms:
-        kept = kept[:-1]
-    kept = (*kept, step)
-    expired = [index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms]
-    return kept[expired[-1] :] if expired else kept
+        kept.pop()
+    kept.append(step)
+    newest_expired = max((index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms), default=0)
+    return tuple(kept[newest_expired:])

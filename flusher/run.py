@@ -1,16 +1,15 @@
 """One run of the flusher: from its checkpoint through the log, until it is cancelled or something fails.
 
-In: batches of a scanner over the whole pchannel. Out: files, and a cut for each cut message. A run that fails is thrown away
-with all it has in memory, exactly as a crash would; the next one starts from the last checkpoint. `flusher.flusher` decides
-when.
+It makes files of what a scanner over the whole pchannel delivers, and a cut of each cut message. A run that fails is thrown
+away with all it has in memory, exactly as a crash would; the next one starts from the last checkpoint.
 """
 
-import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
+import msgspec
 import pyarrow as pa
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
@@ -26,14 +25,11 @@ from flusher.manifest import (
     arrow_schema,
     checkpoint_key,
     delete_path,
-    encode_checkpoint,
     extend_history,
     segment_path,
 )
-from flusher.retention import RetentionOptions
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from interceptors.txn import steady_ms
 from scanner.scanner import Scanner
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
@@ -59,6 +55,19 @@ class CutScheduleOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionOptions:
+    """How long things are kept at least, and how often that is looked at; seconds.
+
+    `min_age_short_s` is the least age of log, not of cuts, while the disk is short of space: what is in files then gives way
+    to new appends.
+    """
+
+    min_age_s: float = 86_400.0
+    min_age_short_s: float = 0.0
+    interval_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlushOptions:
     """Memory and threads of the flusher, and what it does when the disk fails.
 
@@ -80,14 +89,6 @@ class FlushOptions:
     schedule: CutScheduleOptions = field(default_factory=CutScheduleOptions)
 
 
-async def _no_producers(_tick: int) -> bytes | None:
-    return None
-
-
-async def _always_back() -> None:
-    """Return at once: the log is never reopened."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushContext:
     """What a flusher and all its runs work with; the callables are the rest of the node.
@@ -106,19 +107,19 @@ class FlushContext:
     tail: LiveTail | None
     options: FlushOptions
     now_ms: Callable[[], int]
-    elapsed_ms: Callable[[], int] = steady_ms
-    reader_floor: Callable[[], int | None] = lambda: None
-    on_kept_tick: Callable[[int], None] = lambda _tick: None
-    save_producers: Callable[[int], Awaitable[bytes | None]] = _no_producers
-    log_is_back: Callable[[], Awaitable[object]] = _always_back
-    next_id: Callable[[], int] = lambda: sys.maxsize
+    elapsed_ms: Callable[[], int]
+    reader_floor: Callable[[], int | None]
+    on_kept_tick: Callable[[int], None]
+    save_producers: Callable[[int], Awaitable[bytes | None]]
+    log_is_back: Callable[[], Awaitable[object]]
+    next_id: Callable[[], int]
 
 
 # --- the cut in the making --------------------------------------------------------------------------------------------
 
 
 class OpenCut:
-    """Everything since the last cut: which row goes to which file, until a cut message closes it. No I/O of its own.
+    """Everything since the last cut: which row goes to which file, until a cut message closes it.
 
     Since a cut seals every growing segment, no file ever spans two cuts. `number` is the number it will have.
     """
@@ -133,28 +134,41 @@ class OpenCut:
     def insert(self, message: Message, header: InsertHeader) -> None:
         """Take in the rows of one insert. Raises `Corrupt` when no collection has them."""
         if header.segment_id not in self.files:
-            self.files[header.segment_id] = self._start_segment(message, header)
+            info = self._collection(header.collection_id)
+            if info.schema_version != header.schema_version:
+                raise Corrupt(f"rows of {info.name} have schema version {header.schema_version}, which it never had")
+            place = {
+                "path": segment_path(info.id, header.segment_id),
+                "collection_id": info.id,
+                "vchannel": message.vchannel,
+                "segment_id": header.segment_id,
+                "partition_id": header.partition_id,
+            }
+            file = self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
+            self.files[header.segment_id] = file
         self.files[header.segment_id].add(Rows(message.payload, header.rows, message.time_tick, header.first_offset))
 
     def delete(self, message: Message, header: DeleteHeader) -> None:
-        """Take in the keys of one delete. Raises `Corrupt` when no collection has them.
+        """Take in the keys of one delete, rows of its own cut or not: who reads the cut applies it, by offset."""
+        vchannel = message.vchannel
+        if vchannel not in self.files:
+            info = self._collection(header.collection_id)
+            path = delete_path(info.id, self.number, vchannel)
+            place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
+            schema = pa.schema([arrow_schema(info).field(info.primary_key)])
+            self.files[vchannel] = self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
+        self.files[vchannel].add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
 
-        One that meets rows of its own cut stays a delete: whoever reads the cut applies it, by offset, to what it reads.
-        """
-        if message.vchannel not in self.files:
-            self.files[message.vchannel] = self._start_deletes(message, header)
-        self.files[message.vchannel].add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
-
-    def drop(self, collection_id: int, partition_id: int | None = None) -> list[FileInProgress]:
-        """Forget a collection, or the segments of a partition of it; the caller discards the files returned."""
-        gone = {
-            key: file
+    async def drop(self, collection_id: int | None = None, partition_id: int | None = None) -> None:
+        """Discard the files of a collection, only the segments of one partition of it, or all files."""
+        gone = [
+            key
             for key, file in self.files.items()
-            if file.place["collection_id"] == collection_id and partition_id in {None, file.place.get("partition_id")}
-        }
+            if collection_id in {None, file.place["collection_id"]}
+            and partition_id in {None, file.place.get("partition_id")}
+        ]
         for key in gone:
-            del self.files[key]
-        return list(gone.values())
+            await self.files.pop(key).discard()
 
     @property
     def held_bytes(self) -> int:
@@ -165,31 +179,6 @@ class OpenCut:
     def taken_bytes(self) -> int:
         """Encoded size of all rows taken in so far."""
         return sum(file.taken_bytes for file in self.files.values())
-
-    @property
-    def rows(self) -> int:
-        """Rows and deletes taken in so far."""
-        return sum(file.rows for file in self.files.values())
-
-    def _start_segment(self, message: Message, header: InsertHeader) -> FileInProgress:
-        info = self._collection(header.collection_id)
-        if info.schema_version != header.schema_version:
-            raise Corrupt(f"rows of {info.name} have schema version {header.schema_version}, which it never had")
-        place = {
-            "path": segment_path(info.id, header.segment_id),
-            "collection_id": info.id,
-            "vchannel": message.vchannel,
-            "segment_id": header.segment_id,
-            "partition_id": header.partition_id,
-        }
-        return self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
-
-    def _start_deletes(self, message: Message, header: DeleteHeader) -> FileInProgress:
-        info, vchannel = self._collection(header.collection_id), message.vchannel
-        path = delete_path(info.id, self.number, vchannel)
-        place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
-        schema = pa.schema([arrow_schema(info).field(info.primary_key)])
-        return self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
 
     def _collection(self, collection_id: int) -> CollectionInfo:
         try:
@@ -237,11 +226,7 @@ class FlushRun:
         self.open_cut = OpenCut(checkpoint.cut_number + 1, self.state.catalog, self._start_file)
 
     async def follow(self, scanner: Scanner) -> None:
-        """Work through the scanner's batches for ever.
-
-        Raises an exception group of `OSError`s, or of what the scanner or the log store raised; files in progress are
-        gone then, and when cancelled.
-        """
+        """Work through the scanner's batches until that fails or is cancelled; files in progress are gone then."""
         try:
             async with anyio.create_task_group() as writers:
                 while True:
@@ -258,7 +243,7 @@ class FlushRun:
                             await self._awaited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await self._discard(self.open_cut.files.values())
+                await self.open_cut.drop()
 
     def stop_gathering(self) -> None:
         """Take messages as they come until the next cut: somebody waits for it."""
@@ -282,9 +267,9 @@ class FlushRun:
                 if file is not None and self._ahead is None and not file.at_work:
                     self._start(file, file.finish, writers)
             case DropCollectionHeader(collection_id=collection_id):
-                await self._discard(self.open_cut.drop(collection_id))
+                await self.open_cut.drop(collection_id)
             case DropPartitionHeader(collection_id=collection_id, partition_id=partition_id):
-                await self._discard(self.open_cut.drop(collection_id, partition_id))
+                await self.open_cut.drop(collection_id, partition_id)
             case CutHeader() as header:
                 await self._cut(message, header)
             case _:
@@ -312,10 +297,6 @@ class FlushRun:
 
         file.at_work += 1
         writers.start_soon(run)
-
-    async def _discard(self, files: Iterable[FileInProgress]) -> None:
-        for file in files:
-            await file.discard()
 
     async def _cut(self, message: Message, header: CutHeader) -> None:
         cut, tick = self.open_cut, message.time_tick
@@ -364,7 +345,7 @@ class FlushRun:
             shard_state=self.state.snapshot(),
             producers=await context.save_producers(manifest.tick),
         )
-        await context.store.put_meta({checkpoint_key(context.log.name): encode_checkpoint(checkpoint)})
+        await context.store.put_meta({checkpoint_key(context.log.name): msgspec.msgpack.encode(checkpoint)})
         failpoint("flush.checkpoint_saved")
         self._cuts.append(published)
         self._checkpoint = checkpoint

@@ -1,8 +1,7 @@
 """The current state of one collection as an Arrow table, without Spark. Blocks, so it runs in a worker thread.
 
-In: what the collection's table has taken (the base), the cuts after that up to one number, and the messages after it (the
-tail) as a scanner delivers them. Out: the rows whose key was not deleted later. Every file is checked against its manifest
-before a row of it is believed.
+The rows are those of the collection's table (the base), of the cuts after it, and of the messages after those (the tail),
+whose key was not deleted later. Every file is checked against its manifest before a row of it is believed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -68,13 +67,10 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
     live = frozenset(each.id for each in info.partitions if each.id not in drops)
     schema = stored_schema(arrow_schema(info))
     rows, deletes = _tail(source, live)
-    segments = [
-        file
-        for manifest in manifests
-        for file in manifest.segments
-        if _wanted(source, file) and file.partition_id in live
-    ]
-    delete_files = [file for manifest in manifests for file in manifest.deletes if _wanted(source, file)]
+    own = [file for manifest in manifests for file in manifest.files if file.collection_id == info.id]
+    files = [file for file in own if file.tick_min <= source.as_of]
+    segments = [file for file in files if isinstance(file, SegmentFile) and file.partition_id in live]
+    delete_files = [file for file in files if isinstance(file, DeleteFile)]
     base = _base_rows(source.base, drops, names).select(schema.names) if source.base else schema.empty_table()
     table = _up_to(pa.concat_tables([base, *_read(source, segments), *rows]), source.as_of)
     deletes = [_up_to(each, source.as_of) for each in (*_read(source, delete_files), *deletes)]
@@ -82,10 +78,7 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
 
 
 def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
-    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash.
-
-    A key always lies on one vchannel, so this is one look-up per row, done on whole columns.
-    """
+    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
     if not sum(table.num_rows for table in deletes):
         return rows
     deletes_ = pa.concat_tables([table.select([key, OFFSET]) for table in deletes]).combine_chunks()
@@ -102,20 +95,19 @@ def _manifests(source: SnapshotSource) -> list[CutManifest]:
     earliest = min(cut_numbers(source.cuts.directory), default=0)
     first = 1 if source.base is None else source.base.cut + 1
     manifests: list[CutManifest] = []
-    after: CutManifest | None = None
+    after: Cut | None = None
     number, created = source.last_cut, source.collection.created_tick
     while number >= first and (source.base or not manifests or manifests[-1].previous_tick >= created):
         if manifests and number < earliest and source.base is None:
             _check_begins(source, manifests[-1])
             break
-        cut = _cut(source, number, after)
-        after = None if cut is None else cut.manifest
-        manifests += [] if after is None else [after]
+        after = _cut(source, number, after)
+        manifests += [] if after is None else [after.manifest]
         number -= 1
     return manifests[::-1]
 
 
-def _cut(source: SnapshotSource, number: int, after: CutManifest | None) -> Cut | None:
+def _cut(source: SnapshotSource, number: int, after: Cut | None) -> Cut | None:
     """Return a cut, None when it is lost; `after` is the one after it, when that is not."""
     try:
         return source.cuts.read(number)
@@ -125,18 +117,16 @@ def _cut(source: SnapshotSource, number: int, after: CutManifest | None) -> Cut 
         with suppress(OSError, StreamingNodeError):
             # Behind one that is lost, nothing tells what this one has to be but its own checksum.
             cut = source.cuts.read_alone(number) if number < source.last_cut else None
-            if cut and (after is None or (after.previous_crc32c, after.previous_tick) == (cut.crc32c, cut.tick)):
+            if cut and (after is None or after.previous == cut.mark):
                 return cut
         source.on_loss(manifest_path(number), None, error)
         return None
 
 
 def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
-    """Raise `Truncated` unless the collection's rows all begin in the earliest cut that is kept, or later.
-
-    Row offsets count from 0 on each vchannel, so what the first file begins with tells what came before it.
-    """
+    """Raise `Truncated` unless the collection's rows all begin in the earliest cut that is kept, or later."""
     info = source.collection
+    # Row offsets count from 0 on each vchannel, so what the first file begins with tells what came before it.
     begins = {each.name: each.next_offset for each in earliest.vchannels if each.name in info.vchannels}
     for file in earliest.segments:
         if file.vchannel in begins:
@@ -188,27 +178,20 @@ def _base_rows(base: SnapshotBase, drops: dict[int, int], names: dict[int, str])
     return base.rows.filter(pc.invert(pc.is_in(base.rows.column(-1), value_set=pa.array(gone, pa.string()))))
 
 
-def _wanted(source: SnapshotSource, file: DataFile) -> bool:
-    return file.collection_id == source.collection.id and file.tick_min <= source.as_of
-
-
 def _read(source: SnapshotSource, files: Sequence[DataFile]) -> Iterator[pa.Table]:
     for file in files:
         try:
-            yield _read_file(source, file)
+            try:
+                content = source.cuts.directory.read(file.path, bytes_max=file.bytes)
+            except FileNotFoundError as error:
+                raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
+            check_file(file.path, file, len(content), crc32c(content))
         except (OSError, Corrupt) as error:
             if source.on_loss is None:
                 raise
             source.on_loss(file.path, file.rows, error)
-
-
-def _read_file(source: SnapshotSource, file: DataFile) -> pa.Table:
-    try:
-        content = source.cuts.directory.read(file.path, bytes_max=file.bytes)
-    except FileNotFoundError as error:
-        raise Corrupt(f"{file.path} is missing — restore it from a backup") from error
-    check_file(file.path, file, len(content), crc32c(content))
-    return pq.read_table(pa.BufferReader(content))
+        else:
+            yield pq.read_table(pa.BufferReader(content))
 
 
 def _up_to(table: pa.Table, tick: int) -> pa.Table:

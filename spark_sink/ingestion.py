@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from flusher.cuts import Lease, check_writable, release, write_lease
 from flusher.directory import Cut, CutLog, lives, living
-from flusher.manifest import CollectionEntry, arrow_schema, collection_info
+from flusher.manifest import CollectionEntry, arrow_schema
 from interceptors.errors import AlreadyExists
 from spark_sink.changes import Changes, batches, changes_of, entries_of, first_with
 from spark_sink.commit import clean_up, holds_only_attempts, sync_log, write_files
@@ -262,7 +262,7 @@ class IngestJob:
                 entries[collection_id] = CollectionEntry(
                     collection_id=collection_id,
                     name=table.owner().collection,
-                    schema="",
+                    schema=b"",
                     schema_version=0,
                     primary_key="",
                     partitions=(),
@@ -306,7 +306,7 @@ class IngestJob:
             raise AlreadyExists(f"{path} is there and is no table — move it, or ingest into another directory")
         first = self._cuts.read(first_with(self._cuts, entry.created_tick)).manifest
         before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
-        table = OpenTable.create(path, wanted, arrow_schema(collection_info(entry)), before)
+        table = OpenTable.create(path, wanted, arrow_schema(entry), before)
         sync_log(path)
         sync_directory(path)
         sync_directory(path.parent)

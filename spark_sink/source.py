@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from flusher.directory import CutLog
-from flusher.manifest import OFFSET, TICK, DeleteFile, SegmentFile, arrow_schema, collection_info
+from flusher.manifest import OFFSET, TICK, DeleteFile, SegmentFile, arrow_schema
 from spark_sink.changes import (
     Changes,
     changes_of,
@@ -78,7 +78,7 @@ class StreamingNodeSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the collection's columns at the cut that will be read."""
-        full = table_schema(arrow_schema(collection_info(self._changes.entry)))
+        full = table_schema(arrow_schema(self._changes.entry))
         wanted = [name.strip() for name in self.options.get("columns", "").split(",") if name.strip()]
         unknown = sorted(set(wanted) - set(full.names))
         if unknown:

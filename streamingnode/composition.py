@@ -98,7 +98,7 @@ async def compose(
         log_is_back=channel.wal.wait_back,
         next_id=lambda: channel.shards.next_id,
     )
-    flusher = Flusher(context, checkpoint=channel.term.checkpoint)
+    flusher = Flusher(context, channel.term.checkpoint)
     for work in (
         flusher.run(),
         flusher.schedule.run(channel.request_cut),

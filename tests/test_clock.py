@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from interceptors.errors import TransactionExpired
+from interceptors.shard.state import ShardState
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.node import Node
@@ -96,5 +97,5 @@ async def test_a_clock_that_leaps_ahead_while_the_node_is_open_makes_no_log_old(
             leap_ms = TEN_YEARS_MS
         await node.insert("c", [{"key": 3, "value": 3}])
         await node.flush()
-        await node._flusher.retention.enforce(node._flusher.checkpoint, frozenset())
+        await node._flusher.retention.enforce(node._flusher.checkpoint, ShardState())
         assert first_position(node) == 1

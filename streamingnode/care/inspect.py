@@ -14,7 +14,7 @@ import msgspec
 
 from flusher.cuts import UNREADABLE, Lease, lease_files, read_leases
 from flusher.directory import CutLog, NodeDirectory, lives
-from flusher.manifest import arrow_schema, checked_document, collection_info, with_checksum
+from flusher.manifest import arrow_schema, checked_document, with_checksum
 from wal.codec import decode_versioned
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
 from wal.files import LOCK_NAME, open_regular
@@ -175,7 +175,7 @@ def summaries_at_newest(cuts: CutLog) -> dict[int, CollectionSummary]:
             id=number,
             name=entry.name,
             primary_key=entry.primary_key,
-            columns={field.name: str(field.type) for field in arrow_schema(collection_info(entry))},
+            columns={field.name: str(field.type) for field in arrow_schema(entry)},
             partitions=tuple(partition.name for partition in entry.partitions if not partition.dropped_tick),
             next_offsets={name: offsets.get(name, 0) for name in entry.vchannels},
             last_tick=ticks.get(number, 0),
@@ -221,7 +221,7 @@ def held_files(cuts: CutLog) -> list[HeldFiles]:
         name = path.split("/")[1]
         if name.isdecimal() and path.endswith(".parquet"):
             with suppress(FileNotFoundError):  # a running node removes files
-                sizes.setdefault(int(name), []).append(cuts.directory.size_bytes(path))
+                sizes.setdefault(int(name), []).append((cuts.node / path).stat().st_size)
     return [
         HeldFiles(
             id=number,

@@ -5,7 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.manifest import CutManifest, DataFile, SegmentFile, decode_manifest, manifest_crc32c, manifest_name
+from flusher.directory import manifest_path
+from flusher.manifest import CutManifest, DataFile, SegmentFile, decode_manifest, manifest_crc32c
 from tests.flusher.stamped_log import Row
 from wal.codec import crc32c
 
@@ -17,7 +18,7 @@ def manifests(root: Path) -> list[CutManifest]:
     for path in sorted((root / "cuts").glob("*.json")):
         content = path.read_bytes()
         manifest = decode_manifest(content, name=path.name)
-        assert path.name == manifest_name(manifest.number)
+        assert f"cuts/{path.name}" == manifest_path(manifest.number)
         if found:
             assert (manifest.number, manifest.previous_tick) == (found[-1].number + 1, found[-1].tick)
             assert manifest.previous_crc32c == previous

@@ -4,15 +4,16 @@
 appended, without any of the code under test.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import anyio
 import pyarrow as pa
 
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
+from flusher.manifest import NO_CHECKPOINT
 from flusher.run import FlushContext, FlushOptions
 from interceptors.txn import steady_ms
 from wal.headers import (
@@ -315,7 +316,7 @@ class StampedLog:
         return self.next_id - 1
 
 
-def flusher_of(
+def context_of(
     directory: NodeDirectory,
     store: LogStore,
     log: Log,
@@ -324,10 +325,13 @@ def flusher_of(
     now_ms: Callable[[], int] = lambda: START_MS,
     elapsed_ms: Callable[[], int] = steady_ms,
     reader_floor: Callable[[], int | None] = lambda: None,
-    sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-) -> Flusher:
-    """Return a flusher of a log that has no tail."""
-    context = FlushContext(
+) -> FlushContext:
+    """Return what a flusher of a log without a tail works with: nobody else is there."""
+
+    async def nothing(*_arguments: object) -> None:
+        """There are no producers, and the log is never reopened."""
+
+    return FlushContext(
         directory=directory,
         store=store,
         log=log,
@@ -336,8 +340,16 @@ def flusher_of(
         now_ms=now_ms,
         elapsed_ms=elapsed_ms,
         reader_floor=reader_floor,
+        on_kept_tick=lambda _tick: None,
+        save_producers=nothing,
+        log_is_back=nothing,
+        next_id=lambda: sys.maxsize,
     )
-    return Flusher(context, sleep=sleep)
+
+
+def flusher_of(directory: NodeDirectory, store: LogStore, log: Log, **context: Any) -> Flusher:
+    """Return a flusher of a new node."""
+    return Flusher(context_of(directory, store, log, **context), NO_CHECKPOINT)
 
 
 def _by_vchannel(table: Table, keys: Sequence[int]) -> dict[str, list[int]]:

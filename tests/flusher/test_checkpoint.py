@@ -1,5 +1,6 @@
 """The checkpoint's encoding, and the bounded history by which retention finds positions."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,6 @@ from flusher.manifest import (
     Checkpoint,
     CutPosition,
     decode_checkpoint,
-    encode_checkpoint,
     extend_history,
 )
 from wal.errors import Corrupt, UnsupportedFormat
@@ -23,16 +23,16 @@ def test_a_checkpoint_comes_back_as_it_was_stored() -> None:
     checkpoint = Checkpoint(
         cut_number=3, tick=9, position=4, manifest_crc32c=7, history=(CutPosition(9, 4, 8),), shard_state=b"state"
     )
-    assert decode_checkpoint(encode_checkpoint(checkpoint)) == checkpoint
+    assert decode_checkpoint(msgspec.msgpack.encode(checkpoint)) == checkpoint
     assert decode_checkpoint(None) == NO_CHECKPOINT
 
 
 def test_a_checkpoint_of_a_newer_release_is_refused() -> None:
     with pytest.raises(UnsupportedFormat):
-        decode_checkpoint(encode_checkpoint(Checkpoint(format=3)))
+        decode_checkpoint(msgspec.msgpack.encode(Checkpoint(format=3)))
 
 
-STORED = encode_checkpoint(
+STORED = msgspec.msgpack.encode(
     Checkpoint(
         cut_number=3,
         tick=compose_tick(1_000_000_000_000),
@@ -68,7 +68,7 @@ def test_a_flipped_bit_is_refused_or_is_a_value_that_stands_there_and_never_a_fi
         except (Corrupt, UnsupportedFormat):
             refused += 1
         else:
-            assert encode_checkpoint(decoded) == damaged
+            assert msgspec.msgpack.encode(decoded) == damaged
     assert refused > 4 * len(STORED), "most bytes are names, lengths and types"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from flusher.flusher import CutSchedule, seconds_to_boundary
+from flusher.flusher import CutSchedule
 from flusher.run import CutScheduleOptions
 from wal.errors import OnShutdown, Overloaded
 
@@ -20,10 +20,11 @@ class Schedule(CutSchedule):
         self.full: list[bool] = []
         self._happenings = list(happenings)
 
-    async def _wait(self) -> None:
+    def seconds_to_boundary(self) -> float:
         if self._happenings:
             self._happenings.pop(0)()
         self.full.append(self._full.is_set())
+        return 0.0
 
 
 class Asked:
@@ -45,7 +46,8 @@ class Asked:
     "now_ms, expected", [(0, 10.0), (1, 9.999), (9_999, 0.001), (10_000, 10.0), (1_700_000_003_500, 6.5)]
 )
 def test_boundaries_are_multiples_of_the_interval_since_the_epoch(now_ms: int, expected: float) -> None:
-    assert seconds_to_boundary(now_ms, 10.0) == expected
+    schedule = CutSchedule(CutScheduleOptions(interval_s=10.0), now_ms=lambda: now_ms)
+    assert schedule.seconds_to_boundary() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("interval_s, bytes_max", [(0.001, 2), (None, 1), (3600.0, 1)], ids=["time", "bytes", "first"])

@@ -86,9 +86,9 @@ def test_only_what_the_cut_in_the_making_wrote_is_removed(tmp_path: Path) -> Non
     ]
     touch(tmp_path, *kept, *rubbish)
     kept += [*file_paths(manifest), "cuts/0000000000000001.json"]
-    assert sorted(remove_orphans(directory, 2, segment_ids=range(10, 21), ahead=None)) == sorted(rubbish)
-    assert files(tmp_path) == set(kept)
-    assert remove_orphans(directory, 2, segment_ids=range(10, 21), ahead=None) == []
+    for _ in range(2):
+        remove_orphans(directory, 2, segment_ids=range(10, 21), ahead=None)
+        assert files(tmp_path) == set(kept)
 
 
 def test_files_of_a_cut_ahead_of_its_checkpoint_stay(tmp_path: Path) -> None:
@@ -96,8 +96,7 @@ def test_files_of_a_cut_ahead_of_its_checkpoint_stay(tmp_path: Path) -> None:
     publish(directory, 1)
     touch(tmp_path, "segments/1/2.parquet", "segments/1/1.parquet.tmp")
     ahead = cut_ahead(directory, NO_CHECKPOINT)
-    removed = remove_orphans(directory, 1, segment_ids=range(1, 9), ahead=ahead)
-    assert sorted(removed) == ["segments/1/1.parquet.tmp", "segments/1/2.parquet"]
+    remove_orphans(directory, 1, segment_ids=range(1, 9), ahead=ahead)
     assert files(tmp_path) == {"segments/1/1.parquet", "cuts/0000000000000001.json"}
 
 
@@ -115,11 +114,11 @@ def set_aside(root: Path, number: int) -> Path:
 def test_a_removal_that_a_crash_cut_off_goes_on_with_what_its_manifest_named(tmp_path: Path) -> None:
     directory = NodeDirectory(tmp_path)
     chain(directory, 3)
-    aside = set_aside(tmp_path, 1)
-    removed = finish_removal(CutLog(directory))
-    assert removed == ["segments/1/1.parquet", aside.relative_to(tmp_path).as_posix()]
-    assert "segments/1/2.parquet" in files(tmp_path)
-    assert finish_removal(CutLog(directory)) == []
+    before = files(tmp_path)
+    set_aside(tmp_path, 1)
+    for _ in range(2):
+        finish_removal(CutLog(directory))
+        assert files(tmp_path) == before - {"segments/1/1.parquet", "cuts/0000000000000001.json"}
 
 
 @pytest.mark.parametrize("damage", ["torn", "of another history", "under another number", "before a cut that is lost"])
@@ -139,12 +138,12 @@ def test_a_manifest_set_aside_that_is_none_of_ours_removes_nothing(tmp_path: Pat
         case _:
             (tmp_path / "cuts/0000000000000002.json").unlink()
     before = files(tmp_path)
-    assert finish_removal(CutLog(directory)) == []
+    finish_removal(CutLog(directory))
     assert files(tmp_path) == before
 
 
 def test_a_lost_directory_of_cuts_is_named_and_corrupt(tmp_path: Path) -> None:
-    with pytest.raises(Corrupt, match="cuts holds no cut and the checkpoint is at 2"):
+    with pytest.raises(Corrupt, match="cuts is 0, the checkpoint is at 2"):
         cut_ahead(NodeDirectory(tmp_path), Checkpoint(cut_number=2))
 
 

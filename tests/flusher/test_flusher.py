@@ -12,8 +12,7 @@ import pytest
 
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher, FlusherState
-from flusher.retention import RetentionOptions
-from flusher.run import FlushOptions
+from flusher.run import FlushOptions, RetentionOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog, flusher_of
 from wal.errors import Corrupt, OnShutdown

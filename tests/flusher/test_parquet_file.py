@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.data_file import ParquetFile, Rows, ascending_columns, decode_rows, repetitive_columns
+from flusher.data_file import ParquetFile, Rows, decode_rows, encodings
 from flusher.directory import NodeDirectory
-from flusher.manifest import SegmentFile
+from flusher.manifest import OFFSET, TICK, VCHANNEL, SegmentFile
 from tests.flusher.faulty_disk import FaultyDirectory, Fuse
 from wal.codec import crc32c
 
@@ -131,7 +131,7 @@ def test_only_text_that_repeats_itself_gets_a_dictionary() -> None:
             "raw": pa.array([b"x"] * 1000),
         }
     )
-    assert repetitive_columns(table) == ["repeated", "raw"]
+    assert encodings(table)[0] == [VCHANNEL, "repeated", "raw"]
 
 
 def test_whole_numbers_and_times_that_ascend_are_stored_as_differences() -> None:
@@ -146,9 +146,10 @@ def test_whole_numbers_and_times_that_ascend_are_stored_as_differences() -> None
             "floats": pa.array(up, pa.float64()),
             "text": [f"{number:03}" for number in up],
             "nulls": pa.nulls(100, pa.int64()),
+            "single": pa.array([1, *[None] * 99]),
         }
     )
-    assert ascending_columns(table) == ["ids", "small", "dates", "times"]
+    assert encodings(table)[1] == [TICK, OFFSET, "ids", "small", "dates", "times"]
 
 
 def test_a_column_is_not_taken_for_the_field_of_a_struct_whose_path_is_its_name(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flusher.cuts import Lease, are_all_there, decode_first_kept, kept_cuts_key, read_leases
-from flusher.directory import NodeDirectory, cut_numbers, file_paths, manifest_path
+from flusher.cuts import Lease, decode_first_kept, kept_cuts_key, read_leases
+from flusher.directory import CutLog, NodeDirectory, cut_numbers, file_paths, manifest_path
 from flusher.manifest import Checkpoint, CutPosition, decode_checkpoint, decode_manifest, encode_manifest
-from flusher.retention import RetentionOptions, may_remove_cut, newest_old_cut, truncation_bound
-from flusher.run import FlushOptions
+from flusher.retention import Retention, may_remove_cut
+from flusher.run import FlushOptions, RetentionOptions
 from tests.flusher.cut_reading import manifests, rows_in
-from tests.flusher.stamped_log import START_MS, StampedLog, Table, flusher_of
+from tests.flusher.stamped_log import START_MS, StampedLog, Table, context_of, flusher_of
 from wal.errors import Corrupt, Truncated
 from wal.memory_store import MemoryLogStore
 from wal.timetick import compose_tick, physical_ms
@@ -37,8 +37,14 @@ def test_truncation_passes_neither_checkpoint_nor_reader_nor_age(ages_ms: list[i
         for i, age in enumerate(sorted(ages_ms, reverse=True), 1)
     ]
     checkpoint = Checkpoint(position=cuts[-1].position if cuts else 0, history=tuple(cuts))
-    old = newest_old_cut(cuts, now_ms=now_ms, min_age_ms=retention_ms, found_tick=0, open_ms=0)
-    bound = truncation_bound(checkpoint, reader_floor=reader_floor, old=old)
+
+    async def bound_now() -> int:
+        store, directory = MemoryLogStore(), NodeDirectory(Path("nowhere"))
+        context = context_of(directory, store, await store.open_log("p0"), reader_floor=lambda: reader_floor)
+        retention = Retention(context, CutLog(directory))
+        return retention.bound(checkpoint, retention.newest_old(cuts, retention_ms / 1000))
+
+    bound = anyio.run(bound_now)
     assert bound <= checkpoint.position
     assert reader_floor is None or bound <= reader_floor
     young = [cut.position for cut in cuts if physical_ms(cut.tick) > now_ms - retention_ms]
@@ -209,23 +215,6 @@ def test_held_cuts_stay_until_they_are_let_go(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-@pytest.mark.parametrize(
-    "numbers, first_kept, whole",
-    [
-        ([], 1, True),
-        ([1, 2, 3], 1, True),
-        ([2, 3], 1, False),
-        ([1, 3], 1, False),
-        ([2, 3], 2, True),
-        ([1, 3, 4], 3, True),
-        ([1, 2, 4], 3, False),
-        ([1, 2], 3, True),
-    ],
-)
-def test_cuts_are_missing_from_the_earliest_kept_on_only(numbers: list[int], first_kept: int, whole: bool) -> None:
-    assert are_all_there(numbers, first_kept) is whole
-
-
 def test_young_cuts_stay_and_so_does_the_log_after_them(tmp_path: Path) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=6)
@@ -387,6 +376,22 @@ def test_a_cut_goes_without_a_lease_only_when_nothing_in_it_lives(tmp_path: Path
     anyio.run(main)
 
 
+def test_of_lost_cuts_only_the_later_ones_are_missed(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=4)
+        for table in node.tables:
+            node.lease(table, 2)
+        await node.enforce(min_age_s=0)
+        flusher = flusher_of(NodeDirectory(tmp_path), node.store, node.log.log)
+        assert node.kept() == [3, 4]
+        await flusher.check_cuts()
+        (tmp_path / manifest_path(3)).unlink()
+        with pytest.raises(Corrupt, match="cuts 3 to 3 are lost"):
+            await flusher.check_cuts()
+
+    anyio.run(main)
+
+
 def test_files_of_a_dropped_collection_go_although_their_cuts_stay(tmp_path: Path) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=3)
@@ -409,5 +414,36 @@ def test_files_of_a_dropped_collection_go_although_their_cuts_stay(tmp_path: Pat
         await node.enforce(min_age_s=0)
         assert (left(first), left(second)) == (4, 0)
         assert cut_numbers(NodeDirectory(tmp_path)) == [1, 2, 3, 4]
+
+    anyio.run(main)
+
+
+def test_files_of_a_collection_whose_drop_is_forgotten_go_once_its_table_lets_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=2)
+        first, second = node.tables
+        node.log.drop_collection(second)
+        node.log.insert(first, [9])
+        node.log.cut()
+        node.lease(second, 2)
+        options = FlushOptions(retention=RetentionOptions(min_age_s=0))
+        flusher = flusher_of(NodeDirectory(tmp_path), node.store, node.log.log, options=options, now_ms=node.now_ms)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flusher.run)
+            await flusher.wait_for_cut(3)
+            await flusher.enforce_retention()
+            assert flusher._run is not None
+            assert not flusher._run.state.catalog.knows(second.id)
+            assert len(list((tmp_path / "deletes" / str(second.id)).iterdir())) == 2
+            (tmp_path / "leases" / f"{second.id}.json").unlink()
+            others = [tmp_path / "deletes" / str(second.id) / "notes.txt", tmp_path / "segments" / "999" / "1.parquet"]
+            for path in others:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            await flusher.enforce_retention()
+            tasks.cancel_scope.cancel()
+        assert list((tmp_path / "deletes" / str(second.id)).iterdir()) == others[:1]
+        assert others[1].exists()
+        assert len([path for path in data_files(tmp_path) if path.parent.name == str(first.id)]) == 3
 
     anyio.run(main)

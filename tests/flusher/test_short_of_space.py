@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from flusher.directory import NodeDirectory
-from flusher.flusher import SPACE_LOOK_S, SPACE_PAUSE_FIRST_S, SPACE_PAUSE_MAX_S, Flusher
-from flusher.run import FlushContext, FlushOptions
-from tests.flusher.stamped_log import START_MS
+from flusher.flusher import SPACE_LOOK_S, SPACE_PAUSE_S, Flusher
+from flusher.manifest import NO_CHECKPOINT
+from tests.flusher.stamped_log import context_of
 from wal.errors import OnShutdown, StorageFull
 from wal.memory_store import MemoryLogStore
 
@@ -39,10 +40,8 @@ class Node(Flusher):
     async def create(cls, root: Path, helps: Callable[[list[str]], bool], *, rounds_max: int = 6) -> "Node":
         store = ShortStore(helps)
         log = await store.open_log("p0")
-        directory, options, now_ms = NodeDirectory(root), FlushOptions(), lambda: START_MS
-        context = FlushContext(directory=directory, store=store, log=log, tail=None, options=options, now_ms=now_ms)
-        node = cls(context, sleep=_stopped)
-        node._sleep, node.steps, node.pauses = node.pause, store.steps, []
+        node = cls(context_of(NodeDirectory(root), store, log), NO_CHECKPOINT)
+        node.steps, node.pauses = store.steps, []
         node.error, node.rounds_left, node.cut_made = None, rounds_max, False
         return node
 
@@ -74,12 +73,8 @@ class Node(Flusher):
         self.pauses.append(seconds)
 
     async def reclaim(self) -> None:
-        with pytest.raises(Done):
+        with patch("flusher.flusher.sleep", self.pause), pytest.raises(Done):
             await self.reclaim_space(self.request_cut)
-
-
-async def _stopped(_seconds: float) -> None:
-    raise AssertionError("replaced")
 
 
 async def test_a_disk_with_room_is_left_alone(tmp_path: Path) -> None:
@@ -101,29 +96,10 @@ async def test_a_disk_still_short_gets_a_cut_and_the_log_before_it_is_given_up(t
     assert node.steps == ["log", "cut", "log"]
 
 
-async def test_rounds_that_do_not_help_are_made_ever_more_seldom(tmp_path: Path) -> None:
-    node = await Node.create(tmp_path, lambda _: False, rounds_max=8)
+async def test_a_round_that_does_not_help_is_followed_by_a_pause_and_one_that_helps_by_none(tmp_path: Path) -> None:
+    node = await Node.create(tmp_path, lambda steps: steps == ["log", "cut", "log"] * 3, rounds_max=8)
     await node.reclaim()
-    pauses = [pause for pause in node.pauses if pause != SPACE_LOOK_S]
-    assert pauses == [min(SPACE_PAUSE_FIRST_S * 2**n, SPACE_PAUSE_MAX_S) for n in range(len(pauses))]
-    assert pauses[-1] == SPACE_PAUSE_MAX_S
-
-
-async def test_a_round_that_helps_makes_the_next_one_prompt(tmp_path: Path) -> None:
-    helped: set[int] = set()
-
-    def third_round_helps(steps: list[str]) -> bool:
-        """Only for a moment: at the next look the disk is short again."""
-        helps = len(steps) in {9, 18} - helped
-        helped.update({len(steps)})
-        return helps
-
-    node = await Node.create(tmp_path, third_round_helps)
-    await node.reclaim()
-    assert [pause for pause in node.pauses if pause != SPACE_LOOK_S] == [
-        SPACE_PAUSE_FIRST_S,
-        2 * SPACE_PAUSE_FIRST_S,
-    ] * 2
+    assert node.pauses.count(SPACE_PAUSE_S) == 2
 
 
 async def test_a_cut_that_finds_no_room_is_tried_again(tmp_path: Path) -> None:
@@ -136,5 +112,6 @@ async def test_a_cut_that_finds_no_room_is_tried_again(tmp_path: Path) -> None:
 async def test_a_closed_log_ends_the_reclaimer(tmp_path: Path) -> None:
     node = await Node.create(tmp_path, lambda _: False)
     node.error = OnShutdown("closed")
-    await node.reclaim_space(node.request_cut)
+    with patch("flusher.flusher.sleep", node.pause):
+        await node.reclaim_space(node.request_cut)
     assert node.steps == ["log", "cut"]

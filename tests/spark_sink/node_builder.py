@@ -1,6 +1,5 @@
 """A node directory made by hand and the model of what its tables must hold: the other side of the contract."""
 
-import base64
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flusher.directory import manifest_path
 from flusher.manifest import (
     CollectionEntry,
     CutManifest,
@@ -22,7 +22,6 @@ from flusher.manifest import (
     delete_path,
     encode_manifest,
     manifest_crc32c,
-    manifest_name,
     segment_path,
 )
 from streamingnode.schema import AnyField
@@ -176,7 +175,7 @@ class NodeBuilder:
             deletes=tuple(file for collection in shown for file in self._deletes(collection)),
         )
         content = encode_manifest(manifest)
-        (self.path / "cuts" / manifest_name(self.number)).write_bytes(content)
+        (self.path / manifest_path(self.number)).write_bytes(content)
         self.crc, self.cut_tick = manifest_crc32c(content), tick
         self._ended.clear()
         self._expected = {
@@ -199,7 +198,7 @@ class NodeBuilder:
         return CollectionEntry(
             collection_id=collection.id,
             name=collection.name,
-            schema=base64.b64encode(collection.schema.serialize().to_pybytes()).decode(),
+            schema=collection.schema.serialize().to_pybytes(),
             schema_version=1,
             primary_key=collection.key,
             partitions=partitions,

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamingnode as sn
-from flusher.manifest import decode_manifest, manifest_name
+from flusher.directory import manifest_path
+from flusher.manifest import decode_manifest
 from interceptors.errors import AlreadyExists
 from streamingnode.care.backup import backup_directory
 from streamingnode.care.export import ExportResult, export_directory
@@ -149,9 +150,7 @@ def test_of_damaged_cuts_the_rest_comes_out_and_every_lost_file_is_named(
     sample: Sample, tmp_path: Path, damage: Damage
 ) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
-    manifests = [
-        decode_manifest((path / f"cuts/{manifest_name(number)}").read_bytes(), name="") for number in range(1, CUTS + 1)
-    ]
+    manifests = [decode_manifest((path / manifest_path(number)).read_bytes(), name="") for number in range(1, CUTS + 1)]
     damage(path)
     result = salvaged(path, tmp_path / "out")
     places = {missing.place for missing in result.missing}
@@ -159,7 +158,7 @@ def test_of_damaged_cuts_the_rest_comes_out_and_every_lost_file_is_named(
         file.rows
         for manifest in manifests
         for file in manifest.segments
-        if file.path in places or f"cuts/{manifest_name(manifest.number)}" in places
+        if file.path in places or manifest_path(manifest.number) in places
     )
     if any(place.startswith("cuts before") for place in places):
         lost = sum(missing.rows or 0 for missing in result.missing)
@@ -329,7 +328,7 @@ def test_what_a_lost_table_had_taken_is_named_with_its_rows(tmp_path: Path) -> N
             (path / "leases").mkdir(exist_ok=True)
             (path / "leases" / "table.json").write_text(json.dumps(lease))
             with anyio.fail_after(10):
-                while (path / "cuts" / manifest_name(given_up)).exists():
+                while (path / manifest_path(given_up)).exists():
                     await anyio.lowlevel.checkpoint()
 
     anyio.run(make)

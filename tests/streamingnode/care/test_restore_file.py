@@ -11,7 +11,8 @@ import anyio.lowlevel
 import pytest
 
 import streamingnode as sn
-from flusher.manifest import decode_manifest, manifest_name
+from flusher.directory import manifest_path
+from flusher.manifest import decode_manifest
 from streamingnode.care.backup import backup_directory, restore_file
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.care.test_failing_disk import fail_at
@@ -190,7 +191,7 @@ def test_a_cut_that_retention_took_is_not_brought_back(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument):
             restore_file(backup, path, name)
     assert content(path) == before
-    kept = f"cuts/{manifest_name(given_up + 1)}"
+    kept = manifest_path(given_up + 1)
     (path / kept).unlink()
     restore_file(backup, path, kept)
     assert content(path) == before
