@@ -30,16 +30,6 @@ V0, V1 = "p0_1v0", "p0_1v1"
 SMALL = ScanLimits(batch_bytes=300, batch_messages=3)
 
 
-class Clock:
-    """Seconds that pass only when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Seen(NamedTuple):
     """What a reader sees at one tick."""
 
@@ -215,7 +205,7 @@ async def batches_until(scanner: Scanner, tick: int) -> list[ScanBatch]:
 
 
 async def tailed_journal(capacity_bytes: int = 1 << 20) -> Journal:
-    return await Journal.create(tail=LiveTail(capacity_bytes=capacity_bytes, clock=Clock()))
+    return await Journal.create(tail=LiveTail(capacity_bytes=capacity_bytes))
 
 
 def scan(journal: Journal, policy: DeliverPolicy, **options: int) -> Scanner:

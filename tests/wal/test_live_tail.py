@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scanner.journal import Clock, frozen, insert
+from tests.scanner.journal import frozen, insert
 from wal.errors import OnShutdown
 from wal.live_tail import Evicted, LiveTail, TailRead, TailReader
 from wal.message import LogEntry
@@ -17,12 +17,6 @@ pytestmark = pytest.mark.anyio
 def entry(position: int, *, size_bytes: int = 10) -> LogEntry:
     """Return the entry at `position`, with the tick 100 times that."""
     return frozen([insert()], 100 * position, position, size_bytes=size_bytes)
-
-
-def started(capacity_bytes: int = 1000) -> LiveTail:
-    tail = LiveTail(capacity_bytes=capacity_bytes, clock=Clock())
-    tail.start(next_position=1, confirmed_tick=0)
-    return tail
 
 
 def reader_at(tail: LiveTail, position: int) -> TailReader:
@@ -42,7 +36,7 @@ async def asleep(task: "asyncio.Task[TailRead]") -> bool:
 
 
 async def test_a_reader_gets_what_is_there_without_waiting() -> None:
-    tail = started()
+    tail = LiveTail()
     tail.append(entry(1))
     tail.append(entry(2))
     read = await reader_at(tail, 1).next()
@@ -50,7 +44,7 @@ async def test_a_reader_gets_what_is_there_without_waiting() -> None:
 
 
 async def test_a_sleeping_reader_is_woken_by_an_append() -> None:
-    tail = started()
+    tail = LiveTail()
     task = asyncio.create_task(reader_at(tail, 1).next())
     assert await asleep(task)
     tail.append(entry(1))
@@ -58,7 +52,7 @@ async def test_a_sleeping_reader_is_woken_by_an_append() -> None:
 
 
 async def test_a_reader_of_an_idle_tail_gets_the_newest_tick_only() -> None:
-    tail = started()
+    tail = LiveTail()
     reader = reader_at(tail, 1)
     for tick in (10, 20, 30):
         tail.advance(tick)
@@ -70,7 +64,7 @@ async def test_a_reader_of_an_idle_tail_gets_the_newest_tick_only() -> None:
 
 
 async def test_an_idle_tick_rides_on_the_last_entries() -> None:
-    tail = started()
+    tail = LiveTail()
     tail.append(entry(1))
     tail.advance(150)
     reader = reader_at(tail, 1)
@@ -78,7 +72,7 @@ async def test_an_idle_tick_rides_on_the_last_entries() -> None:
 
 
 async def test_a_read_that_stops_at_its_bound_confirms_only_what_it_has() -> None:
-    tail = started()
+    tail = LiveTail()
     tail.append(entry(1))
     tail.append(entry(2))
     tail.advance(999)
@@ -90,7 +84,7 @@ async def test_a_read_that_stops_at_its_bound_confirms_only_what_it_has() -> Non
 
 
 async def test_entries_of_several_messages_are_handed_out_once() -> None:
-    tail = started()
+    tail = LiveTail()
     for position in (1, 4, 7):
         tail.append(frozen([insert(), insert(), insert()], 100 * position, position))
     reader = reader_at(tail, 1)
@@ -99,7 +93,7 @@ async def test_entries_of_several_messages_are_handed_out_once() -> None:
 
 
 async def test_a_reader_that_was_too_slow_is_evicted() -> None:
-    tail = started(capacity_bytes=25)
+    tail = LiveTail(capacity_bytes=25)
     reader = reader_at(tail, 1)
     for position in range(1, 6):
         tail.append(entry(position))
@@ -109,23 +103,15 @@ async def test_a_reader_that_was_too_slow_is_evicted() -> None:
 
 
 async def test_a_position_that_is_gone_opens_no_reader() -> None:
-    tail = started(capacity_bytes=25)
+    tail = LiveTail(capacity_bytes=25)
     for position in range(1, 6):
         tail.append(entry(position))
     assert tail.open_reader(3) is None
     assert tail.open_reader(4) is not None
 
 
-async def test_a_tail_that_does_not_know_its_place_opens_no_reader() -> None:
-    tail = LiveTail(clock=Clock())
-    assert tail.open_reader(1) is None
-    tail.append(entry(7))
-    assert tail.open_reader(6) is None
-    assert positions(await reader_at(tail, 7).next()) == [7]
-
-
 async def test_a_reader_past_the_end_sleeps_until_the_tail_gets_there() -> None:
-    tail = started()
+    tail = LiveTail()
     reader = reader_at(tail, 3)
     tail.append(entry(1))
     assert await reader.next() == ([], 100)
@@ -136,7 +122,7 @@ async def test_a_reader_past_the_end_sleeps_until_the_tail_gets_there() -> None:
 
 
 async def test_a_cancelled_wait_loses_nothing() -> None:
-    tail = started()
+    tail = LiveTail()
     reader = reader_at(tail, 1)
     task = asyncio.create_task(reader.next())
     assert await asleep(task)
@@ -148,7 +134,7 @@ async def test_a_cancelled_wait_loses_nothing() -> None:
 
 
 async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
-    tail = started()
+    tail = LiveTail()
     first, second = (asyncio.create_task(reader_at(tail, 1).next()) for _ in range(2))
     assert await asleep(first)
     first.cancel()
@@ -158,7 +144,7 @@ async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
 
 
 async def test_closing_the_tail_releases_everyone() -> None:
-    tail = started()
+    tail = LiveTail()
     reading = asyncio.create_task(reader_at(tail, 1).next())
     assert await asleep(reading)
     tail.close()
@@ -168,7 +154,7 @@ async def test_closing_the_tail_releases_everyone() -> None:
 
 
 async def test_what_was_published_before_the_close_can_still_be_read() -> None:
-    tail = started()
+    tail = LiveTail()
     tail.append(entry(1))
     tail.close()
     reader = reader_at(tail, 1)
@@ -178,7 +164,7 @@ async def test_what_was_published_before_the_close_can_still_be_read() -> None:
 
 
 async def test_closing_a_reader_ends_its_wait_only() -> None:
-    tail = started()
+    tail = LiveTail()
     mine, other = reader_at(tail, 1), reader_at(tail, 1)
     reading, others = asyncio.create_task(mine.next()), asyncio.create_task(other.next())
     assert await asleep(reading)
@@ -191,7 +177,7 @@ async def test_closing_a_reader_ends_its_wait_only() -> None:
 
 
 async def test_a_restarted_tail_sends_its_readers_back_to_the_log() -> None:
-    tail = started()
+    tail = LiveTail()
     reader = reader_at(tail, 1)
     tail.start(next_position=4, confirmed_tick=350)
     with pytest.raises(Evicted):
@@ -207,7 +193,7 @@ STEPS = st.sampled_from(["append", "append", "advance", "read", "turn"])
     st.integers(10, 60),
 )
 async def test_a_reader_sees_every_entry_in_order_or_is_evicted(steps: list[str], capacity_bytes: int) -> None:
-    tail = started(capacity_bytes)
+    tail = LiveTail(capacity_bytes=capacity_bytes)
     reader = reader_at(tail, 1)
     got: list[int] = []
     ticks = [0]
