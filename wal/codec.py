@@ -84,7 +84,18 @@ def encode_entry(
     checksum = crc32c(checked)
     parts: list[bytes | memoryview] = [b"", checked]
     for message in messages:
-        before_payload = _encode_message(message)
+        vchannel, header = message.vchannel.encode(), _encode(message.header)
+        properties = _encode(message.properties) if message.properties else b""
+        fixed = _MESSAGE.pack(
+            message.type,
+            message.version,
+            len(vchannel),
+            len(properties),
+            len(header),
+            len(message.payload),
+            message.txn_id,
+        )
+        before_payload = b"".join((fixed, vchannel, properties, header))
         checksum = crc32c(message.payload, crc32c(before_payload, checksum))
         parts += before_payload, message.payload
     parts[0] = _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum)
@@ -119,23 +130,6 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     )
 
 
-def _encode_message(message: MutableMessage) -> bytes:
-    """Return a message's bytes up to its payload."""
-    vchannel = message.vchannel.encode()
-    properties = _encode(message.properties) if message.properties else b""
-    header = _encode(message.header)
-    fixed = _MESSAGE.pack(
-        message.type,
-        message.version,
-        len(vchannel),
-        len(properties),
-        len(header),
-        len(message.payload),
-        message.txn_id,
-    )
-    return b"".join((fixed, vchannel, properties, header))
-
-
 def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, int, int, int, ProducerStamp | None]:
     if len(data) < ENTRY_HEADER_BYTES:
         raise Corrupt(f"an entry of {len(data)} bytes is shorter than its header")
@@ -151,9 +145,8 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
     if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
         raise Corrupt(f"entry at position {position} has {count} messages")
     producer_id, sequence, epoch = writer
-    if not producer_id:
-        return count, position, tick, last_confirmed, term, None
-    return count, position, tick, last_confirmed, term, ProducerStamp(producer_id, epoch, sequence)
+    producer = ProducerStamp(producer_id, epoch, sequence) if producer_id else None
+    return count, position, tick, last_confirmed, term, producer
 
 
 def _decode_messages(

@@ -94,13 +94,12 @@ class AlreadyOwned(StreamingNodeError):
 
     def __init__(self, path: str, pid: int | None, *, own: bool = False) -> None:
         self.path, self.pid, self.own = path, pid, own
-        if own:
-            super().__init__(
-                f"{path} is in use: this process (pid {pid}) has it open already — use that node, or close it first"
-            )
-            return
         holder = f"process {pid}" if pid else "another process"
-        super().__init__(f"{path} is in use by {holder} — stop that process, or use another directory")
+        super().__init__(
+            f"{path} is in use: this process (pid {pid}) has it open already — use that node, or close it first"
+            if own
+            else f"{path} is in use by {holder} — stop that process, or use another directory"
+        )
 
 
 class UnsupportedFormat(StreamingNodeError):
@@ -137,13 +136,9 @@ class StorageFull(StreamingNodeError):
     def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
         self.path, self.free_bytes, self.needed_bytes = path, free_bytes, needed_bytes
         super().__init__(
-            f"{path} has {_mib(free_bytes)} MiB free and needs {_mib(needed_bytes)} MiB — "
+            f"{path} has {free_bytes / (1 << 20):.4g} MiB free and needs {needed_bytes / (1 << 20):.4g} MiB — "
             "free space on that disk; an open node goes on by itself"
         )
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.4g}"
 
 
 class StorageFailed(StreamingNodeError):

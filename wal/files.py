@@ -86,24 +86,14 @@ def make_parents(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def make_directory(path: Path, *, for_group: bool = False) -> bool:
-    """Make a directory unless it is there, and make its name durable; return whether it was made.
-
-    What is missing above it is made as the umask says. One that is there stays as it is.
-    """
-    if path.is_dir():
-        return False
-    make_parents(path.parent)
-    try:
-        path.mkdir(DIRECTORY_MODE)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        return False  # somebody else has made it in between
-    if for_group:
-        path.chmod(GROUP_DIRECTORY_MODE)  # mkdir leaves out what the umask forbids
-    sync_directory(path.parent)
-    return True
+def make_directory(path: Path, *, for_group: bool = False) -> None:
+    """Make a directory unless it is there, and make its name durable; what is missing above it as the umask says."""
+    if not path.is_dir():
+        make_parents(path.parent)
+        path.mkdir(DIRECTORY_MODE, exist_ok=True)  # somebody else may make it in between
+        if for_group:
+            path.chmod(GROUP_DIRECTORY_MODE)  # mkdir leaves out what the umask forbids
+        sync_directory(path.parent)
 
 
 def create_file(path: Path, *, for_group: bool = False, exclusive: bool = False) -> BinaryIO:
@@ -141,22 +131,19 @@ def sync_directory(directory: Path) -> None:
     sync_file(directory)
 
 
-def set_group_access(top: Path, *, for_group: bool) -> bool:
-    """Give or take the group's access to a directory and everything below it; return whether something had to change.
+def set_group_access(top: Path, *, for_group: bool) -> None:
+    """Give or take the group's access to a directory, if there is one, and everything below it.
 
     `top` comes last, so that a crash on the way is followed by another try, and nobody gets in before all of it is open.
     """
     directory_mode = GROUP_DIRECTORY_MODE if for_group else DIRECTORY_MODE
     if not top.is_dir() or top.stat().st_mode & 0o777 == directory_mode:
-        return False
+        return
     file_mode = GROUP_FILE_MODE if for_group else FILE_MODE
-    for parent, directories, names in os.walk(top):
-        for name, mode in (*((name, file_mode) for name in names), *((name, directory_mode) for name in directories)):
-            path = Path(parent, name)
-            if not path.is_symlink():  # it may lead anywhere
-                path.chmod(mode)
+    for path in top.rglob("*"):
+        if not path.is_symlink():  # it may lead anywhere
+            path.chmod(directory_mode if path.is_dir() else file_mode)
     top.chmod(directory_mode)
-    return True
 
 
 def not_regular(path: Path) -> Corrupt:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from wal.errors import Corrupt
-from wal.headers import MESSAGE_VERSION, BodyAssignment, CommitTxnHeader, Header, MessageType
+from wal.headers import MESSAGE_VERSION, CommitTxnHeader, Header, MessageType
 from wal.position import MessageId, ProducerStamp, message_id_kind
 
 NO_PROPERTIES: Mapping[str, str] = {}
@@ -144,46 +145,6 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.first_position + len(self.messages) - 1
 
 
-def into_entry(
-    messages: Sequence[MutableMessage],
-    *,
-    wal_name: str,
-    first_position: int,
-    crc32c: int,
-    size_bytes: int,
-    producer: ProducerStamp | None = None,
-) -> LogEntry:
-    """Return stamped messages as the frozen entry that readers share; they may be changed or redone afterwards."""
-    head = messages[0]
-    last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
-    return LogEntry(
-        first_position=first_position,
-        time_tick=head.time_tick,
-        last_confirmed_position=last_confirmed,
-        wal_term=head.wal_term,
-        crc32c=crc32c,
-        size_bytes=size_bytes,
-        messages=tuple(
-            Message(
-                type=message.type,
-                version=message.version,
-                header=message.header,
-                vchannel=message.vchannel,
-                payload=message.payload,
-                txn_id=message.txn_id,
-                properties=message.properties,
-                wal_name=wal_name,
-                position=position,
-                last_confirmed_position=last_confirmed,
-                time_tick=head.time_tick,
-                wal_term=message.wal_term,
-            )
-            for position, message in enumerate(messages, first_position)
-        ),
-        producer=producer,
-    )
-
-
 class Change(NamedTuple):
     """What one message changes, without its payload: made before the log by appends, behind it by recovery and the flusher.
 
@@ -294,9 +255,20 @@ def assemble_transaction(begin: Message, bodies: Sequence[Message], commit: Mess
             f"transaction {commit.txn_id} has {len(bodies)} bodies, but its commit at position {commit.position} "
             "assigns another number"
         )
-    stamped = tuple(
-        _stamp_body(body, assignment, commit) for body, assignment in zip(bodies, header.assignments, strict=True)
-    )
+    stamped: list[Message] = []
+    for body, assigned in zip(bodies, header.assignments, strict=True):
+        if body.type is MessageType.INSERT:
+            place = {"segment_id": assigned.segment_id, "first_offset": assigned.offset}
+        else:
+            place = {"next_offset": assigned.offset}
+        stamped.append(
+            replace(
+                body,
+                header=replace(body.header, **place),
+                time_tick=commit.time_tick,
+                last_confirmed_position=commit.last_confirmed_position,
+            )
+        )
     return TransactionMessage(
         wal_name=commit.wal_name,
         position=commit.position,
@@ -304,19 +276,6 @@ def assemble_transaction(begin: Message, bodies: Sequence[Message], commit: Mess
         time_tick=commit.time_tick,
         txn_id=commit.txn_id,
         begin=begin,
-        bodies=stamped,
+        bodies=tuple(stamped),
         commit=commit,
-    )
-
-
-def _stamp_body(body: Message, assignment: BodyAssignment, commit: Message) -> Message:
-    if body.type is MessageType.INSERT:
-        header = msgspec.structs.replace(body.header, segment_id=assignment.segment_id, first_offset=assignment.offset)
-    else:
-        header = msgspec.structs.replace(body.header, next_offset=assignment.offset)
-    return msgspec.structs.replace(
-        body,
-        header=header,
-        time_tick=commit.time_tick,
-        last_confirmed_position=commit.last_confirmed_position,
     )

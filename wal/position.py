@@ -62,12 +62,10 @@ def to_base36(number: int) -> str:
     """Return a non-negative integer in lower-case base 36."""
     if number < 0:
         raise InvalidArgument(f"{number} is negative and has no position text — positions count from 0")
-    digits = ""
-    while True:
-        number, digit = divmod(number, 36)
-        digits = _DIGITS[digit] + digits
-        if not number:
-            return digits
+    digits = _DIGITS[number % 36]
+    while number := number // 36:
+        digits = _DIGITS[number % 36] + digits
+    return digits
 
 
 def from_base36(text: str) -> int:
@@ -80,7 +78,7 @@ def from_base36(text: str) -> int:
 NODE_PRODUCER_ID = 1
 """The node's own writes. 0 is no producer; ids of named producers are drawn from above."""
 
-SEQUENCE_MAX = (1 << 63) - 1
+SEQUENCE_MAX = POSITION_MAX
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch, ScanLimits, Scanner
+from tests.wal.entries import into_entry
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -22,7 +23,7 @@ from wal.headers import (
 from wal.live_tail import LiveTail
 from wal.log import AppendGroup, AppendTicket, Log, LogStore
 from wal.memory_store import MemoryLogStore
-from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionMessage, into_entry
+from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionMessage
 
 V0, V1 = "p0_1v0", "p0_1v1"
 

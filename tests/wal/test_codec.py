@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.wal.entries import into_entry
 from wal.codec import (
     COPIED_BYTES_MAX,
     ENTRY_HEADER_BYTES,
@@ -28,7 +29,7 @@ from wal.headers import (
     TimeTickHeader,
 )
 from wal.log import AppendGroup
-from wal.message import MutableMessage, into_entry
+from wal.message import MutableMessage
 from wal.position import SEQUENCE_MAX, ProducerStamp
 
 WAL_NAME = "rocksmq"

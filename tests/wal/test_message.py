@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.wal.entries import into_entry
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -12,7 +13,7 @@ from wal.headers import (
     MessageType,
 )
 from wal.log import AppendGroup
-from wal.message import Message, MutableMessage, assemble_transaction, into_entry
+from wal.message import Message, MutableMessage, assemble_transaction
 from wal.position import MemoryMessageId
 
 
