@@ -14,7 +14,7 @@ import msgspec
 
 from wal.errors import InvalidArgument
 from wal.failpoint import failpoint
-from wal.headers import DML, EXCLUSIVE, MAKES_ROOM, MessageType
+from wal.headers import DDL, DML, MAKES_ROOM, MessageType
 from wal.message import LogEntry, Message, MutableMessage
 from wal.position import MessageId, Place, ProducerStamp, message_id_kind
 
@@ -73,8 +73,8 @@ class AppendGroup:
         """Whether the group takes its vchannels for itself."""
         messages = self.messages
         if len(messages) == 1:  # most appends
-            return messages[0].type in EXCLUSIVE
-        return any(message.type in EXCLUSIVE for message in messages)
+            return messages[0].type in DDL
+        return any(message.type in DDL for message in messages)
 
     @property
     def makes_room(self) -> bool:
@@ -134,12 +134,10 @@ class AppendGroup:
             messages=tuple(
                 Message(
                     type=message.type,
-                    version=message.version,
                     header=message.header,
                     vchannel=message.vchannel,
                     payload=message.payload,
                     txn_id=message.txn_id,
-                    properties=message.properties,
                     wal_name=wal_name,
                     position=position,
                     last_confirmed_position=last_confirmed,

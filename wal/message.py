@@ -5,18 +5,17 @@ frozen; a `LogEntry` is the messages of one append as read back. The frozen ones
 collection: a reader holds tens of thousands at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 from msgspec.structs import replace
 
 from wal.errors import Corrupt
-from wal.headers import MESSAGE_VERSION, CommitTxnHeader, Header, MessageType
+from wal.headers import CommitTxnHeader, Header, MessageType
 from wal.position import MessageId, ProducerStamp, message_id_kind
 
-NO_PROPERTIES: Mapping[str, str] = {}
 ALL_VCHANNELS = ""
 """The vchannel of a message that concerns every vchannel of its pchannel."""
 
@@ -37,8 +36,6 @@ class MutableMessage:
     vchannel: str = ALL_VCHANNELS
     payload: bytes | memoryview = b""
     txn_id: int = 0
-    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
-    version: int = MESSAGE_VERSION
     time_tick: int = 0
     wal_term: int = 0
     last_confirmed: int | None = None
@@ -90,11 +87,9 @@ class Message(_Placed, frozen=True, kw_only=True, gc=False):
     """A message as the log keeps it; many readers share one object."""
 
     type: MessageType
-    version: int
     header: Header
     vchannel: str
     payload: bytes | memoryview
-    properties: Mapping[str, str]
     wal_term: int
 
     @property

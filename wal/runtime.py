@@ -102,12 +102,8 @@ class Supervisor:
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
         self._tasks: dict[asyncio.Task[None], anyio.CancelScope] = {}
-        self._failure: BaseException | None = None
-
-    @property
-    def failure(self) -> BaseException | None:
+        self.failure: BaseException | None = None
         """What the first task that failed raised."""
-        return self._failure
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Start `work` as a task. A task may end early; one that raises ends the node, unless it was cancelled."""
@@ -121,10 +117,10 @@ class Supervisor:
 
     def refusal(self) -> OnShutdown:
         """Return the error of a call that comes after the end; a new one each time, because a raised one grows frames."""
-        if self._failure is None:
+        if self.failure is None:
             return OnShutdown("the node is closed — open it again")
-        refusal = OnShutdown(f"the node closed because its background work failed: {self._failure!r}")
-        refusal.__cause__ = self._failure
+        refusal = OnShutdown(f"the node closed because its background work failed: {self.failure!r}")
+        refusal.__cause__ = self.failure
         return refusal
 
     def explain(self, error: StreamingNodeError) -> None:
@@ -132,8 +128,8 @@ class Supervisor:
 
         A write whose outcome is open keeps its own error: what is true of it counts more than why.
         """
-        if isinstance(error, OnShutdown) and self._failure not in (None, error.__cause__):
-            raise self.refusal() from self._failure
+        if isinstance(error, OnShutdown) and self.failure not in (None, error.__cause__):
+            raise self.refusal() from self.failure
 
     async def stop(self) -> None:
         """Cancel every task and return when all have ended; their errors no longer count. Idempotent."""
@@ -147,8 +143,8 @@ class Supervisor:
         if task.cancelled():
             return
         failure = task.exception()
-        if failure is not None and self._failure is None:
-            self._failure = failure
+        if failure is not None and self.failure is None:
+            self.failure = failure
             self._on_failure(failure)
 
 
