@@ -11,7 +11,7 @@ import os
 import resource
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -194,45 +194,36 @@ class DirectoryLock:
     """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`, `StorageFailed`."""
 
     def __init__(self, directory: Path) -> None:
-        self._descriptors: list[int] = []
-        self._identity = (0, 0)
-        try:
-            self._take(directory)
-        except BaseException:
-            self.release()
-            raise
+        with ExitStack() as opened:
+            try:
+                lock = open_regular(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+                opened.callback(os.close, lock)
+                place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                opened.callback(os.close, place)
+            except OSError as error:
+                raise StorageFailed(
+                    f"cannot open {error.filename}: {error.strerror} — make it writable for this user"
+                ) from error
+            status = os.fstat(lock)
+            identity = status.st_dev, status.st_ino
+            # The lock file has the pid, where others can read it. The directory itself is locked, too: it cannot be unlinked
+            # and made anew behind the owner's back, which would let two writers both acknowledge.
+            for descriptor in (lock, place):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    own = _held.get(identity) == os.getpid()
+                    raise AlreadyOwned(str(directory), os.getpid() if own else _read_pid(lock), own=own) from error
+            pid = f"{os.getpid()}\n".encode()
+            os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
+            os.ftruncate(lock, len(pid))
+            _held[identity] = os.getpid()
+            opened.callback(_held.pop, identity, None)
+            self._held = opened.pop_all()
 
     def release(self) -> None:
         """Unlock; idempotent. In a forked child this takes nothing from the parent but keeps its lock from outliving it."""
-        if _held.get(self._identity) == os.getpid():
-            del _held[self._identity]
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-    def _take(self, directory: Path) -> None:
-        try:
-            lock = open_regular(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
-            self._descriptors.append(lock)
-            self._descriptors.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot open {error.filename}: {error.strerror} — make it writable for this user"
-            ) from error
-        status = os.fstat(lock)
-        identity = status.st_dev, status.st_ino
-        # The lock file has the pid, where others can read it. The directory itself is locked, too: it cannot be unlinked and
-        # made anew behind the owner's back, which would let two writers both acknowledge.
-        for descriptor in self._descriptors:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                own = _held.get(identity) == os.getpid()
-                raise AlreadyOwned(str(directory), os.getpid() if own else _read_pid(lock), own=own) from error
-        self._identity = identity
-        _held[identity] = os.getpid()
-        pid = f"{os.getpid()}\n".encode()
-        os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
-        os.ftruncate(lock, len(pid))
+        self._held.close()
 
 
 def _read_pid(descriptor: int) -> int | None:

@@ -14,8 +14,6 @@ from wal.queue import Signal
 
 CAPACITY_BYTES = 64 << 20
 """Entries kept for tailing readers: what a reader may be behind before it goes back to the disk."""
-READ_BYTES_MAX = 1 << 20
-"""One read hands out about this much, so that a slow reader does not keep an evicted tail in memory."""
 
 
 class Evicted(Exception):
@@ -138,7 +136,7 @@ class TailReader:
         tail = self._tail
         return self._closed or self.position < tail.next_position or self._tick < tail.confirmed_tick
 
-    async def next(self, *, bytes_max: int = READ_BYTES_MAX) -> TailRead:
+    async def next(self, *, bytes_max: int) -> TailRead:
         """Wait for the next entries, or for an idle tick, and return them.
 
         Returns about `bytes_max` of entries at most, one entry at least when there is one. Cancelling loses nothing.

@@ -168,6 +168,7 @@ class TransactionBuffer:
     """The transactions in flight at one place of one log: each comes out whole at its commit, or not at all.
 
     Entries come in, in log order, from any position on; plain messages and assembled transactions go out in the same order.
+    Bodies whose begin was before that go nowhere.
     Nothing expires here: the node decides that and logs a rollback. `begin_missing` is called with each commit whose begin
     lies before the first entry observed; it may raise.
     """
@@ -177,8 +178,6 @@ class TransactionBuffer:
         self._open: dict[int, OpenTransaction] = {}
         self._first_tick = 0
         self.size_bytes = 0
-        self.bodies_dropped = 0
-        self.commits_dropped = 0
 
     @property
     def open_transactions(self) -> tuple[OpenTransaction, ...]:
@@ -216,11 +215,10 @@ class TransactionBuffer:
                 return self._commit(message)
             case MessageType.ROLLBACK_TXN:
                 self._take(message.txn_id)
-            case _ if (transaction := self._open.get(message.txn_id)) is not None:
-                transaction.bodies.append(message)
-                self.size_bytes += message.size_bytes
             case _:
-                self.bodies_dropped += 1
+                if (transaction := self._open.get(message.txn_id)) is not None:
+                    transaction.bodies.append(message)
+                    self.size_bytes += message.size_bytes
         return None
 
     def _commit(self, commit: Message) -> TransactionMessage | None:
@@ -230,7 +228,6 @@ class TransactionBuffer:
         # A transaction's id is its begin's tick, and ticks ascend with positions.
         if commit.txn_id >= self._first_tick:
             raise Corrupt(f"transaction {commit.txn_id} commits at position {commit.position} without its begin")
-        self.commits_dropped += 1
         self._begin_missing(commit)
         return None
 

@@ -13,6 +13,8 @@ from wal.message import LogEntry
 
 pytestmark = pytest.mark.anyio
 
+PLENTY = 1 << 20
+
 
 def entry(position: int, *, size_bytes: int = 10) -> LogEntry:
     """Return the entry at `position`, with the tick 100 times that."""
@@ -39,13 +41,13 @@ async def test_a_reader_gets_what_is_there_without_waiting() -> None:
     tail = LiveTail()
     tail.append(entry(1))
     tail.append(entry(2))
-    read = await reader_at(tail, 1).next()
+    read = await reader_at(tail, 1).next(bytes_max=PLENTY)
     assert (positions(read), read.confirmed_tick) == ([1, 2], 200)
 
 
 async def test_a_sleeping_reader_is_woken_by_an_append() -> None:
     tail = LiveTail()
-    task = asyncio.create_task(reader_at(tail, 1).next())
+    task = asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY))
     assert await asleep(task)
     tail.append(entry(1))
     assert positions(await task) == [1]
@@ -56,8 +58,8 @@ async def test_a_reader_of_an_idle_tail_gets_the_newest_tick_only() -> None:
     reader = reader_at(tail, 1)
     for tick in (10, 20, 30):
         tail.advance(tick)
-    assert await reader.next() == ([], 30)
-    task = asyncio.create_task(reader.next())
+    assert await reader.next(bytes_max=PLENTY) == ([], 30)
+    task = asyncio.create_task(reader.next(bytes_max=PLENTY))
     assert await asleep(task)
     tail.advance(40)
     assert await task == ([], 40)
@@ -68,7 +70,7 @@ async def test_an_idle_tick_rides_on_the_last_entries() -> None:
     tail.append(entry(1))
     tail.advance(150)
     reader = reader_at(tail, 1)
-    assert (await reader.next()).confirmed_tick == 150
+    assert (await reader.next(bytes_max=PLENTY)).confirmed_tick == 150
 
 
 async def test_a_read_that_stops_at_its_bound_confirms_only_what_it_has() -> None:
@@ -98,7 +100,7 @@ async def test_a_reader_that_was_too_slow_is_evicted() -> None:
     for position in range(1, 6):
         tail.append(entry(position))
     with pytest.raises(Evicted):
-        await reader.next()
+        await reader.next(bytes_max=PLENTY)
     assert reader.position == 1, "it knows where to go on"
 
 
@@ -114,28 +116,28 @@ async def test_a_reader_past_the_end_sleeps_until_the_tail_gets_there() -> None:
     tail = LiveTail()
     reader = reader_at(tail, 3)
     tail.append(entry(1))
-    assert await reader.next() == ([], 100)
+    assert await reader.next(bytes_max=PLENTY) == ([], 100)
     tail.append(entry(2))
-    assert await reader.next() == ([], 200)
+    assert await reader.next(bytes_max=PLENTY) == ([], 200)
     tail.append(entry(3))
-    assert positions(await reader.next()) == [3]
+    assert positions(await reader.next(bytes_max=PLENTY)) == [3]
 
 
 async def test_a_cancelled_wait_loses_nothing() -> None:
     tail = LiveTail()
     reader = reader_at(tail, 1)
-    task = asyncio.create_task(reader.next())
+    task = asyncio.create_task(reader.next(bytes_max=PLENTY))
     assert await asleep(task)
     tail.append(entry(1))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert positions(await reader.next()) == [1]
+    assert positions(await reader.next(bytes_max=PLENTY)) == [1]
 
 
 async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
     tail = LiveTail()
-    first, second = (asyncio.create_task(reader_at(tail, 1).next()) for _ in range(2))
+    first, second = (asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY)) for _ in range(2))
     assert await asleep(first)
     first.cancel()
     assert await asleep(second)
@@ -145,7 +147,7 @@ async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
 
 async def test_closing_the_tail_releases_everyone() -> None:
     tail = LiveTail()
-    reading = asyncio.create_task(reader_at(tail, 1).next())
+    reading = asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY))
     assert await asleep(reading)
     tail.close()
     tail.close()
@@ -158,15 +160,18 @@ async def test_what_was_published_before_the_close_can_still_be_read() -> None:
     tail.append(entry(1))
     tail.close()
     reader = reader_at(tail, 1)
-    assert positions(await reader.next()) == [1]
+    assert positions(await reader.next(bytes_max=PLENTY)) == [1]
     with pytest.raises(OnShutdown):
-        await reader.next()
+        await reader.next(bytes_max=PLENTY)
 
 
 async def test_closing_a_reader_ends_its_wait_only() -> None:
     tail = LiveTail()
     mine, other = reader_at(tail, 1), reader_at(tail, 1)
-    reading, others = asyncio.create_task(mine.next()), asyncio.create_task(other.next())
+    reading, others = (
+        asyncio.create_task(mine.next(bytes_max=PLENTY)),
+        asyncio.create_task(other.next(bytes_max=PLENTY)),
+    )
     assert await asleep(reading)
     mine.close()
     with pytest.raises(OnShutdown):
@@ -181,8 +186,8 @@ async def test_a_restarted_tail_sends_its_readers_back_to_the_log() -> None:
     reader = reader_at(tail, 1)
     tail.start(next_position=4, confirmed_tick=350)
     with pytest.raises(Evicted):
-        await reader.next()
-    assert await reader_at(tail, 4).next() == ([], 350)
+        await reader.next(bytes_max=PLENTY)
+    assert await reader_at(tail, 4).next(bytes_max=PLENTY) == ([], 350)
 
 
 STEPS = st.sampled_from(["append", "append", "advance", "read", "turn"])

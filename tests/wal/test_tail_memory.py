@@ -3,7 +3,7 @@
 import pytest
 
 from tests.scanner.journal import frozen, insert
-from wal.live_tail import READ_BYTES_MAX, Evicted, LiveTail
+from wal.live_tail import Evicted, LiveTail
 from wal.message import LogEntry
 
 
@@ -11,7 +11,7 @@ def entry(tick: int, size_bytes: int, position: int) -> LogEntry:
     return frozen([insert()], tick, position, size_bytes=size_bytes)
 
 
-def snapshot(tail: LiveTail, position: int, bytes_max: int = READ_BYTES_MAX) -> list[LogEntry]:
+def snapshot(tail: LiveTail, position: int, bytes_max: int = 1 << 20) -> list[LogEntry]:
     return tail.snapshot_from(position, bytes_max=bytes_max)
 
 
