@@ -1,8 +1,4 @@
-"""The live tail of a log: what was just confirmed, handed to every tailing reader without touching the disk.
-
-The writer never waits and never asks who reads: a reader that falls behind the memory kept is `Evicted` and returns
-to the log.
-"""
+"""The live tail of a log: what was just confirmed, handed to every tailing reader without touching the disk."""
 
 from bisect import bisect_left
 from typing import NamedTuple
@@ -30,8 +26,8 @@ class TailRead(NamedTuple):
 class LiveTail:
     """The newest confirmed entries of one log, from `first_position` up to `next_position`, and its confirmed tick.
 
-    Entries come in with ascending ticks at dense positions; slices of them go out and stay valid whatever is evicted later.
-    The oldest are evicted when there are too many bytes, but never the last one.
+    The writer never waits and never asks who reads. The oldest entries are evicted when there are too many bytes, but never
+    the last one; what a reader was given stays valid, and one that falls behind returns to the log.
     """
 
     def __init__(self, *, capacity_bytes: int = CAPACITY_BYTES) -> None:

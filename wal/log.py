@@ -18,10 +18,6 @@ from wal.headers import DDL, DML, MAKES_ROOM, MessageType
 from wal.message import LogEntry, Message, MutableMessage
 from wal.position import MessageId, Place, ProducerStamp, message_id_kind
 
-# --- append ---
-#
-# The unit of work of the append path and the one signature that the WAL adaptor, the chain and the log end share.
-
 
 class AppendTicket(msgspec.Struct, frozen=True):
     """A group that has its place in the log.

@@ -168,9 +168,8 @@ class TransactionBuffer:
     """The transactions in flight at one place of one log: each comes out whole at its commit, or not at all.
 
     Entries come in, in log order, from any position on; plain messages and assembled transactions go out in the same order.
-    Bodies whose begin was before that go nowhere.
-    Nothing expires here: the node decides that and logs a rollback. `begin_missing` is called with each commit whose begin
-    lies before the first entry observed; it may raise.
+    Nothing expires here: the node logs a rollback. Of a transaction whose begin lies before the first entry nothing comes
+    out; `begin_missing` is called with its commit, and may raise.
     """
 
     def __init__(self, *, begin_missing: Callable[[Message], None] = lambda _commit: None) -> None:

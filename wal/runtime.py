@@ -110,7 +110,12 @@ class Supervisor:
         # A task group costs ten times as much per task, wraps errors in groups, and has to be left by the task that entered
         # it. But a scope each: `Task.cancel` would leave a thread behind that works on while the node closes around it.
         scope = anyio.CancelScope()
-        task = asyncio.get_running_loop().create_task(_within(scope, work))
+
+        async def run() -> None:
+            with scope:
+                await work
+
+        task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = scope
         task.add_done_callback(self._ended)
         return task
@@ -146,8 +151,3 @@ class Supervisor:
         if failure is not None and self.failure is None:
             self.failure = failure
             self._on_failure(failure)
-
-
-async def _within(scope: anyio.CancelScope, work: Coroutine[None, None, None]) -> None:
-    with scope:
-        await work
