@@ -22,10 +22,8 @@ FILE_MODE, GROUP_FILE_MODE = 0o600, 0o640
 
 WRITE_BUFFER_BYTES = 1 << 20
 """Gathers the many small writes of a Parquet file's headers between its pages."""
-
 READ_BYTES_MAX = 256 << 20
 """More than anything has that is read as a whole, a manifest of 500,000 files included."""
-
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 """What opening says of a link, a directory, a socket and a device without its driver."""
 

@@ -18,7 +18,6 @@ from wal.position import MessageId, ProducerStamp, message_id_kind
 
 ALL_VCHANNELS = ""
 """The vchannel of a message that concerns every vchannel of its pchannel."""
-
 MESSAGE_OVERHEAD_BYTES = 64
 """Charged for each message on top of its payload when sizes are added up: fixed fields and a typical header."""
 
@@ -106,7 +105,6 @@ class TransactionMessage(_Placed, frozen=True, kw_only=True, gc=False):
 
     type: ClassVar[MessageType] = MessageType.TXN
 
-    begin: Message
     bodies: tuple[Message, ...]
     commit: Message
 
@@ -196,13 +194,9 @@ class TransactionBuffer:
             return messages
         last = messages[-1]
         if head.type is MessageType.BEGIN_TXN and last.type is MessageType.COMMIT_TXN and head.txn_id == last.txn_id:
-            return (assemble_transaction(head, messages[1:-1], last),)
-        visible: list[AnyMessage] = []
-        for message in messages:
-            outcome = self._observe_message(message)
-            if outcome is not None:
-                visible.append(outcome)
-        return visible
+            return (assemble_transaction(messages[1:-1], last),)
+        outcomes = map(self._observe_message, messages)
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def _observe_message(self, message: Message) -> AnyMessage | None:
         if not message.txn_id:
@@ -223,7 +217,7 @@ class TransactionBuffer:
     def _commit(self, commit: Message) -> TransactionMessage | None:
         transaction = self._take(commit.txn_id)
         if transaction is not None:
-            return assemble_transaction(*transaction, commit)
+            return assemble_transaction(transaction.bodies, commit)
         # A transaction's id is its begin's tick, and ticks ascend with positions.
         if commit.txn_id >= self._first_tick:
             raise Corrupt(f"transaction {commit.txn_id} commits at position {commit.position} without its begin")
@@ -237,7 +231,7 @@ class TransactionBuffer:
         return transaction
 
 
-def assemble_transaction(begin: Message, bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+def assemble_transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
     """Return the transaction of a commit, each body carrying the commit's tick and what the commit assigned to it."""
     header = commit.header
     assert isinstance(header, CommitTxnHeader)
@@ -266,7 +260,6 @@ def assemble_transaction(begin: Message, bodies: Sequence[Message], commit: Mess
         last_confirmed_position=commit.last_confirmed_position,
         time_tick=commit.time_tick,
         txn_id=commit.txn_id,
-        begin=begin,
         bodies=tuple(stamped),
         commit=commit,
     )

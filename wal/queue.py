@@ -36,8 +36,6 @@ class Budget:
 
     async def wait(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> None:
         """Return once so many bytes fit, but hold none of them. Raises what `check` raises, each time it looks."""
-        if self.has_room(size_bytes):
-            return
         self._waiting += 1
         try:
             async with self._turn:
@@ -73,7 +71,8 @@ class Budget:
     def give_back(self, size_bytes: int) -> None:
         """Hold so many bytes less, and let in who fits now."""
         self.held_bytes -= size_bytes
-        self.changed.wake()
+        if self._waiting:
+            self.changed.wake()
 
     def give_back_later(self, size_bytes: int) -> None:
         """Hold so many bytes less from the next `try_take` on; for any thread."""

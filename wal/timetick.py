@@ -8,10 +8,8 @@ from wal.errors import InvalidArgument
 LOGICAL_BITS = 18
 TICK_MAX = (1 << 63) - 1
 """Ticks stay below 2^63 so that they fit the signed 64-bit columns of Parquet readers; that is the year 3084."""
-
 CLOCK_LEAP_MS_MAX = 3_600_000
 """A clock that runs this far ahead of the time that passed is not believed."""
-
 AHEAD_MS_MAX = 60_000
 """Ticks that are further ahead of the clock are told of; less is what clocks are corrected by."""
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, unique
+from functools import partial
 from pathlib import Path
 
 from rocksdict import WriteBatch
@@ -126,14 +127,15 @@ class GroupCommit:
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
-
-        def check() -> None:
-            self.check_writable()
-            self.check_space(makes_room=makes_room)
-
-        check()
+        self._check_admitted(makes_room=makes_room)
         # Nothing is held for who was let in: an append that is given up owes nothing. One over the bound passes alone.
-        await self.admission.wait(min(size_bytes, self.admission.bytes_max), check=check)
+        size_bytes = min(size_bytes, self.admission.bytes_max)
+        if not self.admission.has_room(size_bytes):
+            await self.admission.wait(size_bytes, check=partial(self._check_admitted, makes_room=makes_room))
+
+    def _check_admitted(self, *, makes_room: bool) -> None:
+        self.check_writable()
+        self.check_space(makes_room=makes_room)
 
     def check_space(self, *, makes_room: bool) -> None:
         """Raise `StorageFull` when the disk is too short of space for this write."""
