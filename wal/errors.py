@@ -8,8 +8,6 @@ for a program and on the command line. Violated contracts inside the system are 
 import re
 from typing import ClassVar, Literal
 
-Retryable = Literal["yes", "no", "indeterminate"]
-
 _DASH = " — "
 SHOWN_MAX = 80
 """Characters of a value in an error text: enough to find it by, and no place to leak rows into a log."""
@@ -44,7 +42,7 @@ class StreamingNodeError(Exception):
 
     code: ClassVar[str] = "UNKNOWN"
     """The name of the class as constants are written, so it stays what it is: programs compare it."""
-    retryable: ClassVar[Retryable] = "no"
+    retryable: ClassVar[Literal["yes", "no", "indeterminate"]] = "no"
     exit_code: ClassVar[int] = 1
     decides: ClassVar[bool] = True
     """Whether it answers for an earlier try of the same write, too: not what is refused before the window was asked."""

@@ -21,20 +21,17 @@ PACKAGES = ("wal", "interceptors", "scanner", "flusher", "spark_sink", "streamin
 
 _EVENT = "streamingnode.failpoint"
 
-Action = Callable[[], None]
-
 failpoint: Callable[[str], None] = partial(sys.audit, _EVENT)
 """Run what is armed at this name; callable from any thread. Raises what the armed action raises.
 
 An audit event of the interpreter: without a hook, which arming adds, it costs one call into C.
 """
 
-
-_armed: dict[str, tuple[Action, int, Iterator[int]]] = {}
+_armed: dict[str, tuple[Callable[[], None], int, Iterator[int]]] = {}
 """By name: what to do, at which hit, and the numbers of the hits, which two threads never both draw."""
 
 
-def arm(name: str, action: Action, *, at: int = 1) -> None:
+def arm(name: str, action: Callable[[], None], *, at: int = 1) -> None:
     """Run `action` at the `at`-th hit of `name` from now on, once; replaces what was armed."""
     _add_hook()
     _armed[name] = action, at, count(1)

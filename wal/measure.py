@@ -10,7 +10,7 @@ BUCKETS_PER_OCTAVE = 8
 WINDOW_S = 10
 """Long enough to be steady between two cuts, short enough to show what goes on now."""
 _NOTHING = -(1 << 20)
-"""The bucket of 0, below that of the least float."""
+"""The bucket of 0, so far below that of the least float that its upper end is 0, too."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +58,9 @@ class Histogram:
         for bucket, count in sorted(self._buckets.items()):
             seen += count
             if seen >= rank:
-                return min(_upper_end(bucket), self._max)
+                octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
+                return min((0.5 + (part + 1) / (2 * BUCKETS_PER_OCTAVE)) * 2.0**octave, self._max)
         return 0.0
-
-
-def _upper_end(bucket: int) -> float:
-    if bucket == _NOTHING:
-        return 0.0
-    octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
-    return float((0.5 + (part + 1) / (2 * BUCKETS_PER_OCTAVE)) * 2.0**octave)
 
 
 class Rate:

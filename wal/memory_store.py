@@ -1,7 +1,4 @@
-"""The in-memory log store: the contract of `wal/log.py` without a disk, for throw-away nodes and tests.
-
-"Synced" here means "appended": closing forgets everything.
-"""
+"""The in-memory log store, for throw-away nodes and tests: what is appended counts as synced, and closing forgets it."""
 
 import asyncio
 import uuid
@@ -17,7 +14,6 @@ from wal.message import LogEntry
 from wal.position import FIRST_POSITION, MemoryMessageId
 from wal.queue import SyncedPosition
 
-WAL_NAME = MemoryMessageId.wal_name
 SHORT_SHARE = 0.75
 """From this share of the bound on, log should be given up."""
 ENTRIES_PER_READ_MAX = 2048
@@ -34,16 +30,14 @@ class MemoryOptions:
 class MemoryLog:
     """One log in memory; see `wal.log.Log` for the contract."""
 
-    wal_name = WAL_NAME
+    wal_name = MemoryMessageId.wal_name
 
     def __init__(self, store: "MemoryLogStore", name: str) -> None:
-        self.name = name
-        self.next_position = 1
+        self._store, self.name = store, name
+        self.first_position = self.next_position = FIRST_POSITION
         self.last_tick = 0
-        self._store = store
         self._entries: list[tuple[int, bytes]] = []
         """By last position, encoded as a disk would keep them: what comes back shares nothing with the appender."""
-        self.first_position = FIRST_POSITION
         self._crc32c = 0
         self._synced = SyncedPosition(0)
         self.wait_beyond = self._synced.wait_beyond
@@ -86,7 +80,7 @@ class MemoryLog:
         size, previous = 0, None
         at = self._index_of(position)
         for _, data in self._entries[at : at + ENTRIES_PER_READ_MAX]:
-            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous)
+            entry = decode_entry(data, wal_name=self.wal_name, previous_crc32c=previous)
             entries.append(entry)
             previous = entry.crc32c
             size += entry.size_bytes

@@ -85,13 +85,11 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
     sequence: int
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Place:
     """Keeps the place of one write while somebody refers to it: whoever may still send the write, and its group."""
 
-    __slots__ = ("__weakref__", "stamp")  # not the stamp itself, which entries in the memory of readers carry, too
-
-    def __init__(self, stamp: ProducerStamp) -> None:
-        self.stamp = stamp
+    stamp: ProducerStamp  # does not keep it by itself, since entries in the memory of readers carry it, too
 
 
 def check_sequence(sequence: object) -> int:
