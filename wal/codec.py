@@ -98,10 +98,37 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
     count, first_position, time_tick, last_confirmed, term, producer = _check_entry(data, previous_crc32c)
+    view, at = memoryview(data), ENTRY_HEADER_BYTES
+    messages: list[Message] = []
     try:
-        messages = _decode_messages(memoryview(data), count, wal_name, first_position, time_tick, last_confirmed, term)
+        for position in range(first_position, first_position + count):
+            number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
+            vchannel_at = at + MESSAGE_HEADER_BYTES
+            vchannel_end = vchannel_at + vchannel_len
+            header_at = vchannel_end + ignored_len
+            payload_at = header_at + header_len
+            at = payload_at + payload_len
+            if at > len(view):
+                raise Corrupt("a message ends after its entry")
+            kind, decode_header = _layouts[number, version]
+            messages.append(
+                Message(
+                    type=kind,
+                    header=decode_header(view[header_at:payload_at]),
+                    vchannel=str(view[vchannel_at:vchannel_end], "utf-8"),
+                    payload=view[payload_at:at],
+                    txn_id=txn_id,
+                    wal_name=wal_name,
+                    position=position,
+                    last_confirmed_position=last_confirmed,
+                    time_tick=time_tick,
+                    wal_term=term,
+                )
+            )
     except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError) as error:
         raise Corrupt(f"entry at position {first_position} passes its checksum but does not decode: {error}") from error
+    if at != len(view):
+        raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")
     return LogEntry(
         first_position=first_position,
         time_tick=time_tick,
@@ -131,40 +158,6 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
     producer_id, sequence, epoch = writer
     producer = ProducerStamp(producer_id, epoch, sequence) if producer_id else None
     return count, position, tick, last_confirmed, term, producer
-
-
-def _decode_messages(
-    view: memoryview, count: int, wal_name: str, first_position: int, time_tick: int, last_confirmed: int, term: int
-) -> list[Message]:
-    messages: list[Message] = []
-    at = ENTRY_HEADER_BYTES
-    for position in range(first_position, first_position + count):
-        number, version, vchannel_len, properties_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
-        vchannel_at = at + MESSAGE_HEADER_BYTES
-        vchannel_end = vchannel_at + vchannel_len
-        header_at = vchannel_end + properties_len
-        payload_at = header_at + header_len
-        at = payload_at + payload_len
-        if at > len(view):
-            raise Corrupt("a message ends after its entry")
-        kind, decode_header = _layouts[number, version]
-        messages.append(
-            Message(
-                type=kind,
-                header=decode_header(view[header_at:payload_at]),
-                vchannel=str(view[vchannel_at:vchannel_end], "utf-8"),
-                payload=view[payload_at:at],
-                txn_id=txn_id,
-                wal_name=wal_name,
-                position=position,
-                last_confirmed_position=last_confirmed,
-                time_tick=time_tick,
-                wal_term=term,
-            )
-        )
-    if at != len(view):
-        raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")
-    return messages
 
 
 # --- small records ----------------------------------------------------------------------------------------------------
