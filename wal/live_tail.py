@@ -1,12 +1,12 @@
 """The live tail of a log: what was just confirmed, handed to every tailing reader without touching the disk."""
 
+import asyncio
 from bisect import bisect_left
 from typing import NamedTuple
 
 from wal.errors import OnShutdown
 from wal.message import LogEntry
 from wal.position import FIRST_POSITION
-from wal.queue import Signal
 
 CAPACITY_BYTES = 64 << 20
 """Entries kept for tailing readers: what a reader may be behind before it goes back to the disk."""
@@ -35,8 +35,8 @@ class LiveTail:
         self._entries: dict[int, LogEntry] = {}
         """By running numbers from `_first` on: evicting one moves none of the others."""
         self._first = 0
-        self.published = Signal()
-        """Has every sleeping reader look again."""
+        self.sleepers: set[asyncio.Event] = set()
+        """Set when something is published, or the tail is closed; each is a reader's own."""
         self.closed = False
         self.size_bytes = 0
         """Stored size of the entries in memory."""
@@ -62,7 +62,7 @@ class LiveTail:
         self.size_bytes = 0
         self.first_position = self.next_position = next_position
         self.confirmed_tick = confirmed_tick
-        self.published.wake()
+        self._wake()
 
     def append(self, entry: LogEntry) -> None:
         """Publish a confirmed entry; ticks ascend, positions are dense. Never waits, never fails for a reader's sake."""
@@ -77,12 +77,12 @@ class LiveTail:
             self._first += 1
             self.size_bytes -= oldest.size_bytes
             self.first_position = oldest.last_position + 1
-        self.published.wake()
+        self._wake()
 
     def advance(self, tick: int) -> None:
         """Publish an idle tick: everything at or below it has been published. It takes no space."""
         self.confirmed_tick = max(self.confirmed_tick, tick)
-        self.published.wake()
+        self._wake()
 
     def snapshot_from(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Return the entries from the one that holds `position`, up to the one that reaches `bytes_max`.
@@ -111,13 +111,17 @@ class LiveTail:
     def close(self) -> None:
         """Release every sleeping reader with `OnShutdown`; idempotent."""
         self.closed = True
-        self.published.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        for sleeper in self.sleepers:
+            sleeper.set()
 
 
 class TailReader:
     """One reader's place in the live tail; used by one task at a time."""
 
-    __slots__ = ("_closed", "_tail", "_tick", "position")
+    __slots__ = ("_awake", "_closed", "_tail", "_tick", "position")
 
     def __init__(self, tail: LiveTail, position: int) -> None:
         self._tail = tail
@@ -125,6 +129,7 @@ class TailReader:
         self.position = position
         """Of the next message this reader gets."""
         self._closed = False
+        self._awake = asyncio.Event()
 
     @property
     def ready(self) -> bool:
@@ -151,9 +156,14 @@ class TailReader:
                 return TailRead(entries, tick)
             if tail.closed:
                 raise OnShutdown("the log is closing")
-            await tail.published.wait()
+            self._awake.clear()
+            tail.sleepers.add(self._awake)
+            try:
+                await self._awake.wait()
+            finally:
+                tail.sleepers.discard(self._awake)
 
     def close(self) -> None:
-        """End the reader; a task that waits in `next` gets `OnShutdown`."""
+        """End the reader; a task that waits in `next` gets `OnShutdown`. Other readers sleep on."""
         self._closed = True
-        self._tail.published.wake()
+        self._awake.set()
