@@ -11,7 +11,7 @@ from interceptors.txn import Commits
 from interceptors.window import ProducerLimits, Window, Write, decode_window
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
-from wal.headers import EXCLUSIVE, MessageType
+from wal.headers import DDL, MessageType
 from wal.log import Log
 from wal.message import Message, OpenTransaction, TransactionBuffer
 from wal.position import FIRST_POSITION, message_id_kind
@@ -74,7 +74,7 @@ async def recover(
             window.observe(entry, visible)
             for message in visible:
                 state.observe(message)  # does nothing for what the snapshot has
-                if isinstance(message, Message) and message.type in EXCLUSIVE:
+                if isinstance(message, Message) and message.type in DDL:
                     fences[message.vchannel] = message.time_tick
         next_position = entries[-1].last_position + 1
         failpoint("recovery.entries_read")

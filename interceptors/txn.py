@@ -17,7 +17,7 @@ from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
 from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
 from wal.failpoint import failpoint
-from wal.headers import DML, EXCLUSIVE, BeginTxnHeader, MessageType, RollbackTxnHeader
+from wal.headers import DDL, DML, BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage, OpenTransaction
 from wal.queue import Budget
@@ -142,7 +142,7 @@ class TxnInterceptor(Interceptor):
             return self._bodies(group, append)
         if len(messages) > 1 and any(message.txn_id or message.type in _CONTROL for message in messages):
             raise InvalidArgument("a group is either a transaction's or no transaction's — append them apart")
-        if head.type not in EXCLUSIVE:
+        if head.type not in DDL:
             return append(group)  # rows that are a whole by themselves: nothing to do afterwards
         return self._exclusive(group, append)
 

@@ -66,8 +66,6 @@ class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
     evictions: int
     read_retries: int
     late_entries: int
-    dropped_bodies: int
-    dropped_commits: int
 
 
 class Scanner:
@@ -138,8 +136,6 @@ class Scanner:
             evictions=source.evictions if source else 0,
             read_retries=self._reads.retries,
             late_entries=self._reorder.late_count,
-            dropped_bodies=self._transactions.bodies_dropped,
-            dropped_commits=self._transactions.commits_dropped,
         )
 
     @property

@@ -148,7 +148,7 @@ def _tick_allocator(
         _log.warning("clock_leap_not_followed", ahead_s=ahead_ms // 1000)
 
     above = max(store.promised_tick, log.last_tick)
-    ticks = TickAllocator(now_ms, above=above, elapsed_ms=elapsed_ms, on_leap=tell_leap)
+    ticks = TickAllocator(now_ms, elapsed_ms or now_ms, above=above, on_leap=tell_leap)
     if ticks.ahead_ms > AHEAD_MS_MAX:
         until = tick_to_time(ticks.last).isoformat(timespec="seconds")
         _log.warning("ticks_ahead_of_clock", ahead_s=ticks.ahead_ms // 1000, until=until)

@@ -13,8 +13,8 @@ import numpy as np
 from google_crc32c import extend
 
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.headers import HEADERS, MessageType
-from wal.message import NO_PROPERTIES, LogEntry, Message, MutableMessage
+from wal.headers import HEADERS, MESSAGE_VERSION
+from wal.message import LogEntry, Message, MutableMessage
 from wal.position import ProducerStamp
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ sequence, epoch."""
 _UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQQQQQQI")
 """The same in two parts: what the checksum leaves out, and what it covers."""
 _MESSAGE = struct.Struct("<HBxHHIIQ")
-"""type, version, vchannel length, properties length, header length, payload length, transaction id."""
+"""type, version, lengths of vchannel, properties (nobody writes any), header and payload, transaction id."""
 
 ENTRY_HEADER_BYTES = _ENTRY.size
 MESSAGE_HEADER_BYTES = _MESSAGE.size
@@ -38,12 +38,11 @@ MESSAGES_PER_ENTRY_MAX = 65_536
 """More messages than this in one entry is never written, and refused before anything is allocated for them."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_properties = msgspec.msgpack.Decoder(dict[str, str]).decode
-_header_decoders = {key: msgspec.msgpack.Decoder(header).decode for key, header in HEADERS.items()}
+_layouts = {
+    (int(kind), version): (kind, msgspec.msgpack.Decoder(header).decode) for (kind, version), header in HEADERS.items()
+}
 COPIED_BYTES_MAX = 4096
 """Up to here copying a view takes less time than wrapping it."""
-_NOBODY = ProducerStamp(0, 0, 0)
-_types = {int(kind): kind for kind in MessageType if kind is not MessageType.TXN}
 
 
 def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
@@ -69,24 +68,20 @@ def encode_entry(
     assert head.time_tick > 0, "messages are stamped with a tick before they are encoded"
     assert len(messages) <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
     last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
-    writer = _NOBODY if producer is None else producer
+    writer = (0, 0, 0) if producer is None else (producer.producer_id, producer.sequence, producer.epoch)
     checked = _CHECKED.pack(
-        previous_crc32c,
-        len(messages),
-        first_position,
-        head.time_tick,
-        last_confirmed,
-        head.wal_term,
-        writer.producer_id,
-        writer.sequence,
-        writer.epoch,
+        previous_crc32c, len(messages), first_position, head.time_tick, last_confirmed, head.wal_term, *writer
     )
     checksum = crc32c(checked)
     parts: list[bytes | memoryview] = [b"", checked]
     for message in messages:
-        before_payload = _encode_message(message)
-        checksum = crc32c(message.payload, crc32c(before_payload, checksum))
-        parts += before_payload, message.payload
+        vchannel, header, payload = message.vchannel.encode(), _encode(message.header), message.payload
+        fixed = _MESSAGE.pack(
+            message.type, MESSAGE_VERSION, len(vchannel), 0, len(header), len(payload), message.txn_id
+        )
+        before_payload = b"".join((fixed, vchannel, header))
+        checksum = crc32c(payload, crc32c(before_payload, checksum))
+        parts += before_payload, payload
     parts[0] = _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum)
     return b"".join(parts)  # the only copy of the payloads
 
@@ -103,10 +98,37 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
     count, first_position, time_tick, last_confirmed, term, producer = _check_entry(data, previous_crc32c)
+    view, at = memoryview(data), ENTRY_HEADER_BYTES
+    messages: list[Message] = []
     try:
-        messages = _decode_messages(memoryview(data), count, wal_name, first_position, time_tick, last_confirmed, term)
+        for position in range(first_position, first_position + count):
+            number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
+            vchannel_at = at + MESSAGE_HEADER_BYTES
+            vchannel_end = vchannel_at + vchannel_len
+            header_at = vchannel_end + ignored_len
+            payload_at = header_at + header_len
+            at = payload_at + payload_len
+            if at > len(view):
+                raise Corrupt("a message ends after its entry")
+            kind, decode_header = _layouts[number, version]
+            messages.append(
+                Message(
+                    type=kind,
+                    header=decode_header(view[header_at:payload_at]),
+                    vchannel=str(view[vchannel_at:vchannel_end], "utf-8"),
+                    payload=view[payload_at:at],
+                    txn_id=txn_id,
+                    wal_name=wal_name,
+                    position=position,
+                    last_confirmed_position=last_confirmed,
+                    time_tick=time_tick,
+                    wal_term=term,
+                )
+            )
     except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError) as error:
         raise Corrupt(f"entry at position {first_position} passes its checksum but does not decode: {error}") from error
+    if at != len(view):
+        raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")
     return LogEntry(
         first_position=first_position,
         time_tick=time_tick,
@@ -117,23 +139,6 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
         messages=tuple(messages),
         producer=producer,
     )
-
-
-def _encode_message(message: MutableMessage) -> bytes:
-    """Return a message's bytes up to its payload."""
-    vchannel = message.vchannel.encode()
-    properties = _encode(message.properties) if message.properties else b""
-    header = _encode(message.header)
-    fixed = _MESSAGE.pack(
-        message.type,
-        message.version,
-        len(vchannel),
-        len(properties),
-        len(header),
-        len(message.payload),
-        message.txn_id,
-    )
-    return b"".join((fixed, vchannel, properties, header))
 
 
 def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, int, int, int, ProducerStamp | None]:
@@ -151,45 +156,8 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
     if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
         raise Corrupt(f"entry at position {position} has {count} messages")
     producer_id, sequence, epoch = writer
-    if not producer_id:
-        return count, position, tick, last_confirmed, term, None
-    return count, position, tick, last_confirmed, term, ProducerStamp(producer_id, epoch, sequence)
-
-
-def _decode_messages(
-    view: memoryview, count: int, wal_name: str, first_position: int, time_tick: int, last_confirmed: int, term: int
-) -> list[Message]:
-    messages: list[Message] = []
-    at = ENTRY_HEADER_BYTES
-    for position in range(first_position, first_position + count):
-        number, version, vchannel_len, properties_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
-        vchannel_at = at + MESSAGE_HEADER_BYTES
-        properties_at = vchannel_at + vchannel_len
-        header_at = properties_at + properties_len
-        payload_at = header_at + header_len
-        at = payload_at + payload_len
-        if at > len(view):
-            raise Corrupt("a message ends after its entry")
-        kind = _types[number]
-        messages.append(
-            Message(
-                type=kind,
-                version=version,
-                header=_header_decoders[kind, version](view[header_at:payload_at]),
-                vchannel=str(view[vchannel_at:properties_at], "utf-8"),
-                payload=view[payload_at:at],
-                txn_id=txn_id,
-                properties=_decode_properties(view[properties_at:header_at]) if properties_len else NO_PROPERTIES,
-                wal_name=wal_name,
-                position=position,
-                last_confirmed_position=last_confirmed,
-                time_tick=time_tick,
-                wal_term=term,
-            )
-        )
-    if at != len(view):
-        raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")
-    return messages
+    producer = ProducerStamp(producer_id, epoch, sequence) if producer_id else None
+    return count, position, tick, last_confirmed, term, producer
 
 
 # --- small records ----------------------------------------------------------------------------------------------------

@@ -5,9 +5,8 @@ be tried again, and carries typed fields. Its text says what happened and, after
 for a program and on the command line. Violated contracts inside the system are `AssertionError`s and are never caught.
 """
 
+import re
 from typing import ClassVar, Literal
-
-Retryable = Literal["yes", "no", "indeterminate"]
 
 _DASH = " — "
 SHOWN_MAX = 80
@@ -42,12 +41,16 @@ class StreamingNodeError(Exception):
     """Root of all errors; catch this to catch everything the system raises on purpose."""
 
     code: ClassVar[str] = "UNKNOWN"
-    retryable: ClassVar[Retryable] = "no"
+    """The name of the class as constants are written, so it stays what it is: programs compare it."""
+    retryable: ClassVar[Literal["yes", "no", "indeterminate"]] = "no"
     exit_code: ClassVar[int] = 1
     decides: ClassVar[bool] = True
     """Whether it answers for an earlier try of the same write, too: not what is refused before the window was asked."""
     next_step: ClassVar[str] = ""
     """What helps in general, for a text without a next step: who finds the error often cannot know a better one."""
+
+    def __init_subclass__(cls) -> None:
+        cls.code = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text if _DASH in text or not self.next_step else f"{text}{_DASH}{self.next_step}")
@@ -69,7 +72,6 @@ class StreamingNodeError(Exception):
 class OnShutdown(StreamingNodeError):
     """The node or WAL is closing or closed; the call did nothing."""
 
-    code = "ON_SHUTDOWN"
     decides = False
     next_step = "open the node again"
 
@@ -77,7 +79,6 @@ class OnShutdown(StreamingNodeError):
 class ChannelFenced(StreamingNodeError):
     """A newer term owns this log; nothing this owner appends can become visible."""
 
-    code = "CHANNEL_FENCED"
     decides = False
 
 
@@ -87,26 +88,23 @@ class AlreadyOwned(StreamingNodeError):
     `newest_cut`, for who asked for a cut, is what that process said last of its newest one: `number`, `tick`, `crc32c`.
     """
 
-    code = "ALREADY_OWNED"
     retryable = "yes"
     exit_code = 4
     newest_cut: dict[str, int] | None = None
 
     def __init__(self, path: str, pid: int | None, *, own: bool = False) -> None:
         self.path, self.pid, self.own = path, pid, own
-        if own:
-            super().__init__(
-                f"{path} is in use: this process (pid {pid}) has it open already — use that node, or close it first"
-            )
-            return
         holder = f"process {pid}" if pid else "another process"
-        super().__init__(f"{path} is in use by {holder} — stop that process, or use another directory")
+        super().__init__(
+            f"{path} is in use: this process (pid {pid}) has it open already — use that node, or close it first"
+            if own
+            else f"{path} is in use by {holder} — stop that process, or use another directory"
+        )
 
 
 class UnsupportedFormat(StreamingNodeError):
     """The directory was written by a newer release, or is no node directory at all."""
 
-    code = "UNSUPPORTED_FORMAT"
     exit_code = 3
     next_step = "open it with the release that wrote it, or a newer one"
 
@@ -114,7 +112,6 @@ class UnsupportedFormat(StreamingNodeError):
 class Indeterminate(StreamingNodeError):
     """The write failed in a way that leaves its outcome open: it may be in the log after a reopen, or not."""
 
-    code = "INDETERMINATE"
     retryable = "indeterminate"
     next_step = "read back whether it is there once the log is open again"
 
@@ -122,7 +119,6 @@ class Indeterminate(StreamingNodeError):
 class LogReopening(StreamingNodeError):
     """The log is being reopened after a failed write of somebody, and was not back in time; the call did nothing."""
 
-    code = "LOG_REOPENING"
     decides = False
     retryable = "yes"
     next_step = "try again; nothing was done"
@@ -131,41 +127,32 @@ class LogReopening(StreamingNodeError):
 class StorageFull(StreamingNodeError):
     """The disk has less free space than the node needs to stay safe; the call did nothing, or waits for room to go on."""
 
-    code = "STORAGE_FULL"
     decides = False
     retryable = "yes"
 
     def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
         self.path, self.free_bytes, self.needed_bytes = path, free_bytes, needed_bytes
         super().__init__(
-            f"{path} has {_mib(free_bytes)} MiB free and needs {_mib(needed_bytes)} MiB — "
+            f"{path} has {free_bytes / (1 << 20):.4g} MiB free and needs {needed_bytes / (1 << 20):.4g} MiB — "
             "free space on that disk; an open node goes on by itself"
         )
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.4g}"
 
 
 class StorageFailed(StreamingNodeError):
     """The storage refused an operation (read-only file system, missing permission, I/O error) before it did anything."""
 
-    code = "STORAGE_FAILED"
     decides = False
 
 
 class Corrupt(StreamingNodeError):
     """Stored bytes are not what was written; the range is unreadable and nothing is guessed in its place."""
 
-    code = "CORRUPT"
     exit_code = 3
     next_step = "verify the node to see what else is damaged"
 
 
 class Truncated(StreamingNodeError):
     """The requested position lies before the earliest entry still kept."""
-
-    code = "TRUNCATED"
 
     def __init__(self, requested: object, earliest: object, next_step: str | None = None) -> None:
         self.requested, self.earliest = requested, earliest
@@ -175,18 +162,14 @@ class Truncated(StreamingNodeError):
 class InvalidArgument(StreamingNodeError):
     """An argument is outside what the call accepts; nothing was done."""
 
-    code = "INVALID_ARGUMENT"
     exit_code = 2
 
 
 class TooLarge(InvalidArgument):
     """One message is over the size limit even alone."""
 
-    code = "TOO_LARGE"
-
 
 class Overloaded(StreamingNodeError):
     """A bound was reached and waiting would not help; the call did nothing."""
 
-    code = "OVERLOADED"
     retryable = "yes"

@@ -10,10 +10,9 @@ import os
 import re
 import signal
 import sys
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 
 ENVIRONMENT_VARIABLE = "STREAMINGNODE_FAILPOINTS"
@@ -22,37 +21,20 @@ PACKAGES = ("wal", "interceptors", "scanner", "flusher", "spark_sink", "streamin
 
 _EVENT = "streamingnode.failpoint"
 
-Action = Callable[[], None]
-
 failpoint: Callable[[str], None] = partial(sys.audit, _EVENT)
 """Run what is armed at this name; callable from any thread. Raises what the armed action raises.
 
 An audit event of the interpreter: without a hook, which arming adds, it costs one call into C.
 """
 
-
-class InjectedFault(OSError):
-    """What an armed failpoint raises; an `EIO` to everybody but the test that armed it."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(errno.EIO, f"failpoint {name}")
+_armed: dict[str, tuple[Callable[[], None], int, Iterator[int]]] = {}
+"""By name: what to do, at which hit, and the numbers of the hits, which two threads never both draw."""
 
 
-@dataclass(slots=True)
-class _Armed:
-    action: Action
-    at: int
-    hits: int = 0
-
-
-_armed: dict[str, _Armed] = {}
-_counting = threading.Lock()
-
-
-def arm(name: str, action: Action, *, at: int = 1) -> None:
+def arm(name: str, action: Callable[[], None], *, at: int = 1) -> None:
     """Run `action` at the `at`-th hit of `name` from now on, once; replaces what was armed."""
     _add_hook()
-    _armed[name] = _Armed(action, at)
+    _armed[name] = action, at, count(1)
 
 
 def disarm_all() -> None:
@@ -72,7 +54,7 @@ def arm_from(text: str) -> None:
             raise ValueError(f"{item!r} in {ENVIRONMENT_VARIABLE} is not name=kill|error[@hit]")
         if name not in placed_failpoints():
             raise ValueError(f"{name!r} in {ENVIRONMENT_VARIABLE} is no failpoint — docs/guarantees.md lists them")
-        arm(name, _kill if word == "kill" else partial(_fail, name), at=int(hit or 1))
+        arm(name, partial(_strike, name, word), at=int(hit or 1))
 
 
 @cache
@@ -83,13 +65,10 @@ def placed_failpoints() -> frozenset[str]:
     return frozenset(name for text in sources for name in re.findall(r'\bfailpoint\("([a-z_]+\.[a-z_]+)"\)', text))
 
 
-def _kill() -> None:
-    """End this process at once, as `kill -9` does."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _fail(name: str) -> None:
-    raise InjectedFault(name)
+def _strike(name: str, word: str) -> None:
+    if word == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise OSError(errno.EIO, f"failpoint {name}")
 
 
 @cache
@@ -98,14 +77,10 @@ def _add_hook() -> None:
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    armed = _armed.get(str(arguments[0])) if event == _EVENT else None
-    if armed is None:
-        return
-    with _counting:
-        armed.hits += 1
-        fires = armed.hits == armed.at
-    if fires:
-        armed.action()
+    if event == _EVENT and arguments[0] in _armed:
+        action, at, hits = _armed[str(arguments[0])]
+        if next(hits) == at:
+            action()
 
 
 arm_from(os.environ.get(ENVIRONMENT_VARIABLE, ""))

@@ -11,7 +11,7 @@ import os
 import resource
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,10 +22,8 @@ FILE_MODE, GROUP_FILE_MODE = 0o600, 0o640
 
 WRITE_BUFFER_BYTES = 1 << 20
 """Gathers the many small writes of a Parquet file's headers between its pages."""
-
 READ_BYTES_MAX = 256 << 20
 """More than anything has that is read as a whole, a manifest of 500,000 files included."""
-
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 """What opening says of a link, a directory, a socket and a device without its driver."""
 
@@ -86,24 +84,14 @@ def make_parents(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def make_directory(path: Path, *, for_group: bool = False) -> bool:
-    """Make a directory unless it is there, and make its name durable; return whether it was made.
-
-    What is missing above it is made as the umask says. One that is there stays as it is.
-    """
-    if path.is_dir():
-        return False
-    make_parents(path.parent)
-    try:
-        path.mkdir(DIRECTORY_MODE)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        return False  # somebody else has made it in between
-    if for_group:
-        path.chmod(GROUP_DIRECTORY_MODE)  # mkdir leaves out what the umask forbids
-    sync_directory(path.parent)
-    return True
+def make_directory(path: Path, *, for_group: bool = False) -> None:
+    """Make a directory unless it is there, and make its name durable; what is missing above it as the umask says."""
+    if not path.is_dir():
+        make_parents(path.parent)
+        path.mkdir(DIRECTORY_MODE, exist_ok=True)  # somebody else may make it in between
+        if for_group:
+            path.chmod(GROUP_DIRECTORY_MODE)  # mkdir leaves out what the umask forbids
+        sync_directory(path.parent)
 
 
 def create_file(path: Path, *, for_group: bool = False, exclusive: bool = False) -> BinaryIO:
@@ -141,22 +129,19 @@ def sync_directory(directory: Path) -> None:
     sync_file(directory)
 
 
-def set_group_access(top: Path, *, for_group: bool) -> bool:
-    """Give or take the group's access to a directory and everything below it; return whether something had to change.
+def set_group_access(top: Path, *, for_group: bool) -> None:
+    """Give or take the group's access to a directory, if there is one, and everything below it.
 
     `top` comes last, so that a crash on the way is followed by another try, and nobody gets in before all of it is open.
     """
     directory_mode = GROUP_DIRECTORY_MODE if for_group else DIRECTORY_MODE
     if not top.is_dir() or top.stat().st_mode & 0o777 == directory_mode:
-        return False
+        return
     file_mode = GROUP_FILE_MODE if for_group else FILE_MODE
-    for parent, directories, names in os.walk(top):
-        for name, mode in (*((name, file_mode) for name in names), *((name, directory_mode) for name in directories)):
-            path = Path(parent, name)
-            if not path.is_symlink():  # it may lead anywhere
-                path.chmod(mode)
+    for path in top.rglob("*"):
+        if not path.is_symlink():  # it may lead anywhere
+            path.chmod(directory_mode if path.is_dir() else file_mode)
     top.chmod(directory_mode)
-    return True
 
 
 def not_regular(path: Path) -> Corrupt:
@@ -207,45 +192,36 @@ class DirectoryLock:
     """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`, `StorageFailed`."""
 
     def __init__(self, directory: Path) -> None:
-        self._descriptors: list[int] = []
-        self._identity = (0, 0)
-        try:
-            self._take(directory)
-        except BaseException:
-            self.release()
-            raise
+        with ExitStack() as opened:
+            try:
+                lock = open_regular(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+                opened.callback(os.close, lock)
+                place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                opened.callback(os.close, place)
+            except OSError as error:
+                raise StorageFailed(
+                    f"cannot open {error.filename}: {error.strerror} — make it writable for this user"
+                ) from error
+            status = os.fstat(lock)
+            identity = status.st_dev, status.st_ino
+            # The lock file has the pid, where others can read it. The directory itself is locked, too: it cannot be unlinked
+            # and made anew behind the owner's back, which would let two writers both acknowledge.
+            for descriptor in (lock, place):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    own = _held.get(identity) == os.getpid()
+                    raise AlreadyOwned(str(directory), os.getpid() if own else _read_pid(lock), own=own) from error
+            pid = f"{os.getpid()}\n".encode()
+            os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
+            os.ftruncate(lock, len(pid))
+            _held[identity] = os.getpid()
+            opened.callback(_held.pop, identity, None)
+            self._held = opened.pop_all()
 
     def release(self) -> None:
         """Unlock; idempotent. In a forked child this takes nothing from the parent but keeps its lock from outliving it."""
-        if _held.get(self._identity) == os.getpid():
-            del _held[self._identity]
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-    def _take(self, directory: Path) -> None:
-        try:
-            lock = open_regular(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
-            self._descriptors.append(lock)
-            self._descriptors.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot open {error.filename}: {error.strerror} — make it writable for this user"
-            ) from error
-        status = os.fstat(lock)
-        identity = status.st_dev, status.st_ino
-        # The lock file has the pid, where others can read it. The directory itself is locked, too: it cannot be unlinked and
-        # made anew behind the owner's back, which would let two writers both acknowledge.
-        for descriptor in self._descriptors:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                own = _held.get(identity) == os.getpid()
-                raise AlreadyOwned(str(directory), os.getpid() if own else _read_pid(lock), own=own) from error
-        self._identity = identity
-        _held[identity] = os.getpid()
-        pid = f"{os.getpid()}\n".encode()
-        os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
-        os.ftruncate(lock, len(pid))
+        self._held.close()
 
 
 def _read_pid(descriptor: int) -> int | None:

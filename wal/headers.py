@@ -39,19 +39,12 @@ _T = MessageType
 
 SYSTEM = frozenset({_T.TIME_TICK, _T.BEGIN_TXN, _T.COMMIT_TXN, _T.ROLLBACK_TXN, _T.TXN})
 """Handled whatever a reader's type filter says."""
-
 DDL = frozenset({_T.CREATE_COLLECTION, _T.DROP_COLLECTION, _T.CREATE_PARTITION, _T.DROP_PARTITION})
-"""Changes what exists."""
-
-EXCLUSIVE = DDL
-"""Takes its vchannels for itself and ends the transactions in flight on them; a cut is none of these."""
-
+"""Changes what exists: takes its vchannels for itself and ends the transactions in flight on them, which a cut does not."""
 DML = frozenset({_T.INSERT, _T.DELETE})
 """Carries rows or keys."""
-
 MAKES_ROOM = frozenset({_T.TIME_TICK, _T.FLUSH, _T.CUT, _T.DROP_COLLECTION, _T.DROP_PARTITION, _T.ROLLBACK_TXN})
 """Little data after which log or files may be given up; the first tick of a term, without which nothing may, is one too."""
-
 UNSTAMPED = -1
 
 

@@ -7,20 +7,16 @@ contract as tests; every store passes it.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
 
 from wal.errors import InvalidArgument
 from wal.failpoint import failpoint
-from wal.headers import DML, EXCLUSIVE, MAKES_ROOM, MessageType
-from wal.message import LogEntry, MutableMessage, into_entry
+from wal.headers import DDL, DML, MAKES_ROOM, MessageType
+from wal.message import LogEntry, Message, MutableMessage
 from wal.position import MessageId, Place, ProducerStamp, message_id_kind
-
-# --- append ---
-#
-# The unit of work of the append path and the one signature that the WAL adaptor, the chain and the log end share.
 
 
 class AppendTicket(msgspec.Struct, frozen=True):
@@ -73,8 +69,8 @@ class AppendGroup:
         """Whether the group takes its vchannels for itself."""
         messages = self.messages
         if len(messages) == 1:  # most appends
-            return messages[0].type in EXCLUSIVE
-        return any(message.type in EXCLUSIVE for message in messages)
+            return messages[0].type in DDL
+        return any(message.type in DDL for message in messages)
 
     @property
     def makes_room(self) -> bool:
@@ -105,9 +101,7 @@ class AppendGroup:
 
         def copy() -> AppendGroup:
             messages = [
-                MutableMessage(
-                    message.type, header, message.vchannel, message.payload, txn_id, message.properties, message.version
-                )
+                replace(message, header=header, txn_id=txn_id)
                 for message, (header, txn_id) in zip(self.messages, unstamped, strict=True)
             ]
             return AppendGroup(messages, producer=self.producer, place=self.place)
@@ -122,14 +116,32 @@ class AppendGroup:
 
     def entry(self, wal_name: str) -> LogEntry:
         """Return the entry that the group is in its log, frozen: its messages may be used again afterwards."""
-        ticket = self.ticket
+        ticket, head = self.ticket, self.messages[0]
         assert ticket is not None, "the group has its place"
-        return into_entry(
-            self.messages,
-            wal_name=wal_name,
-            first_position=ticket.first_position,
+        first = ticket.first_position
+        last_confirmed = first if head.last_confirmed is None else head.last_confirmed
+        return LogEntry(
+            first_position=first,
+            time_tick=head.time_tick,
+            last_confirmed_position=last_confirmed,
+            wal_term=head.wal_term,
             crc32c=ticket.crc32c,
             size_bytes=ticket.size_bytes,
+            messages=tuple(
+                Message(
+                    type=message.type,
+                    header=message.header,
+                    vchannel=message.vchannel,
+                    payload=message.payload,
+                    txn_id=message.txn_id,
+                    wal_name=wal_name,
+                    position=position,
+                    last_confirmed_position=last_confirmed,
+                    time_tick=head.time_tick,
+                    wal_term=head.wal_term,
+                )
+                for position, message in enumerate(self.messages, first)
+            ),
             producer=self.producer,
         )
 
@@ -184,8 +196,7 @@ class AppendResult:
     @property
     def message_id(self) -> MessageId:
         """The position of the group's last message."""
-        first = self.first_message_id
-        return type(first)(first.position + self.count - 1)
+        return self.message_ids[-1]
 
     @property
     def message_ids(self) -> tuple[MessageId, ...]:
@@ -235,36 +246,27 @@ class Log(Protocol):
     All methods are called on the event loop; none blocks it.
     """
 
-    @property
-    def name(self) -> str:
-        """The pchannel's name."""
-
-    @property
-    def wal_name(self) -> str:
-        """The kind of log, as message ids name it."""
-
-    @property
-    def first_position(self) -> int:
-        """Position of the earliest message still kept; `next_position` when none is."""
-
-    @property
-    def next_position(self) -> int:
-        """Position the next append gets."""
+    name: str
+    """The pchannel's name."""
+    wal_name: str
+    """The kind of log, as message ids name it."""
+    first_position: int
+    """Position of the earliest message still kept; `next_position` when none is."""
+    next_position: int
+    """Position the next append gets."""
+    last_tick: int
+    """Tick of the last entry in the log, 0 for an empty one."""
 
     @property
     def durable_position(self) -> int:
         """Position of the last message known to be synced; 0 when none is."""
 
-    @property
-    def last_tick(self) -> int:
-        """Tick of the last entry in the log, 0 for an empty one."""
-
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait until the queue has room for `size_bytes`; back-pressure, first come first served.
 
         Raises `StorageFull` when the disk is below its low-water mark (what `makes_room` only when nothing can be written
-        any more), `OnShutdown` when closed, `Indeterminate` when an
-        earlier write failed and the store refuses more. Cancelling gives the place in the queue back.
+        any more), `OnShutdown` when closed, `Indeterminate` when an earlier write failed and the store refuses more.
+        Cancelling gives the place in the queue back.
         """
 
     def append(self, group: AppendGroup) -> AppendTicket:
@@ -295,17 +297,12 @@ class Log(Protocol):
 class LogStore(Protocol):
     """Owner of a node's logs and of the small map of state beside them."""
 
-    @property
-    def node_id(self) -> str:
-        """Identity of the node's data, made at first open and kept for ever."""
-
-    @property
-    def term(self) -> int:
-        """Number of this ownership, above every earlier one."""
-
-    @property
-    def promised_tick(self) -> int:
-        """The highest tick any earlier term may have given to a reader; new ticks start above it."""
+    node_id: str
+    """Identity of the node's data, made at first open and kept for ever."""
+    term: int
+    """Number of this ownership, above every earlier one."""
+    promised_tick: int
+    """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
     def short_of_space(self) -> bool:

@@ -10,7 +10,7 @@ BUCKETS_PER_OCTAVE = 8
 WINDOW_S = 10
 """Long enough to be steady between two cuts, short enough to show what goes on now."""
 _NOTHING = -(1 << 20)
-"""The bucket of 0, below that of the least float."""
+"""The bucket of 0, so far below that of the least float that its upper end is 0, too."""
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,57 +48,46 @@ class Histogram:
 
     def distribution(self) -> Distribution:
         """Return what was counted so far."""
-        p50, p99 = self._percentiles((self._count + 1) // 2, self._count - self._count // 100)
-        return Distribution(count=self._count, total=self._total, p50=p50, p99=p99, max=self._max)
+        count = self._count
+        p50, p99 = self._at_rank((count + 1) // 2), self._at_rank(count - count // 100)
+        return Distribution(count=count, total=self._total, p50=p50, p99=p99, max=self._max)
 
-    def _percentiles(self, *ranks: int) -> list[float]:
-        """Return the upper ends of the buckets in which the values of these ascending ranks lie."""
-        found: list[float] = []
+    def _at_rank(self, rank: int) -> float:
+        """Return the upper end of the bucket in which the value of this rank lies."""
         seen = 0
         for bucket, count in sorted(self._buckets.items()):
             seen += count
-            while len(found) < len(ranks) and seen >= ranks[len(found)]:
-                found.append(min(_upper_end(bucket), self._max))
-        return found or [0.0] * len(ranks)
-
-
-def _upper_end(bucket: int) -> float:
-    if bucket == _NOTHING:
+            if seen >= rank:
+                octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
+                return min((0.5 + (part + 1) / (2 * BUCKETS_PER_OCTAVE)) * 2.0**octave, self._max)
         return 0.0
-    octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
-    return float((0.5 + (part + 1) / (2 * BUCKETS_PER_OCTAVE)) * 2.0**octave)
 
 
 class Rate:
     """Counts in whole seconds of `clock`, which returns seconds and never goes back. Lives on one thread."""
 
-    __slots__ = ("_clock", "_counts", "_seconds", "_started", "total")
+    __slots__ = ("_clock", "_counts", "_started", "total")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        self._counts = [0] * (WINDOW_S + 1)
-        self._seconds = [-1] * (WINDOW_S + 1)
+        self._counts: dict[int, int] = {}
         self.total = 0
 
     def add(self, count: int) -> None:
         """Count something that happened now."""
         second = int(self._clock())
-        slot = second % len(self._seconds)
-        if self._seconds[slot] != second:
-            self._seconds[slot], self._counts[slot] = second, 0
-        self._counts[slot] += count
+        if second not in self._counts:
+            self._counts = {each: self._counts[each] for each in self._counts if each >= second - WINDOW_S}
+        self._counts[second] = self._counts.get(second, 0) + count
         self.total += count
 
     @property
     def per_second(self) -> float:
         """The mean over the last `WINDOW_S` whole seconds, or since the start if that is less; 0 in the first second."""
-        now = self._clock()
-        until = int(now)
+        until = int(self._clock())
         since = max(until - WINDOW_S, self._started)
-        counted = sum(
-            count
-            for second, count in zip(self._seconds, self._counts, strict=True)
-            if until - WINDOW_S <= second < until
-        )
-        return counted / (until - since) if until - since >= 1 else 0.0
+        if until - since < 1:
+            return 0.0
+        counted = sum(count for second, count in self._counts.items() if until - WINDOW_S <= second < until)
+        return counted / (until - since)

@@ -1,13 +1,11 @@
-"""The in-memory log store: the contract of `wal/log.py` without a disk, for throw-away nodes and tests.
-
-"Synced" here means "appended": closing forgets everything.
-"""
+"""The in-memory log store, for throw-away nodes and tests: what is appended counts as synced, and closing forgets it."""
 
 import asyncio
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from wal.codec import decode_entry, encode_entry, entry_crc32c
 from wal.errors import OnShutdown, StorageFull, Truncated
@@ -16,7 +14,6 @@ from wal.message import LogEntry
 from wal.position import FIRST_POSITION, MemoryMessageId
 from wal.queue import SyncedPosition
 
-WAL_NAME = MemoryMessageId.wal_name
 SHORT_SHARE = 0.75
 """From this share of the bound on, log should be given up."""
 ENTRIES_PER_READ_MAX = 2048
@@ -33,17 +30,14 @@ class MemoryOptions:
 class MemoryLog:
     """One log in memory; see `wal.log.Log` for the contract."""
 
-    wal_name = WAL_NAME
+    wal_name = MemoryMessageId.wal_name
 
     def __init__(self, store: "MemoryLogStore", name: str) -> None:
-        self.name = name
-        self.next_position = 1
+        self._store, self.name = store, name
+        self.first_position = self.next_position = FIRST_POSITION
         self.last_tick = 0
-        self._store = store
-        self._last_positions: list[int] = []
-        self._entries: list[bytes] = []
-        """As a disk would keep them: what comes back has been through the codec and shares nothing with the appender."""
-        self.first_position = FIRST_POSITION
+        self._entries: list[tuple[int, bytes]] = []
+        """By last position, encoded as a disk would keep them: what comes back shares nothing with the appender."""
         self._crc32c = 0
         self._synced = SyncedPosition(0)
         self.wait_beyond = self._synced.wait_beyond
@@ -55,7 +49,10 @@ class MemoryLog:
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Return at once. Raises `StorageFull` when the store's bound leaves no room, `OnShutdown` when closed."""
-        self._store.check_room(0 if makes_room else size_bytes)
+        self._store.check_open()
+        free_bytes = self._store.bytes_max - self._store.used_bytes
+        if not makes_room and size_bytes > free_bytes:
+            raise StorageFull("memory", free_bytes, size_bytes)
 
     def append(self, group: AppendGroup) -> AppendTicket:
         """Keep a stamped group; its futures are done already."""
@@ -68,8 +65,7 @@ class MemoryLog:
         self.next_position += len(messages)
         self.last_tick = messages[0].time_tick
         self._crc32c = entry_crc32c(data)
-        self._last_positions.append(self.next_position - 1)
-        self._entries.append(data)
+        self._entries.append((self.next_position - 1, data))
         self._store.used_bytes += len(data)
         self._synced.advance(self.next_position - 1)
         done = self._store.done
@@ -82,9 +78,9 @@ class MemoryLog:
             raise Truncated(MemoryMessageId(position), MemoryMessageId(self.first_position))
         entries: list[LogEntry] = []
         size, previous = 0, None
-        at = bisect_left(self._last_positions, position)
-        for data in self._entries[at : at + ENTRIES_PER_READ_MAX]:
-            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous)
+        at = self._index_of(position)
+        for _, data in self._entries[at : at + ENTRIES_PER_READ_MAX]:
+            entry = decode_entry(data, wal_name=self.wal_name, previous_crc32c=previous)
             entries.append(entry)
             previous = entry.crc32c
             size += entry.size_bytes
@@ -95,18 +91,19 @@ class MemoryLog:
     async def truncate(self, position: int) -> None:
         """Give up everything before the entry that holds `position`; the last entry always stays."""
         self._store.check_open()
-        count = min(bisect_left(self._last_positions, position), len(self._entries) - 1)
-        if count <= 0:
-            return
-        self._store.used_bytes -= sum(map(len, self._entries[:count]))
-        self.first_position = self._last_positions[count - 1] + 1
-        del self._entries[:count], self._last_positions[:count]
+        count = min(self._index_of(position), len(self._entries) - 1)
+        if count > 0:
+            self._store.used_bytes -= sum(len(data) for _, data in self._entries[:count])
+            self.first_position = self._entries[count - 1][0] + 1
+            del self._entries[:count]
 
     def end(self, error: Exception) -> None:
         """End the waits of readers, and forget the entries."""
         self._synced.end(error)
         self._entries.clear()
-        self._last_positions.clear()
+
+    def _index_of(self, position: int) -> int:
+        return bisect_left(self._entries, position, key=itemgetter(0))
 
 
 class MemoryLogStore:
@@ -115,14 +112,11 @@ class MemoryLogStore:
     term = 1
     promised_tick = 0
 
-    def __init__(
-        self, options: MemoryOptions | None = None, *, make_node_id: Callable[[], str] = lambda: uuid.uuid4().hex
-    ) -> None:
-        self.node_id = make_node_id()
-        self.used_bytes = 0
+    def __init__(self, options: MemoryOptions | None = None) -> None:
+        self.node_id = uuid.uuid4().hex
+        self.used_bytes, self.bytes_max = 0, (options or MemoryOptions()).bytes_max
         self.done = asyncio.get_running_loop().create_future()
         self.done.set_result(None)
-        self._options = options or MemoryOptions()
         self._logs: dict[str, MemoryLog] = {}
         self._meta: dict[str, bytes] = {}
         self._closed = False
@@ -132,17 +126,10 @@ class MemoryLogStore:
         if self._closed:
             raise OnShutdown("the in-memory store is closed")
 
-    def check_room(self, size_bytes: int) -> None:
-        """Raise `StorageFull` when `size_bytes` more would pass the bound, `OnShutdown` when closed."""
-        self.check_open()
-        free_bytes = self._options.bytes_max - self.used_bytes
-        if size_bytes > max(free_bytes, 0):
-            raise StorageFull("memory", free_bytes, size_bytes)
-
     @property
     def short_of_space(self) -> bool:
         """Whether log should be given up before appends have to be refused."""
-        return self.used_bytes > SHORT_SHARE * self._options.bytes_max
+        return self.used_bytes > SHORT_SHARE * self.bytes_max
 
     async def promise_tick(self, tick: int) -> None:
         """Nothing outlives this term, so there is nothing to remember."""
@@ -166,11 +153,7 @@ class MemoryLogStore:
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys (None removes) all at once."""
         self.check_open()
-        for key, value in changes.items():
-            if value is None:
-                self._meta.pop(key, None)
-            else:
-                self._meta[key] = value
+        self._meta = {key: value for key, value in {**self._meta, **changes}.items() if value is not None}
 
     @property
     def condition(self) -> str:

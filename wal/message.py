@@ -5,20 +5,19 @@ frozen; a `LogEntry` is the messages of one append as read back. The frozen ones
 collection: a reader holds tens of thousands at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from wal.errors import Corrupt
-from wal.headers import MESSAGE_VERSION, BodyAssignment, CommitTxnHeader, Header, MessageType
+from wal.headers import CommitTxnHeader, Header, MessageType
 from wal.position import MessageId, ProducerStamp, message_id_kind
 
-NO_PROPERTIES: Mapping[str, str] = {}
 ALL_VCHANNELS = ""
 """The vchannel of a message that concerns every vchannel of its pchannel."""
-
 MESSAGE_OVERHEAD_BYTES = 64
 """Charged for each message on top of its payload when sizes are added up: fixed fields and a typical header."""
 
@@ -36,8 +35,6 @@ class MutableMessage:
     vchannel: str = ALL_VCHANNELS
     payload: bytes | memoryview = b""
     txn_id: int = 0
-    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
-    version: int = MESSAGE_VERSION
     time_tick: int = 0
     wal_term: int = 0
     last_confirmed: int | None = None
@@ -89,11 +86,9 @@ class Message(_Placed, frozen=True, kw_only=True, gc=False):
     """A message as the log keeps it; many readers share one object."""
 
     type: MessageType
-    version: int
     header: Header
     vchannel: str
     payload: bytes | memoryview
-    properties: Mapping[str, str]
     wal_term: int
 
     @property
@@ -110,7 +105,6 @@ class TransactionMessage(_Placed, frozen=True, kw_only=True, gc=False):
 
     type: ClassVar[MessageType] = MessageType.TXN
 
-    begin: Message
     bodies: tuple[Message, ...]
     commit: Message
 
@@ -144,46 +138,6 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.first_position + len(self.messages) - 1
 
 
-def into_entry(
-    messages: Sequence[MutableMessage],
-    *,
-    wal_name: str,
-    first_position: int,
-    crc32c: int,
-    size_bytes: int,
-    producer: ProducerStamp | None = None,
-) -> LogEntry:
-    """Return stamped messages as the frozen entry that readers share; they may be changed or redone afterwards."""
-    head = messages[0]
-    last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
-    return LogEntry(
-        first_position=first_position,
-        time_tick=head.time_tick,
-        last_confirmed_position=last_confirmed,
-        wal_term=head.wal_term,
-        crc32c=crc32c,
-        size_bytes=size_bytes,
-        messages=tuple(
-            Message(
-                type=message.type,
-                version=message.version,
-                header=message.header,
-                vchannel=message.vchannel,
-                payload=message.payload,
-                txn_id=message.txn_id,
-                properties=message.properties,
-                wal_name=wal_name,
-                position=position,
-                last_confirmed_position=last_confirmed,
-                time_tick=head.time_tick,
-                wal_term=message.wal_term,
-            )
-            for position, message in enumerate(messages, first_position)
-        ),
-        producer=producer,
-    )
-
-
 class Change(NamedTuple):
     """What one message changes, without its payload: made before the log by appends, behind it by recovery and the flusher.
 
@@ -212,8 +166,8 @@ class TransactionBuffer:
     """The transactions in flight at one place of one log: each comes out whole at its commit, or not at all.
 
     Entries come in, in log order, from any position on; plain messages and assembled transactions go out in the same order.
-    Nothing expires here: the node decides that and logs a rollback. `begin_missing` is called with each commit whose begin
-    lies before the first entry observed; it may raise.
+    Nothing expires here: the node logs a rollback. Of a transaction whose begin lies before the first entry nothing comes
+    out; `begin_missing` is called with its commit, and may raise.
     """
 
     def __init__(self, *, begin_missing: Callable[[Message], None] = lambda _commit: None) -> None:
@@ -221,8 +175,6 @@ class TransactionBuffer:
         self._open: dict[int, OpenTransaction] = {}
         self._first_tick = 0
         self.size_bytes = 0
-        self.bodies_dropped = 0
-        self.commits_dropped = 0
 
     @property
     def open_transactions(self) -> tuple[OpenTransaction, ...]:
@@ -242,13 +194,9 @@ class TransactionBuffer:
             return messages
         last = messages[-1]
         if head.type is MessageType.BEGIN_TXN and last.type is MessageType.COMMIT_TXN and head.txn_id == last.txn_id:
-            return (assemble_transaction(head, messages[1:-1], last),)
-        visible: list[AnyMessage] = []
-        for message in messages:
-            outcome = self._observe_message(message)
-            if outcome is not None:
-                visible.append(outcome)
-        return visible
+            return (assemble_transaction(messages[1:-1], last),)
+        outcomes = map(self._observe_message, messages)
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def _observe_message(self, message: Message) -> AnyMessage | None:
         if not message.txn_id:
@@ -260,21 +208,19 @@ class TransactionBuffer:
                 return self._commit(message)
             case MessageType.ROLLBACK_TXN:
                 self._take(message.txn_id)
-            case _ if (transaction := self._open.get(message.txn_id)) is not None:
-                transaction.bodies.append(message)
-                self.size_bytes += message.size_bytes
             case _:
-                self.bodies_dropped += 1
+                if (transaction := self._open.get(message.txn_id)) is not None:
+                    transaction.bodies.append(message)
+                    self.size_bytes += message.size_bytes
         return None
 
     def _commit(self, commit: Message) -> TransactionMessage | None:
         transaction = self._take(commit.txn_id)
         if transaction is not None:
-            return assemble_transaction(*transaction, commit)
+            return assemble_transaction(transaction.bodies, commit)
         # A transaction's id is its begin's tick, and ticks ascend with positions.
         if commit.txn_id >= self._first_tick:
             raise Corrupt(f"transaction {commit.txn_id} commits at position {commit.position} without its begin")
-        self.commits_dropped += 1
         self._begin_missing(commit)
         return None
 
@@ -285,7 +231,7 @@ class TransactionBuffer:
         return transaction
 
 
-def assemble_transaction(begin: Message, bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+def assemble_transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
     """Return the transaction of a commit, each body carrying the commit's tick and what the commit assigned to it."""
     header = commit.header
     assert isinstance(header, CommitTxnHeader)
@@ -294,29 +240,26 @@ def assemble_transaction(begin: Message, bodies: Sequence[Message], commit: Mess
             f"transaction {commit.txn_id} has {len(bodies)} bodies, but its commit at position {commit.position} "
             "assigns another number"
         )
-    stamped = tuple(
-        _stamp_body(body, assignment, commit) for body, assignment in zip(bodies, header.assignments, strict=True)
-    )
+    stamped: list[Message] = []
+    for body, assigned in zip(bodies, header.assignments, strict=True):
+        if body.type is MessageType.INSERT:
+            place = {"segment_id": assigned.segment_id, "first_offset": assigned.offset}
+        else:
+            place = {"next_offset": assigned.offset}
+        stamped.append(
+            replace(
+                body,
+                header=replace(body.header, **place),
+                time_tick=commit.time_tick,
+                last_confirmed_position=commit.last_confirmed_position,
+            )
+        )
     return TransactionMessage(
         wal_name=commit.wal_name,
         position=commit.position,
         last_confirmed_position=commit.last_confirmed_position,
         time_tick=commit.time_tick,
         txn_id=commit.txn_id,
-        begin=begin,
-        bodies=stamped,
+        bodies=tuple(stamped),
         commit=commit,
-    )
-
-
-def _stamp_body(body: Message, assignment: BodyAssignment, commit: Message) -> Message:
-    if body.type is MessageType.INSERT:
-        header = msgspec.structs.replace(body.header, segment_id=assignment.segment_id, first_offset=assignment.offset)
-    else:
-        header = msgspec.structs.replace(body.header, next_offset=assignment.offset)
-    return msgspec.structs.replace(
-        body,
-        header=header,
-        time_tick=commit.time_tick,
-        last_confirmed_position=commit.last_confirmed_position,
     )

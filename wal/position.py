@@ -1,11 +1,12 @@
 """Where a message is in its log, and which write of which producer it is. No I/O."""
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
 
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, shown
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 FIRST_POSITION = 1
@@ -24,7 +25,11 @@ class MessageId:
     wal_name: ClassVar[str] = ""
 
     def __str__(self) -> str:
-        return f"{self.wal_name}/{to_base36(self.position)}"
+        rest, digits = self.position, ""
+        while rest > 0 or not digits:
+            rest, digit = divmod(rest, 36)
+            digits = _DIGITS[digit] + digits
+        return f"{self.wal_name}/{digits}"
 
 
 class RocksMessageId(MessageId):
@@ -53,34 +58,18 @@ def message_id_kind(wal_name: str) -> type[MessageId]:
 
 
 def parse_message_id(text: str) -> MessageId:
-    """Return the id that `str(message_id)` wrote, for example `rocksmq/1a`."""
-    wal_name, _, position = text.partition("/")
-    return message_id_kind(wal_name)(from_base36(position))
-
-
-def to_base36(number: int) -> str:
-    """Return a non-negative integer in lower-case base 36."""
-    if number < 0:
-        raise InvalidArgument(f"{number} is negative and has no position text — positions count from 0")
-    digits = ""
-    while True:
-        number, digit = divmod(number, 36)
-        digits = _DIGITS[digit] + digits
-        if not number:
-            return digits
-
-
-def from_base36(text: str) -> int:
-    """Return the integer `to_base36` wrote. Raises `InvalidArgument` for other text or over 63 bits."""
-    if not text or any(character not in _DIGITS for character in text) or int(text, 36) > POSITION_MAX:
-        raise InvalidArgument(f"{text!r} is no message position — give one that a message carries")
-    return int(text, 36)
+    """Return the id that `str(message_id)` wrote, for example `rocksmq/1a`. Raises `InvalidArgument` for other text."""
+    wal_name, _, digits = text.partition("/")
+    kind = message_id_kind(wal_name)
+    if not re.fullmatch("[0-9a-z]{1,13}", digits) or int(digits, 36) > POSITION_MAX:
+        raise InvalidArgument(f"{shown(digits)} is no message position — give one that a message carries")
+    return kind(int(digits, 36))
 
 
 NODE_PRODUCER_ID = 1
 """The node's own writes. 0 is no producer; ids of named producers are drawn from above."""
 
-SEQUENCE_MAX = (1 << 63) - 1
+SEQUENCE_MAX = POSITION_MAX
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
@@ -96,13 +85,11 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
     sequence: int
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Place:
     """Keeps the place of one write while somebody refers to it: whoever may still send the write, and its group."""
 
-    __slots__ = ("__weakref__", "stamp")  # not the stamp itself, which entries in the memory of readers carry, too
-
-    def __init__(self, stamp: ProducerStamp) -> None:
-        self.stamp = stamp
+    stamp: ProducerStamp  # does not keep it by itself, since entries in the memory of readers carry it, too
 
 
 def check_sequence(sequence: object) -> int:

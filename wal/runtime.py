@@ -102,29 +102,30 @@ class Supervisor:
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
         self._tasks: dict[asyncio.Task[None], anyio.CancelScope] = {}
-        self._failure: BaseException | None = None
-
-    @property
-    def failure(self) -> BaseException | None:
+        self.failure: BaseException | None = None
         """What the first task that failed raised."""
-        return self._failure
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Start `work` as a task. A task may end early; one that raises ends the node, unless it was cancelled."""
         # A task group costs ten times as much per task, wraps errors in groups, and has to be left by the task that entered
         # it. But a scope each: `Task.cancel` would leave a thread behind that works on while the node closes around it.
         scope = anyio.CancelScope()
-        task = asyncio.get_running_loop().create_task(_within(scope, work))
+
+        async def run() -> None:
+            with scope:
+                await work
+
+        task = asyncio.get_running_loop().create_task(run())
         self._tasks[task] = scope
         task.add_done_callback(self._ended)
         return task
 
     def refusal(self) -> OnShutdown:
         """Return the error of a call that comes after the end; a new one each time, because a raised one grows frames."""
-        if self._failure is None:
+        if self.failure is None:
             return OnShutdown("the node is closed — open it again")
-        refusal = OnShutdown(f"the node closed because its background work failed: {self._failure!r}")
-        refusal.__cause__ = self._failure
+        refusal = OnShutdown(f"the node closed because its background work failed: {self.failure!r}")
+        refusal.__cause__ = self.failure
         return refusal
 
     def explain(self, error: StreamingNodeError) -> None:
@@ -132,8 +133,8 @@ class Supervisor:
 
         A write whose outcome is open keeps its own error: what is true of it counts more than why.
         """
-        if isinstance(error, OnShutdown) and self._failure not in (None, error.__cause__):
-            raise self.refusal() from self._failure
+        if isinstance(error, OnShutdown) and self.failure not in (None, error.__cause__):
+            raise self.refusal() from self.failure
 
     async def stop(self) -> None:
         """Cancel every task and return when all have ended; their errors no longer count. Idempotent."""
@@ -147,11 +148,6 @@ class Supervisor:
         if task.cancelled():
             return
         failure = task.exception()
-        if failure is not None and self._failure is None:
-            self._failure = failure
+        if failure is not None and self.failure is None:
+            self.failure = failure
             self._on_failure(failure)
-
-
-async def _within(scope: anyio.CancelScope, work: Coroutine[None, None, None]) -> None:
-    with scope:
-        await work

@@ -8,10 +8,8 @@ from wal.errors import InvalidArgument
 LOGICAL_BITS = 18
 TICK_MAX = (1 << 63) - 1
 """Ticks stay below 2^63 so that they fit the signed 64-bit columns of Parquet readers; that is the year 3084."""
-
 CLOCK_LEAP_MS_MAX = 3_600_000
 """A clock that runs this far ahead of the time that passed is not believed."""
-
 AHEAD_MS_MAX = 60_000
 """Ticks that are further ahead of the clock are told of; less is what clocks are corrected by."""
 
@@ -81,22 +79,22 @@ class TickAllocator:
     `now_ms` returns Unix milliseconds, `elapsed_ms` milliseconds from an arbitrary start, by a clock that nobody sets.
     A clock that is over `CLOCK_LEAP_MS_MAX` ahead of where the time that passed puts it is not followed: ticks go on
     with the time that passed, `on_leap` is told once by how many milliseconds, and they follow the clock again when it
-    comes back. Without `elapsed_ms` no leap is told from time that passed. `above` is the highest tick ever promised by
-    an earlier term. Not safe across threads: it lives on the event loop.
+    comes back. `above` is the highest tick ever promised by an earlier term. Not safe across threads: it lives on the
+    event loop.
     """
 
     def __init__(
         self,
         now_ms: Callable[[], int],
+        elapsed_ms: Callable[[], int],
         *,
         above: int = 0,
-        elapsed_ms: Callable[[], int] | None = None,
         on_leap: Callable[[int], None] = lambda _ahead_ms: None,
     ) -> None:
         self._now_ms, self._elapsed_ms, self._on_leap = now_ms, elapsed_ms, on_leap
         self.last = above
         """The highest tick handed out or observed."""
-        self._origin_ms = 0 if elapsed_ms is None else now_ms() - elapsed_ms()
+        self._origin_ms = now_ms() - elapsed_ms()
         self._leaping = False
 
     def allocate(self) -> int:
@@ -107,8 +105,6 @@ class TickAllocator:
     def now_ms(self) -> int:
         """Return the clock that ticks follow, in Unix ms: a leap that they do not follow is not in it."""
         now = self._now_ms()
-        if self._elapsed_ms is None:
-            return now
         expected = self._origin_ms + self._elapsed_ms()
         ahead = now - expected
         if ahead <= CLOCK_LEAP_MS_MAX:

@@ -85,7 +85,8 @@ def write_scenario(log: StampedLog) -> None:
 
 
 async def _machine(root: Path) -> Machine:
-    store = MemoryLogStore(make_node_id=lambda: "node")
+    store = MemoryLogStore()
+    store.node_id = "node"
     machine = Machine(root, store, StampedLog(await store.open_log("p0")))
     write_scenario(machine.log)
     return machine
@@ -95,7 +96,8 @@ class PoweredStore(MemoryLogStore):
     """A store under which power goes just before each checkpoint is saved: the cut it speaks of has to be on the disk."""
 
     def __init__(self, disk: SyncedDisk, log: Callable[[], StampedLog]) -> None:
-        super().__init__(make_node_id=lambda: "node")
+        super().__init__()
+        self.node_id = "node"
         self.checkpoints = 0
         self._disk, self._log = disk, log
 
@@ -227,7 +229,8 @@ def test_any_stream_with_crashes_anywhere_leaves_each_row_in_exactly_one_cut(
 ) -> None:
     async def main() -> None:
         randomness = random.Random(seed)
-        store = MemoryLogStore(make_node_id=lambda: "node")
+        store = MemoryLogStore()
+        store.node_id = "node"
         machine = Machine(tmp_path_factory.mktemp("node"), store, StampedLog(await store.open_log("p0")))
         script = Script(machine.log)
         for action, number, keys in [*actions, ("cut", 0, [])]:

@@ -189,7 +189,8 @@ async def test_a_cut_on_disk_that_the_log_does_not_tell_is_not_adopted(node: Nod
     write_one_cut(node.log, [1, 2])
     await node.flush()
     before = {path: path.read_bytes() for path in node.root.rglob("*") if path.is_file()}
-    store = MemoryLogStore(make_node_id=lambda: node.store.node_id)
+    store = MemoryLogStore()
+    store.node_id = node.store.node_id
     mixed = Node(node.root, store, StampedLog(await store.open_log("p0")))
     write_one_cut(mixed.log, **other)
     async with mixed.flusher() as flusher:

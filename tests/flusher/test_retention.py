@@ -65,7 +65,8 @@ class Node:
 
     @classmethod
     async def create(cls, root: Path, *, cuts: int) -> "Node":
-        store = MemoryLogStore(make_node_id=lambda: "me")
+        store = MemoryLogStore()
+        store.node_id = "me"
         node = cls(root, store, StampedLog(await store.open_log("p0")))
         table, other = node.log.create(), node.log.create()
         for number in range(cuts):

@@ -107,7 +107,7 @@ class LiveChannel:
         """The machine's clock, which ticks follow; `pass_ms` moves both."""
         self.steady_ms = 0
         self.pauses: list[float] = []
-        self.ticks = TickAllocator(lambda: self.now_ms, above=memory.last_tick)
+        self.ticks = TickAllocator(lambda: self.now_ms, lambda: self.now_ms, above=memory.last_tick)
         self.txn = TxnInterceptor(
             limits.txn,
             Budget(1 << 40),

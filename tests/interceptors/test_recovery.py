@@ -15,7 +15,7 @@ from interceptors.shard.state import SegmentLimits, ShardState
 from interceptors.txn_session import TxnLimits
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert
 from wal.errors import Corrupt, StorageFull, StreamingNodeError, Truncated
-from wal.headers import EXCLUSIVE, CutHeader, InsertHeader, MessageType
+from wal.headers import DDL, CutHeader, InsertHeader, MessageType
 from wal.message import Message, TransactionBuffer, TransactionMessage
 
 TIGHT = Limits(
@@ -229,7 +229,7 @@ def _check_rows_lie_between_creation_and_seal(visible: list[Message | Transactio
 def _check_no_transaction_spans_an_exclusive_message(visible: list[Message | TransactionMessage]) -> None:
     fences: dict[str, int] = {}
     for message in visible:
-        if message.type in EXCLUSIVE and isinstance(message, Message):
+        if message.type in DDL and isinstance(message, Message):
             fences[message.vchannel] = message.time_tick
         elif isinstance(message, TransactionMessage):
             assert all(fences.get(body.vchannel, 0) < message.txn_id for body in message.bodies)

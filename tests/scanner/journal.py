@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch, ScanLimits, Scanner
+from tests.wal.entries import into_entry
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -22,22 +23,12 @@ from wal.headers import (
 from wal.live_tail import LiveTail
 from wal.log import AppendGroup, AppendTicket, Log, LogStore
 from wal.memory_store import MemoryLogStore
-from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionMessage, into_entry
+from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionMessage
 
 V0, V1 = "p0_1v0", "p0_1v1"
 
 
 SMALL = ScanLimits(batch_bytes=300, batch_messages=3)
-
-
-class Clock:
-    """Seconds that pass only when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Seen(NamedTuple):
@@ -215,7 +206,7 @@ async def batches_until(scanner: Scanner, tick: int) -> list[ScanBatch]:
 
 
 async def tailed_journal(capacity_bytes: int = 1 << 20) -> Journal:
-    return await Journal.create(tail=LiveTail(capacity_bytes=capacity_bytes, clock=Clock()))
+    return await Journal.create(tail=LiveTail(capacity_bytes=capacity_bytes))
 
 
 def scan(journal: Journal, policy: DeliverPolicy, **options: int) -> Scanner:

@@ -9,7 +9,7 @@ import pytest
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import ScanLimits, Scanner
-from tests.scanner.journal import Clock, Journal, read_until, seen
+from tests.scanner.journal import Journal, read_until, seen
 from wal.live_tail import LiveTail
 from wal.message import AnyMessage
 from wal.position import RocksMessageId
@@ -50,7 +50,7 @@ async def follow(scanner: Scanner, messages: list[AnyMessage], tick: int) -> Non
 async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_path: Path) -> None:
     rng = random.Random(20240611)
     store = await open_rocks_store(tmp_path / "data")
-    journal = await Journal.create(tail=LiveTail(capacity_bytes=4000, clock=Clock()), store=store)
+    journal = await Journal.create(tail=LiveTail(capacity_bytes=4000), store=store)
     assert journal.tail is not None
     followers = [
         Scanner(journal.log, journal.tail, DeliverPolicy.all(), limits=LIMITS),

@@ -61,9 +61,10 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
         rest = seen(await read_until(resumed, end.time_tick)) if message.time_tick < end.time_tick else []
         assert rest == [each for each in journal.visible if each.tick > message.time_tick], "I3"
         await resumed.close()
+    begun_at = {entry.time_tick: entry.first_position for entry in journal.entries}  # a transaction's id is that tick
     for batch in batches:
         later = [message for message in messages if message.time_tick > batch.confirmed_tick]
-        begins = [message.begin.position for message in later if isinstance(message, TransactionMessage)]
+        begins = [begun_at[message.txn_id] for message in later if isinstance(message, TransactionMessage)]
         assert batch.resume_position <= min(begins, default=batch.resume_position), "a lease there keeps all it needs"
     for batch in batches[:-1]:
         resumed = scan(

@@ -7,10 +7,11 @@ from itertools import count
 import anyio
 import pytest
 
+from tests.wal.entries import into_entry
 from wal.errors import InvalidArgument, OnShutdown, Truncated
 from wal.headers import InsertHeader, MessageType
 from wal.log import AppendGroup, Log, LogStore
-from wal.message import LogEntry, MutableMessage, into_entry
+from wal.message import LogEntry, MutableMessage
 
 SMALL = 1
 WHOLE_LOG = 1 << 40

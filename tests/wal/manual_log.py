@@ -108,7 +108,9 @@ class StillClock:
 
 
 def allocator(clock: StillClock | None = None) -> TickAllocator:
-    return TickAllocator(clock or StillClock())
+    """Return ticks of a clock that is never found to leap."""
+    clock = clock or StillClock()
+    return TickAllocator(clock, clock)
 
 
 def insert(*vchannels: str, txn_id: int = 0) -> AppendGroup:

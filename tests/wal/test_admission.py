@@ -6,136 +6,115 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.errors import OnShutdown, StorageFull, TooLarge
-from wal.queue import Admission, Budget
+from wal.errors import StorageFull, TooLarge
+from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
 
 
-async def waiters(admission: Admission, *sizes: int) -> list[asyncio.Task[None]]:
-    tasks = [asyncio.ensure_future(admission.wait(size)) for size in sizes]
-    await asyncio.sleep(0)
-    return tasks
+def taking(budget: Budget, *sizes: int) -> list[asyncio.Task[None]]:
+    return [asyncio.ensure_future(budget.take(size)) for size in sizes]
+
+
+async def steps() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def test_there_is_room_up_to_the_bound_and_not_beyond() -> None:
-    admission = Admission(100)
-    admission.take(60)
-    [fits, exceeds] = await waiters(admission, 40, 41)
+    budget = Budget(100)
+    budget.keep(60)
+    fits, exceeds = taking(budget, 40, 1)
+    await steps()
     assert (fits.done(), exceeds.done()) == (True, False)
-    admission.give_back(60)
+    budget.give_back(60)
     await exceeds
-
-
-async def test_a_size_over_the_bound_passes_when_nothing_is_queued() -> None:
-    admission = Admission(100)
-    await admission.wait(1000)
-    admission.take(1000)
-    [waiting] = await waiters(admission, 1)
-    assert not waiting.done()
-    admission.give_back(1000)
-    await waiting
+    assert budget.held_bytes == 41
 
 
 async def test_a_small_size_does_not_overtake_a_large_one() -> None:
-    admission = Admission(100)
-    admission.take(90)
-    large, small = await waiters(admission, 50, 1)
-    assert (large.done(), small.done()) == (False, False)
-    admission.give_back(10)
-    await asyncio.sleep(0)
-    assert (large.done(), small.done()) == (False, False)
-    admission.give_back(80)
+    budget = Budget(100)
+    budget.keep(90)
+    large, small = taking(budget, 50, 1)
+    await steps()
+    assert (large.done(), small.done(), budget.has_room(1)) == (False, False, False)
+    budget.give_back(10)
+    await steps()
+    assert (large.done(), small.done(), budget.has_room(1)) == (False, False, False)
+    budget.give_back(80)
     await asyncio.gather(large, small)
+    assert budget.has_room(49)
 
 
 async def test_those_let_in_at_once_fit_together() -> None:
-    admission = Admission(100)
-    admission.take(100)
-    tasks = await waiters(admission, 40, 40, 40)
-    admission.give_back(70)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert [task.done() for task in tasks] == [True, False, False]
-    admission.refuse(OnShutdown("end"))
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_nobody_waits_for_ever_behind_one_that_was_let_in_and_never_appended() -> None:
-    admission = Admission(100)
-    admission.take(100)
-    tasks = await waiters(admission, 90, 90, 1000, 90)
-    admission.give_back(100)
-    await asyncio.gather(*tasks)
+    budget = Budget(100)
+    budget.keep(100)
+    tasks = taking(budget, 40, 40, 40)
+    await steps()
+    budget.give_back(90)
+    await steps()
+    assert [task.done() for task in tasks] == [True, True, False]
+    budget.give_back(40)
+    await tasks[2]
 
 
 async def test_a_cancelled_wait_lets_the_next_one_in() -> None:
-    admission = Admission(100)
-    admission.take(50)
-    large, small = await waiters(admission, 90, 10)
+    budget = Budget(100)
+    budget.keep(50)
+    large, small = taking(budget, 90, 10)
+    await steps()
     large.cancel()
     await small
-    assert len(admission._waiters) == 0
+    assert budget.held_bytes == 60
 
 
 async def test_a_turn_that_was_given_and_cancelled_in_one_step_goes_to_the_next() -> None:
-    admission = Admission(100)
-    admission.take(100)
-    first, second = await waiters(admission, 90, 90)
-    admission.give_back(90)
+    budget = Budget(100)
+    budget.keep(100)
+    first, second = taking(budget, 90, 90)
+    await steps()
+    budget.give_back(100)
     first.cancel()
     await second
     with pytest.raises(asyncio.CancelledError):
         await first
+    assert budget.held_bytes == 90
 
 
-async def test_refusing_ends_every_wait() -> None:
-    admission = Admission(1)
-    admission.take(1)
-    tasks = await waiters(admission, 1, 1)
-    admission.refuse(OnShutdown("closed"))
-    for task in tasks:
-        with pytest.raises(OnShutdown):
-            await task
+async def test_nobody_waits_for_ever_behind_one_that_was_let_in_and_never_appended() -> None:
+    budget = Budget(100)
+    budget.keep(100)
+    tasks = [asyncio.ensure_future(budget.wait(size)) for size in (90, 90, 100, 90)]
+    await steps()
+    budget.give_back(100)
+    await asyncio.gather(*tasks)
+    assert budget.held_bytes == 0
 
 
-async def test_refusing_on_a_full_disk_leaves_those_in_their_order_that_make_room() -> None:
-    admission = Admission(100)
-    admission.take(100)
-    rows, drop, cut = (
-        asyncio.ensure_future(admission.wait(90)),
-        asyncio.ensure_future(admission.wait(90, makes_room=True)),
-        asyncio.ensure_future(admission.wait(90, makes_room=True)),
-    )
-    await asyncio.sleep(0)
-    admission.refuse(StorageFull("disk", 0, 1), but_what_makes_room=True)
+async def test_a_check_that_fails_ends_the_waits_it_is_for_and_leaves_the_others_in_their_order() -> None:
+    full = False
+
+    def check() -> None:
+        if full:
+            raise StorageFull("disk", 0, 1)
+
+    budget = Budget(100)
+    budget.keep(50)
+    rows = asyncio.ensure_future(budget.wait(90, check=check))
+    drop = asyncio.ensure_future(budget.wait(60))
+    more = asyncio.ensure_future(budget.wait(10, check=check))
+    cut = asyncio.ensure_future(budget.wait(10))
+    await steps()
+    full = True
+    budget.changed.wake()
     with pytest.raises(StorageFull):
         await rows
-    assert len(admission._waiters) == 2
-    admission.give_back(20)
-    await asyncio.sleep(0)
-    assert (drop.done(), cut.done()) == (False, False)
-    admission.give_back(80)
-    await drop
-    assert not cut.done()
-    admission.take(90)
-    admission.give_back(90)
-    await cut
-
-
-async def test_what_makes_room_passes_when_larger_ones_before_it_are_refused() -> None:
-    admission = Admission(100)
-    admission.take(50)
-    rows = asyncio.ensure_future(admission.wait(90))
-    drop = asyncio.ensure_future(admission.wait(10, makes_room=True))
-    await asyncio.sleep(0)
-    admission.refuse(StorageFull("disk", 0, 1), but_what_makes_room=True)
-    await drop
+    await steps()
+    assert (drop.done(), more.done(), cut.done()) == (False, False, False)
+    budget.give_back(10)
+    await asyncio.gather(drop, cut)
     with pytest.raises(StorageFull):
-        await rows
-
-
-# --- bytes in memory ---------------------------------------------------------------------------------------------------
+        await more
 
 
 @given(

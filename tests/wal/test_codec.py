@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.wal.entries import into_entry
 from wal.codec import (
     COPIED_BYTES_MAX,
     ENTRY_HEADER_BYTES,
@@ -28,7 +29,7 @@ from wal.headers import (
     TimeTickHeader,
 )
 from wal.log import AppendGroup
-from wal.message import MutableMessage, into_entry
+from wal.message import MutableMessage
 from wal.position import SEQUENCE_MAX, ProducerStamp
 
 WAL_NAME = "rocksmq"
@@ -62,7 +63,6 @@ def stamped_messages(draw: st.DrawFn) -> list[MutableMessage]:
             vchannel=draw(st.text(max_size=30)),
             payload=draw(st.binary(max_size=200)),
             txn_id=draw(ids),
-            properties=draw(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)),
         )
         for kind, header in draw(st.lists(headers, min_size=1, max_size=6))
     ]
@@ -82,7 +82,7 @@ def entry_head(count: int) -> bytes:
 
 
 def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
-    message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 3, 4), "p0_1v0", payload, properties={"k": "v"})
+    message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 3, 4), "p0_1v0", payload)
     return encode_entry(
         [message.with_time_tick(99).with_wal_term(1)] * 2, first_position=5, previous_crc32c=previous_crc32c
     )
@@ -155,6 +155,18 @@ def test_a_hostile_length_is_refused(field: str) -> None:
     assert len(message) == MESSAGE_HEADER_BYTES
     with pytest.raises(Corrupt):
         decode_entry(_with_checksum(entry_head(1) + message), wal_name=WAL_NAME, previous_crc32c=None)
+
+
+def test_properties_are_passed_over() -> None:
+    data, at = one_entry()[8:], ENTRY_HEADER_BYTES - 8
+    vchannel_end = at + MESSAGE_HEADER_BYTES + len("p0_1v0")
+    (length,) = struct.unpack_from("<H", data, at + 4)
+    assert length == len("p0_1v0")
+    forged = (
+        data[: at + 6] + struct.pack("<H", 5) + data[at + 8 : vchannel_end] + b"\x81\xa1k\xa1v" + data[vchannel_end:]
+    )
+    entry = decode_entry(_with_checksum(forged), wal_name=WAL_NAME, previous_crc32c=None)
+    assert entry.messages == decode_entry(one_entry(), wal_name=WAL_NAME, previous_crc32c=None).messages
 
 
 def test_an_entry_out_of_its_place_is_caught() -> None:

@@ -6,23 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scanner.journal import Clock, frozen, insert
+from tests.scanner.journal import frozen, insert
 from wal.errors import OnShutdown
 from wal.live_tail import Evicted, LiveTail, TailRead, TailReader
 from wal.message import LogEntry
 
 pytestmark = pytest.mark.anyio
 
+PLENTY = 1 << 20
+
 
 def entry(position: int, *, size_bytes: int = 10) -> LogEntry:
     """Return the entry at `position`, with the tick 100 times that."""
     return frozen([insert()], 100 * position, position, size_bytes=size_bytes)
-
-
-def started(capacity_bytes: int = 1000) -> LiveTail:
-    tail = LiveTail(capacity_bytes=capacity_bytes, clock=Clock())
-    tail.start(next_position=1, confirmed_tick=0)
-    return tail
 
 
 def reader_at(tail: LiveTail, position: int) -> TailReader:
@@ -42,43 +38,43 @@ async def asleep(task: "asyncio.Task[TailRead]") -> bool:
 
 
 async def test_a_reader_gets_what_is_there_without_waiting() -> None:
-    tail = started()
+    tail = LiveTail()
     tail.append(entry(1))
     tail.append(entry(2))
-    read = await reader_at(tail, 1).next()
+    read = await reader_at(tail, 1).next(bytes_max=PLENTY)
     assert (positions(read), read.confirmed_tick) == ([1, 2], 200)
 
 
 async def test_a_sleeping_reader_is_woken_by_an_append() -> None:
-    tail = started()
-    task = asyncio.create_task(reader_at(tail, 1).next())
+    tail = LiveTail()
+    task = asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY))
     assert await asleep(task)
     tail.append(entry(1))
     assert positions(await task) == [1]
 
 
 async def test_a_reader_of_an_idle_tail_gets_the_newest_tick_only() -> None:
-    tail = started()
+    tail = LiveTail()
     reader = reader_at(tail, 1)
     for tick in (10, 20, 30):
         tail.advance(tick)
-    assert await reader.next() == ([], 30)
-    task = asyncio.create_task(reader.next())
+    assert await reader.next(bytes_max=PLENTY) == ([], 30)
+    task = asyncio.create_task(reader.next(bytes_max=PLENTY))
     assert await asleep(task)
     tail.advance(40)
     assert await task == ([], 40)
 
 
 async def test_an_idle_tick_rides_on_the_last_entries() -> None:
-    tail = started()
+    tail = LiveTail()
     tail.append(entry(1))
     tail.advance(150)
     reader = reader_at(tail, 1)
-    assert (await reader.next()).confirmed_tick == 150
+    assert (await reader.next(bytes_max=PLENTY)).confirmed_tick == 150
 
 
 async def test_a_read_that_stops_at_its_bound_confirms_only_what_it_has() -> None:
-    tail = started()
+    tail = LiveTail()
     tail.append(entry(1))
     tail.append(entry(2))
     tail.advance(999)
@@ -90,7 +86,7 @@ async def test_a_read_that_stops_at_its_bound_confirms_only_what_it_has() -> Non
 
 
 async def test_entries_of_several_messages_are_handed_out_once() -> None:
-    tail = started()
+    tail = LiveTail()
     for position in (1, 4, 7):
         tail.append(frozen([insert(), insert(), insert()], 100 * position, position))
     reader = reader_at(tail, 1)
@@ -99,57 +95,49 @@ async def test_entries_of_several_messages_are_handed_out_once() -> None:
 
 
 async def test_a_reader_that_was_too_slow_is_evicted() -> None:
-    tail = started(capacity_bytes=25)
+    tail = LiveTail(capacity_bytes=25)
     reader = reader_at(tail, 1)
     for position in range(1, 6):
         tail.append(entry(position))
     with pytest.raises(Evicted):
-        await reader.next()
+        await reader.next(bytes_max=PLENTY)
     assert reader.position == 1, "it knows where to go on"
 
 
 async def test_a_position_that_is_gone_opens_no_reader() -> None:
-    tail = started(capacity_bytes=25)
+    tail = LiveTail(capacity_bytes=25)
     for position in range(1, 6):
         tail.append(entry(position))
     assert tail.open_reader(3) is None
     assert tail.open_reader(4) is not None
 
 
-async def test_a_tail_that_does_not_know_its_place_opens_no_reader() -> None:
-    tail = LiveTail(clock=Clock())
-    assert tail.open_reader(1) is None
-    tail.append(entry(7))
-    assert tail.open_reader(6) is None
-    assert positions(await reader_at(tail, 7).next()) == [7]
-
-
 async def test_a_reader_past_the_end_sleeps_until_the_tail_gets_there() -> None:
-    tail = started()
+    tail = LiveTail()
     reader = reader_at(tail, 3)
     tail.append(entry(1))
-    assert await reader.next() == ([], 100)
+    assert await reader.next(bytes_max=PLENTY) == ([], 100)
     tail.append(entry(2))
-    assert await reader.next() == ([], 200)
+    assert await reader.next(bytes_max=PLENTY) == ([], 200)
     tail.append(entry(3))
-    assert positions(await reader.next()) == [3]
+    assert positions(await reader.next(bytes_max=PLENTY)) == [3]
 
 
 async def test_a_cancelled_wait_loses_nothing() -> None:
-    tail = started()
+    tail = LiveTail()
     reader = reader_at(tail, 1)
-    task = asyncio.create_task(reader.next())
+    task = asyncio.create_task(reader.next(bytes_max=PLENTY))
     assert await asleep(task)
     tail.append(entry(1))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert positions(await reader.next()) == [1]
+    assert positions(await reader.next(bytes_max=PLENTY)) == [1]
 
 
 async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
-    tail = started()
-    first, second = (asyncio.create_task(reader_at(tail, 1).next()) for _ in range(2))
+    tail = LiveTail()
+    first, second = (asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY)) for _ in range(2))
     assert await asleep(first)
     first.cancel()
     assert await asleep(second)
@@ -158,8 +146,8 @@ async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
 
 
 async def test_closing_the_tail_releases_everyone() -> None:
-    tail = started()
-    reading = asyncio.create_task(reader_at(tail, 1).next())
+    tail = LiveTail()
+    reading = asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY))
     assert await asleep(reading)
     tail.close()
     tail.close()
@@ -168,19 +156,22 @@ async def test_closing_the_tail_releases_everyone() -> None:
 
 
 async def test_what_was_published_before_the_close_can_still_be_read() -> None:
-    tail = started()
+    tail = LiveTail()
     tail.append(entry(1))
     tail.close()
     reader = reader_at(tail, 1)
-    assert positions(await reader.next()) == [1]
+    assert positions(await reader.next(bytes_max=PLENTY)) == [1]
     with pytest.raises(OnShutdown):
-        await reader.next()
+        await reader.next(bytes_max=PLENTY)
 
 
 async def test_closing_a_reader_ends_its_wait_only() -> None:
-    tail = started()
+    tail = LiveTail()
     mine, other = reader_at(tail, 1), reader_at(tail, 1)
-    reading, others = asyncio.create_task(mine.next()), asyncio.create_task(other.next())
+    reading, others = (
+        asyncio.create_task(mine.next(bytes_max=PLENTY)),
+        asyncio.create_task(other.next(bytes_max=PLENTY)),
+    )
     assert await asleep(reading)
     mine.close()
     with pytest.raises(OnShutdown):
@@ -191,12 +182,12 @@ async def test_closing_a_reader_ends_its_wait_only() -> None:
 
 
 async def test_a_restarted_tail_sends_its_readers_back_to_the_log() -> None:
-    tail = started()
+    tail = LiveTail()
     reader = reader_at(tail, 1)
     tail.start(next_position=4, confirmed_tick=350)
     with pytest.raises(Evicted):
-        await reader.next()
-    assert await reader_at(tail, 4).next() == ([], 350)
+        await reader.next(bytes_max=PLENTY)
+    assert await reader_at(tail, 4).next(bytes_max=PLENTY) == ([], 350)
 
 
 STEPS = st.sampled_from(["append", "append", "advance", "read", "turn"])
@@ -207,7 +198,7 @@ STEPS = st.sampled_from(["append", "append", "advance", "read", "turn"])
     st.integers(10, 60),
 )
 async def test_a_reader_sees_every_entry_in_order_or_is_evicted(steps: list[str], capacity_bytes: int) -> None:
-    tail = started(capacity_bytes)
+    tail = LiveTail(capacity_bytes=capacity_bytes)
     reader = reader_at(tail, 1)
     got: list[int] = []
     ticks = [0]

@@ -37,6 +37,5 @@ async def test_what_is_read_shares_nothing_with_what_was_appended() -> None:
     assert bytes(entry.messages[0].payload) == b"before"
 
 
-async def test_node_ids_differ_and_can_be_given() -> None:
+async def test_no_two_stores_have_the_same_node_id() -> None:
     assert MemoryLogStore().node_id != MemoryLogStore().node_id
-    assert MemoryLogStore(make_node_id=lambda: "n").node_id == "n"

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.wal.entries import into_entry
 from wal.headers import (
-    BeginTxnHeader,
     BodyAssignment,
     CommitTxnHeader,
     DeleteHeader,
@@ -12,7 +12,7 @@ from wal.headers import (
     MessageType,
 )
 from wal.log import AppendGroup
-from wal.message import Message, MutableMessage, assemble_transaction, into_entry
+from wal.message import Message, MutableMessage, assemble_transaction
 from wal.position import MemoryMessageId
 
 
@@ -67,14 +67,13 @@ def test_a_group_with_any_exclusive_message_is_exclusive() -> None:
 
 
 def test_a_transaction_gives_its_bodies_the_tick_and_the_assignments_of_its_commit() -> None:
-    (begin,) = stamped([MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(10_000), txn_id=5)], 5, 1)
     delete = MutableMessage(MessageType.DELETE, DeleteHeader(1, 1), "p0_1v0", b"keys", 5)
     bodies = stamped([delete, insert(txn_id=5)], 6, 2)
     assigned = (BodyAssignment(0, 40), BodyAssignment(11, 40))
     header = CommitTxnHeader(("p0_1v0",), assigned)
     (commit,) = stamped([MutableMessage(MessageType.COMMIT_TXN, header, txn_id=5)], 8, 4)
 
-    transaction = assemble_transaction(begin, bodies, commit)
+    transaction = assemble_transaction(bodies, commit)
 
     assert transaction.message_id == MemoryMessageId(4)
     assert [body.time_tick for body in transaction.bodies] == [8, 8]

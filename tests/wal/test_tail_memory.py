@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.scanner.journal import Clock, frozen, insert
-from wal.live_tail import READ_BYTES_MAX, Evicted, LiveTail
+from tests.scanner.journal import frozen, insert
+from wal.live_tail import Evicted, LiveTail
 from wal.message import LogEntry
 
 
@@ -11,7 +11,7 @@ def entry(tick: int, size_bytes: int, position: int) -> LogEntry:
     return frozen([insert()], tick, position, size_bytes=size_bytes)
 
 
-def snapshot(tail: LiveTail, position: int, bytes_max: int = READ_BYTES_MAX) -> list[LogEntry]:
+def snapshot(tail: LiveTail, position: int, bytes_max: int = 1 << 20) -> list[LogEntry]:
     return tail.snapshot_from(position, bytes_max=bytes_max)
 
 
@@ -20,14 +20,9 @@ def ticks(entries: list[LogEntry]) -> list[int]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def tail(clock: Clock) -> LiveTail:
+def tail() -> LiveTail:
     """Return a tail of 100 bytes at its bound: opened at tick 99, then ticks 100, 101, 103 and 104."""
-    tail = LiveTail(capacity_bytes=100, age_s=30, clock=clock)
+    tail = LiveTail(capacity_bytes=100)
     tail.start(next_position=1, confirmed_tick=99)
     for position, (tick, size_bytes) in enumerate([(100, 10), (101, 20), (103, 30), (104, 40)], 1):
         tail.append(entry(tick, size_bytes, position))
@@ -47,13 +42,6 @@ def test_the_oldest_entries_go_when_the_capacity_is_passed(tail: LiveTail) -> No
     with pytest.raises(Evicted):
         snapshot(tail, 3)
     assert ticks(before) == [100, 101, 103, 104], "an old snapshot changes nothing"
-
-
-def test_old_entries_go_but_the_last_one_stays(tail: LiveTail, clock: Clock) -> None:
-    clock.now_s = 31
-    tail.advance(110)
-    assert ticks(snapshot(tail, 4)) == [104]
-    assert tail.size_bytes == 40
 
 
 def test_an_entry_over_the_capacity_is_kept_while_it_is_the_last(tail: LiveTail) -> None:
@@ -89,7 +77,8 @@ def test_an_idle_tick_that_an_entry_has_overtaken_changes_nothing(tail: LiveTail
 
 
 def test_a_position_inside_an_entry_finds_that_entry() -> None:
-    tail = LiveTail(capacity_bytes=1000, age_s=30, clock=Clock())
+    tail = LiveTail()
+    tail.start(next_position=11, confirmed_tick=4)
     tail.append(frozen([insert(), insert(), insert()], 5, 11))
     tail.append(frozen([insert()], 6, 14))
     assert ticks(snapshot(tail, 12)) == [5, 6]
@@ -99,12 +88,6 @@ def test_a_position_inside_an_entry_finds_that_entry() -> None:
 def test_a_bounded_snapshot_ends_with_the_entry_that_reaches_the_bound(tail: LiveTail) -> None:
     assert ticks(snapshot(tail, 1, 11)) == [100, 101]
     assert ticks(snapshot(tail, 1, 1)) == [100]
-
-
-def test_before_its_first_entry_a_tail_covers_nothing() -> None:
-    tail = LiveTail(capacity_bytes=100, age_s=30, clock=Clock())
-    with pytest.raises(Evicted):
-        snapshot(tail, 1)
 
 
 def test_a_restart_sends_everyone_below_the_new_position_away(tail: LiveTail) -> None:

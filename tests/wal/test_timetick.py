@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.wal.manual_log import StillClock
 from wal.errors import InvalidArgument
 from wal.timetick import (
     CLOCK_LEAP_MS_MAX,
@@ -57,19 +58,22 @@ def test_adding_a_duration_leaves_the_logical_counter_alone() -> None:
 
 @given(st.lists(st.integers(-(10**7), 10**7), min_size=1, max_size=50), st.integers(0, 2**60))
 def test_ticks_ascend_strictly_under_any_clock(steps: list[int], above: int) -> None:
-    clock = iter([max(0, NOW_MS + step) for step in steps])
-    allocator = TickAllocator(lambda: next(clock), above=above)
-    ticks = [allocator.allocate() for _ in steps]
+    clock = StillClock(NOW_MS)
+    allocator = TickAllocator(clock, clock, above=above)
+    ticks: list[int] = []
+    for step in steps:
+        clock.now_ms = NOW_MS + step
+        ticks.append(allocator.allocate())
     assert all(earlier < later for earlier, later in zip([above, *ticks], ticks, strict=False))
 
 
 def test_more_ticks_than_the_counter_holds_run_ahead_into_the_next_millisecond() -> None:
-    allocator = TickAllocator(lambda: 5, above=compose_tick(5, 2**18 - 1))
+    allocator = TickAllocator(lambda: 5, lambda: 5, above=compose_tick(5, 2**18 - 1))
     assert allocator.allocate() == compose_tick(6, 0)
 
 
 def test_an_observed_tick_is_never_handed_out_again() -> None:
-    allocator = TickAllocator(lambda: NOW_MS)
+    allocator = TickAllocator(lambda: NOW_MS, lambda: 0)
     seen = compose_tick(NOW_MS + 60_000, 3)
     allocator.observe(seen)
     assert allocator.allocate() == seen + 1
@@ -81,9 +85,7 @@ class Clocks:
     def __init__(self) -> None:
         self.now_ms, self.elapsed_ms = NOW_MS, 77
         self.leaps: list[int] = []
-        self.allocator = TickAllocator(
-            lambda: self.now_ms, elapsed_ms=lambda: self.elapsed_ms, on_leap=self.leaps.append
-        )
+        self.allocator = TickAllocator(lambda: self.now_ms, lambda: self.elapsed_ms, on_leap=self.leaps.append)
 
     def tick_after(self, *, passed_ms: int, set_by_ms: int = 0) -> int:
         """Let time pass and set the clock besides; return the time of the next tick."""

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, unique
+from functools import partial
 from pathlib import Path
 
 from rocksdict import WriteBatch
@@ -22,7 +23,7 @@ from wal.errors import (
     StreamingNodeError,
 )
 from wal.failpoint import failpoint
-from wal.queue import Admission, SyncedPosition
+from wal.queue import Budget, SyncedPosition
 from wal.rocks.database import Engine
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import SpaceLevel, SpaceVerdict
@@ -124,7 +125,7 @@ class GroupCommit:
         """Whether a write was acknowledged since the store took writes last."""
         self.space = space
         self._directory = directory
-        self.admission = Admission(options.queue_bytes_max)
+        self.admission = Budget(options.queue_bytes_max)
         self.hand_over: Callable[[Write], None]
         """To the writer thread; set by whoever starts one."""
         self.cause: Exception | None = None
@@ -134,9 +135,15 @@ class GroupCommit:
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
+        self._check_admitted(makes_room=makes_room)
+        # Nothing is held for who was let in: an append that is given up owes nothing. One over the bound passes alone.
+        size_bytes = min(size_bytes, self.admission.bytes_max)
+        if not self.admission.has_room(size_bytes):
+            await self.admission.wait(size_bytes, check=partial(self._check_admitted, makes_room=makes_room))
+
+    def _check_admitted(self, *, makes_room: bool) -> None:
         self.check_writable()
         self.check_space(makes_room=makes_room)
-        await self.admission.wait(size_bytes, makes_room=makes_room)
 
     def check_space(self, *, makes_room: bool) -> None:
         """Raise `StorageFull` when the disk is too short of space for this write."""
@@ -146,7 +153,7 @@ class GroupCommit:
     def submit(self, write: Write) -> None:
         """Hand a write to the thread. Raises what the state says; a low disk stops nothing that was admitted."""
         self.check_writable()
-        self.admission.take(write.size_bytes)
+        self.admission.keep(write.size_bytes)
         self.hand_over(write)
 
     def check_writable(self) -> None:
@@ -168,7 +175,7 @@ class GroupCommit:
         """Take no writes from now on, because of what `state` says, and send away who waits for room."""
         self.state = max(self.state, state)
         if state is not StoreState.FORKED:  # those who wait in a forked child belong to its parent's event loop
-            self.admission.refuse(self.refusal())
+            self.admission.changed.wake()
         if state in (StoreState.FAILED, StoreState.FENCED):
             self.taken_over = self.taken_over or state is StoreState.FENCED
             self.lost.set()
@@ -244,8 +251,7 @@ class GroupCommit:
                 "disk_space", level=verdict.level.name, free_bytes=verdict.free_bytes, needed_bytes=verdict.needed_bytes
             )
         if verdict.level >= SpaceLevel.FULL:
-            passes = verdict.level < SpaceLevel.EXHAUSTED
-            self.admission.refuse(self._storage_full(), but_what_makes_room=passes)
+            self.admission.changed.wake()
 
     def _storage_full(self) -> StorageFull:
         return StorageFull(str(self._directory), self.space.free_bytes, self.space.needed_bytes)

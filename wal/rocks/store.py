@@ -91,7 +91,7 @@ class RocksStore:
     @property
     def queued_bytes(self) -> int:
         """Bytes that were appended and are not synced yet."""
-        return self._commit.admission.queued_bytes
+        return self._commit.admission.held_bytes
 
     @property
     def space(self) -> SpaceVerdict:

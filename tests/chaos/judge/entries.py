@@ -7,7 +7,7 @@ nothing of the parts that write it.
 from collections.abc import Iterable, Iterator
 
 from wal.headers import (
-    EXCLUSIVE,
+    DDL,
     CreateSegmentHeader,
     CutHeader,
     DropCollectionHeader,
@@ -38,7 +38,7 @@ def judge_entries(entries: Iterable[LogEntry]) -> Iterator[str]:
                     yield from segments.take(body)
             else:
                 yield from segments.take(message)
-                if message.type in EXCLUSIVE:
+                if message.type in DDL:
                     exclusive[message.vchannel] = at
 
 

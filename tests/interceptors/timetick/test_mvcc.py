@@ -1,8 +1,9 @@
 from interceptors.timetick import MvccManager
+from tests.wal.entries import into_entry
 from tests.wal.manual_log import A, B, begin, commit, insert
 from wal.headers import DropCollectionHeader, MessageType
 from wal.log import AppendGroup
-from wal.message import LogEntry, MutableMessage, into_entry
+from wal.message import LogEntry, MutableMessage
 
 
 def entry(group: AppendGroup, tick: int) -> LogEntry:

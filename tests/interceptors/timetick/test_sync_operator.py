@@ -55,7 +55,7 @@ async def test_consistent_tick_is_above_everything_acknowledged_and_wakes_reader
     result = await append
     reader = channel.tail.open_reader(channel.tail.next_position)
     assert reader is not None
-    reading = asyncio.ensure_future(reader.next())
+    reading = asyncio.ensure_future(reader.next(bytes_max=1))
     tick = await channel.sync_operator.sync()
     assert tick > result.time_tick
     assert (await reading).confirmed_tick >= result.time_tick
