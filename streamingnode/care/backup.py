@@ -9,7 +9,6 @@ original did after the backup, no owner of one history can be taken for an owner
 """
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pathlib import Path
 import msgspec
 from anyio import from_thread
 
-from flusher.cuts import FIRST_CUT, LEASE_BYTES_MAX, LEASES
+from flusher.cuts import LEASE_BYTES_MAX, LEASES
 from flusher.directory import (
     CUTS,
     TEMPORARY_SUFFIX,
@@ -32,16 +31,25 @@ from flusher.directory import (
     read_cut,
     read_through,
 )
-from flusher.manifest import NO_CHECKPOINT, DataFile, decode_manifest, manifest_crc32c
+from flusher.manifest import DataFile, decode_manifest, manifest_crc32c
 from interceptors.errors import AlreadyExists
-from streamingnode.care.database import PCHANNEL, read_node_records
+from streamingnode.care.database import read_node_records
 from streamingnode.care.findings import OnStep, no_progress
-from streamingnode.care.inspect import RECORD_FORMAT, BackupRecord, CopiedFile, check_node, decode_record, encode_record
+from streamingnode.care.inspect import (
+    RECORD_FORMAT,
+    BackupRecord,
+    CopiedFile,
+    check_node,
+    encode_record,
+    kept_closed,
+    read_record,
+)
 from streamingnode.care.verify import verify_unlocked
 from wal.codec import crc32c
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.files import (
     DIRECTORY_MODE,
+    READ_BYTES_MAX,
     DirectoryLock,
     create_file,
     disk_errors_typed,
@@ -64,40 +72,22 @@ RESTORE_TERM_STEP = 1 << 16
 """Terms are counted up once for each owner; a restored node starts at the next multiple of this, which no owner before it
 came near. Terms stay below 2^31 for 32,767 restores of restores."""
 
-_MANIFEST = re.compile(rf"{CUTS}/(\d{{16}})\.json")
 _OTHER = "restore from another backup"
 _NOT_COPIED = ("LOCK", "LOG")
 """RocksDB's lock and its own notes: no part of the data."""
 
 
 class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup that was verified: everything acknowledged up to `tick` is in it; `cut` is the newest cut in it."""
+    """A backup, or a node made from one, that was verified.
+
+    Everything acknowledged up to `tick` is in it; `cut` is the newest cut in it. `bytes` are those of all `files`.
+    """
 
     path: str
     node_id: str
     tick: int
     cut: int
     files: int
-    bytes: int
-
-
-class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A node made from a backup: it holds what was acknowledged up to `tick`, and its next owner has a term above `term`."""
-
-    path: str
-    node_id: str
-    term: int
-    tick: int
-    cut: int
-    files: int
-    bytes: int
-
-
-class RestoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is as the node wrote it again; `cut` is the one that it belongs to."""
-
-    path: str
-    cut: int
     bytes: int
 
 
@@ -144,23 +134,15 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_prog
     Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
     target in use, `Corrupt` when the node is not sound, `StorageFailed`. Nothing is at `target` then.
     """
-    with disk_errors_typed(directory):
-        is_backup = (check_node(directory) / BACKUP_RECORD_NAME).exists()
-    if is_backup:
-        raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
-    lock = DirectoryLock(directory)
-    try:
-        floor = read_floor(directory)
-        if floor is None:
-            raise Corrupt(f"{directory} has a database and no floor file — run: streamingnode verify {directory}")
+    with disk_errors_typed(directory), kept_closed(check_node(directory)):
+        if (directory / BACKUP_RECORD_NAME).exists():
+            raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
         place, made_ms = Target(target, directory), time.time_ns() // 1_000_000
         try:
             # The cut after the checkpoint's is taken too: of a node nobody owns it is whole.
-            return _make_backup(directory, directory, floor, place, on_step, cuts_ahead=1, made_ms=made_ms)
+            return _make_backup(directory, directory, _floor(directory), place, on_step, cuts_ahead=1, made_ms=made_ms)
         finally:
             place.discard()
-    finally:
-        lock.release()
 
 
 def backup_running(directory: Path, target: Target, link: Callable[[Path], object], *, made_ms: int) -> BackupResult:
@@ -179,13 +161,18 @@ def backup_running(directory: Path, target: Target, link: Callable[[Path], objec
             for lease in sorted((directory / LEASES).glob("*.json")):
                 with suppress(FileNotFoundError):  # its table was given up meanwhile
                     write_file(links / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
-            floor = read_floor(directory)
-            if floor is None:
-                raise Corrupt(f"{directory} has no floor file any more — close the node and run: streamingnode verify")
+            floor = _floor(directory)
             link(links / DATABASE_NAME)
             return _make_backup(directory, links, floor, target, _check_cancelled, cuts_ahead=0, made_ms=made_ms)
         finally:
             shutil.rmtree(links, ignore_errors=True)
+
+
+def _floor(directory: Path) -> Floor:
+    floor = read_floor(directory)
+    if floor is None:
+        raise Corrupt(f"{directory} has no floor file — close the node, and run: streamingnode verify {directory}")
+    return floor
 
 
 def _check_cancelled(_part: str, _done: int) -> None:
@@ -233,13 +220,17 @@ def _make_backup(
         )
         write_file(building / BACKUP_RECORD_NAME, encode_record(record), exclusive=True)
         target.publish()
+    return _result(target, record)
+
+
+def _result(target: Target, record: BackupRecord) -> BackupResult:
     return BackupResult(
         path=str(target.path),
         node_id=record.node_id,
         tick=record.tick,
         cut=record.cut,
-        files=len(files),
-        bytes=sum(file.bytes for file in files),
+        files=len(record.files),
+        bytes=sum(file.bytes for file in record.files),
     )
 
 
@@ -306,17 +297,8 @@ def _check_copy(building: Path, on_step: OnStep) -> None:
 # --- restore ----------------------------------------------------------------------------------------------------------
 
 
-def read_record(backup: Path) -> BackupRecord:
-    """Return what a backup says about itself. Raises `InvalidArgument` for a directory that is none, `Corrupt`."""
-    path = backup / BACKUP_RECORD_NAME
-    try:
-        return decode_record(read_regular(path), name=str(path))
-    except (FileNotFoundError, NotADirectoryError):
-        raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made") from None
-
-
-def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> RestoreResult:
-    """Make a node in a new directory from a backup, and verify it.
+def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupResult:
+    """Make a node in a new directory from a backup, and verify it; its next owner's term is one that no other can have.
 
     Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,
     `Corrupt` naming what is not as the backup says, `StorageFailed`. Nothing is at `target` then.
@@ -329,24 +311,14 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
         with disk_errors_typed(building):
             for file in record.files:
                 _copy_back(backup, building, file, partial(on_step, "copy"))
-            floor = read_floor(building)
-            if floor is None or floor.node_id != record.node_id:
-                raise Corrupt(f"{backup} has no floor file of node {record.node_id} — {_OTHER}")
+            floor = _floor(building)
             term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
             write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))
             _check_copy(building, on_step)
             place.publish()
     finally:
         place.discard()
-    return RestoreResult(
-        path=str(place.path),
-        node_id=record.node_id,
-        term=term,
-        tick=record.tick,
-        cut=record.cut,
-        files=len(record.files),
-        bytes=sum(file.bytes for file in record.files),
-    )
+    return _result(place, record)
 
 
 def _copy_back(backup: Path, building: Path, file: CopiedFile, on_bytes: Callable[[int], None]) -> None:
@@ -355,13 +327,11 @@ def _copy_back(backup: Path, building: Path, file: CopiedFile, on_bytes: Callabl
         copied = _copy_file(source, building, file.path, on_bytes, bytes_max=file.bytes)
     except FileNotFoundError:
         raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
-    if copied.bytes != file.bytes:
-        raise Corrupt(f"{source} has {copied.bytes} bytes, the backup had {file.bytes} — {_OTHER}")
-    if copied.crc32c != file.crc32c:
-        raise Corrupt(f"{source} fails its checksum — {_OTHER}")
+    if copied != file:
+        raise Corrupt(f"{source} is not what the backup had, {file.bytes} bytes of another checksum — {_OTHER}")
 
 
-def restore_file(backup: Path, directory: Path, path: str) -> RestoredFile:
+def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
     """Put back one file of a node that no process has open; `path` is relative to it, as `verify` names files.
 
     Only a file that the node can vouch for is taken: a segment or delete file by the checksum in its manifest, a manifest by
@@ -375,11 +345,13 @@ def restore_file(backup: Path, directory: Path, path: str) -> RestoredFile:
             raise InvalidArgument(f"{directory} is a backup, and stays as it was made — name a node's directory")
         lock = DirectoryLock(directory)
         try:
-            number, checksum, file = _vouched_for(directory, record.node_id, path)
+            content = _vouched_for(directory, backup, record.node_id, path)
             for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
             node, temporary = NodeDirectory(directory, for_group=for_group), path + TEMPORARY_SUFFIX
             try:  # under a temporary name, which a start removes if this ends here
-                length = _bring(node, place_beneath(backup, path), temporary, number, checksum, file)
+                with node.create(temporary) as writing:
+                    writing.write(content)
+                    node.sync(writing)
                 node.rename(temporary, path)
             except BaseException:
                 with suppress(OSError, StreamingNodeError):
@@ -388,49 +360,41 @@ def restore_file(backup: Path, directory: Path, path: str) -> RestoredFile:
             node.sync_parents([path])
         finally:
             lock.release()
-    return RestoredFile(path=path, cut=number, bytes=length)
+    return CopiedFile(path=path, bytes=len(content), crc32c=crc32c(content))
 
 
-def _vouched_for(directory: Path, backup_node_id: str, path: str) -> tuple[int, int, DataFile | None]:
-    """Return the cut of a file, the checksum that it must have, and its entry in the manifest; None for a manifest."""
+def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) -> bytes:
+    """Return the content that the backup has for a file of a cut, if it is what the node wrote."""
     found, records = read_node_records(directory)
     if found.node_id != backup_node_id:
         raise InvalidArgument(f"the backup is of node {backup_node_id}, {directory} of {found.node_id} — {_OTHER}")
-    checkpoint = records.checkpoints.get(PCHANNEL, NO_CHECKPOINT)
-    first_kept = records.first_kept.get(PCHANNEL, FIRST_CUT)
+    checkpoint = records.checkpoint
     cuts = CutLog(NodeDirectory(directory), node_id=found.node_id)
     cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
-    if named := _MANIFEST.fullmatch(path):
-        number = int(named[1])
-        if first_kept <= number <= checkpoint.cut_number:
-            return number, cuts.mark_of(number).crc32c, None
-        kept = f"{first_kept} to {checkpoint.cut_number}"
-        raise InvalidArgument(f"the node has to have the cuts {kept}, {path} is none — name one of them")
+    manifests = {manifest_path(number): number for number in range(records.first_kept, checkpoint.cut_number + 1)}
+    if number := manifests.get(path):
+        content = _read_backup(backup, path, READ_BYTES_MAX)
+        decode_manifest(content, name=str(backup / path))
+        is_same = manifest_crc32c(content) == cuts.mark_of(number).crc32c
+    else:
+        number, file = _entry_of(directory, cuts, path)
+        content = _read_backup(backup, path, file.bytes)
+        is_same = (len(content), crc32c(content)) == (file.bytes, file.crc32c)
+    if not is_same:
+        raise Corrupt(f"{backup / path} is not the file that this node wrote for cut {number} — {_OTHER}")
+    return content
+
+
+def _entry_of(directory: Path, cuts: CutLog, path: str) -> tuple[int, DataFile]:
     for number in reversed(cut_numbers(directory)):
-        manifest = cuts.read(number).manifest
-        for file in manifest.files:
+        for file in cuts.read(number).manifest.files:
             if file.path == path:
-                return number, file.crc32c, file
+                return number, file
     raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
 
 
-def _bring(node: NodeDirectory, source: Path, temporary: str, number: int, checksum: int, file: DataFile | None) -> int:
-    """Copy a file under a temporary name and return how long it is. Raises unless it is the one that the node wrote."""
+def _read_backup(backup: Path, path: str, bytes_max: int) -> bytes:
     try:
-        reading = open_binary(source)
+        return read_regular(place_beneath(backup, path), bytes_max=bytes_max)
     except FileNotFoundError:
-        raise InvalidArgument(f"the backup does not have {source} — {_OTHER}") from None
-    with reading:
-        size_bytes = os.fstat(reading.fileno()).st_size
-        if file is not None and size_bytes != file.bytes:  # it may be a terabyte of holes
-            raise Corrupt(f"{source} has {size_bytes} bytes, cut {number} names {file.bytes} — {_OTHER}")
-        with node.create(temporary) as writing:
-            length, found = read_through(reading, writing.write)
-            node.sync(writing)
-    if file is None:
-        manifest = node.read(temporary)
-        decode_manifest(manifest, name=str(source))
-        found = manifest_crc32c(manifest)  # of the document alone
-    if found != checksum:
-        raise Corrupt(f"{source} is not the file that this node wrote for cut {number} — {_OTHER}")
-    return length
+        raise InvalidArgument(f"the backup does not have {path} — {_OTHER}") from None

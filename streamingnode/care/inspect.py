@@ -17,13 +17,12 @@ from flusher.directory import CutLog, NodeDirectory, lives
 from flusher.manifest import arrow_schema, checked_document, collection_info, with_checksum
 from wal.codec import decode_versioned
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
-from wal.files import LOCK_NAME, open_regular
+from wal.files import LOCK_NAME, open_regular, read_regular
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
+from wal.rocks.opening import BACKUP_RECORD_NAME
 
 PARTS = ("log", "segments", "deletes", "cuts", "leases")
-_FOLDERS = {"log": PARTS[:1], "cuts": PARTS[1:4], "backup": PARTS, "copy": PARTS}
-"""What each part of a long work reads."""
 
 
 # --- a node's files ---------------------------------------------------------------------------------------------------
@@ -75,13 +74,6 @@ def read_node_files(directory: Path) -> NodeFiles:
         )
     except OSError as error:
         raise StorageFailed(f"cannot read {directory}: {error.strerror} — make it readable for this user") from error
-
-
-def part_bytes(directory: Path, part: str) -> int | None:
-    """Return how much of a node a part of a long work will read, None when nobody knows beforehand."""
-    if part not in _FOLDERS:
-        return None
-    return sum(_bytes_under(directory / folder) for folder in _FOLDERS[part])
 
 
 def _bytes_under(directory: Path) -> int:
@@ -285,11 +277,18 @@ def encode_record(record: BackupRecord) -> bytes:
     return with_checksum(msgspec.json.encode(record))
 
 
-def decode_record(content: bytes, *, name: str) -> BackupRecord:
-    """Return the record in `content`. Raises `Corrupt`, or `UnsupportedFormat` for one of a newer release."""
-    document = checked_document(content, name, step="restore from another backup")
-    record = decode_versioned(document, BackupRecord, RECORD_FORMAT, name, decode=msgspec.json.decode)
+def read_record(backup: Path) -> BackupRecord:
+    """Return what a backup says about itself.
+
+    Raises `InvalidArgument` for a directory that is none, `Corrupt`, `UnsupportedFormat` for one of a newer release.
+    """
+    path = backup / BACKUP_RECORD_NAME
+    try:
+        document = checked_document(read_regular(path), str(path), step="restore from another backup")
+    except (FileNotFoundError, NotADirectoryError):
+        raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made") from None
+    record = decode_versioned(document, BackupRecord, RECORD_FORMAT, str(path), decode=msgspec.json.decode)
     for file in record.files:
         if file.path.startswith("/") or ".." in file.path.split("/"):
-            raise Corrupt(f"{name} names {file.path!r}, which is outside of it — restore from another backup")
+            raise Corrupt(f"{path} names {file.path!r}, which is outside of it — restore from another backup")
     return record

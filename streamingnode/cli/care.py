@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from streamingnode.cli.command import NODE, SPARK, argument, command, require
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
-from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, shown
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, shown
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 if TYPE_CHECKING:
-    from streamingnode.care.backup import BackupResult, RestoreResult
+    from streamingnode.care.backup import BackupResult
     from streamingnode.care.database import NodeRecords
     from streamingnode.care.findings import OnStep, Report
     from streamingnode.care.inspect import NodeFiles
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
     from wal.rocks.recovery import Survey
 
 
-def show_steps(progress: Progress, directory: Path) -> "OnStep":
+def show_steps(progress: Progress) -> "OnStep":
     """Return what tells `progress` how many bytes of each part of a node are read."""
-    from streamingnode.care.inspect import part_bytes
-
     reached: dict[str, int] = {}
 
     def on_step(part: str, read_bytes: int) -> None:
         if part not in reached:
             reached[part] = 0
-            progress.stage(part, part_bytes(directory, part))
+            progress.stage(part)
         reached[part] += read_bytes
         progress.advance(reached[part], format_bytes(reached[part]))
 
@@ -65,11 +63,11 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | 
     if tables is not None:
         require(SPARK)
     bytes_per_s = parse_pace(pace) if pace is not None else 0.0
-    from streamingnode.care.findings import EXIT_CODES
+    from streamingnode.care.findings import Severity
     from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress, directory)
+        on_step = show_steps(progress)
         if bytes_per_s:
             on_step = paced(on_step, bytes_per_s)
         report = verify_directory(directory, tables=tables, on_step=on_step)
@@ -82,7 +80,7 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | 
             "findings": report.findings,
         }
     )
-    return EXIT_CODES[report.worst]
+    return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
 
 
 def parse_pace(text: str) -> float:
@@ -113,7 +111,7 @@ def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
 def _print_report(report: "Report", output: Output) -> None:
     """Print what was found for people, the worst of it last, where eyes rest."""
     for finding in sorted(report.findings, key=lambda finding: finding.severity.value, reverse=True):
-        output.line(f"{finding.severity.value}: {finding.place}: {finding.kind.value}: {finding.detail}")
+        output.line(f"{finding.severity.value}: {finding.place}: {finding.detail}")
         output.line(f"        {finding.next_step}")
     checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
     output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
@@ -138,11 +136,11 @@ def backup(output: Output, *, directory: Path, target: Path) -> None:
     from streamingnode.care.backup import backup_directory
 
     with show_progress(output.stderr) as progress:
-        made = backup_directory(directory, target, on_step=show_steps(progress, directory))
+        made = backup_directory(directory, target, on_step=show_steps(progress))
     _print_made(f"backup of node {made.node_id} up to", made, output)
 
 
-def _print_made(what: str, made: "BackupResult | RestoreResult", output: Output) -> None:
+def _print_made(what: str, made: "BackupResult", output: Output) -> None:
     output.line(
         f"{what} tick {made.tick} ({format_tick(made.tick)}), cut {made.cut}: "
         f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}, verified, in {made.path}"
@@ -173,11 +171,11 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
 
     if file is not None:
         put_back = restore_file(backup, target, file)
-        output.line(f"{put_back.path} of cut {put_back.cut}: {format_bytes(put_back.bytes)}, as the node wrote it")
+        output.line(f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it")
         output.document(put_back)
         return
     with show_progress(output.stderr) as progress:
-        made = restore_directory(backup, target, on_step=show_steps(progress, backup))
+        made = restore_directory(backup, target, on_step=show_steps(progress))
     _print_made(f"node {made.node_id} as of", made, output)
 
 
