@@ -242,7 +242,10 @@ class _Export:
             state.observe(message)
             for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
                 header = body.header
-                if isinstance(header, InsertHeader) and (place := _unknown(state.catalog, header)):
+                if not isinstance(header, InsertHeader):
+                    continue
+                if not state.catalog.is_writable(body.vchannel, header.partition_id):
+                    place = f"partition number {header.partition_id} of collection number {header.collection_id}"
                     unknown[place] = unknown.get(place, 0) + header.rows
         for place, rows in unknown.items():
             self._losses.add("", place, rows, "what created it is missing")
@@ -275,12 +278,3 @@ class _Export:
         )
         cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)
         return read_rows(source, base).cast(arrow_schema(info))
-
-
-def _unknown(catalog: Catalog, header: InsertHeader) -> str:
-    """Return which of collection and partition nobody knows, nothing when both are known."""
-    if not catalog.knows(header.collection_id):
-        return f"collection number {header.collection_id}"
-    partitions = catalog.collection(header.collection_id).partitions
-    known = any(each.id == header.partition_id for each in partitions)
-    return "" if known else f"partition number {header.partition_id} of collection number {header.collection_id}"

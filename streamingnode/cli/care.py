@@ -1,6 +1,5 @@
 """The verbs for a node's directory: `info`, `verify`, `backup`, `restore`, `export` and `doctor`."""
 
-import re
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from streamingnode.cli.command import NODE, SPARK, argument, command, require
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
-from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, shown
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 if TYPE_CHECKING:
@@ -43,15 +42,15 @@ EMPTY_TARGET = "a new directory, or an empty one"
 @command(
     NODE_OR_BACKUP,
     argument("--tables", type=Path, help="also check the tables in this directory against the node's cuts"),
-    argument("--pace", metavar="RATE", help="read at most this much each second, such as 10MiB"),
+    argument("--pace", metavar="MIB", type=float, help="read at most so many MiB each second"),
     examples=(
         "streamingnode verify data",
         "streamingnode verify data --tables tables",
-        "streamingnode verify data --pace 10MiB",
+        "streamingnode verify data --pace 10",
         "streamingnode verify backup --json",
     ),
 )
-def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | None) -> int:
+def verify(output: Output, *, directory: Path, tables: Path | None, pace: float | None) -> int:
     """Read everything a node has and check it against every checksum, count and order.
 
     Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with
@@ -62,16 +61,22 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | 
     """
     if tables is not None:
         require(SPARK)
-    bytes_per_s = parse_pace(pace) if pace is not None else 0.0
+    if pace is not None and not pace > 0:
+        raise InvalidArgument(f"at --pace {pace:g} nothing is read — give a number of MiB for each second")
     from streamingnode.care.findings import Severity
     from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
         on_step = show_steps(progress)
-        if bytes_per_s:
-            on_step = paced(on_step, bytes_per_s)
+        if pace is not None:
+            on_step = paced(on_step, pace * (1 << 20))
         report = verify_directory(directory, tables=tables, on_step=on_step)
-    _print_report(report, output)
+    _print_findings(report, output)
+    checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
+    output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
+    damage = len(report.damages)
+    verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
+    output.line(f"{verdict}, {format_count(len(report.findings) - damage, 'warning')}")
     output.document(
         {
             "verdict": "sound" if report.worst is None else report.worst,
@@ -81,15 +86,6 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | 
         }
     )
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
-
-
-def parse_pace(text: str) -> float:
-    """Return the bytes per second that `--pace` names. Raises `InvalidArgument`."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(|KiB|MiB|GiB)", text)
-    rate = float(found[1]) * 1024 ** ("", "KiB", "MiB", "GiB").index(found[2]) if found else 0.0
-    if rate < 1:
-        raise InvalidArgument(f"--pace {shown(text)} is no bytes per second — give a rate such as 10MiB")
-    return rate
 
 
 def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
@@ -108,17 +104,11 @@ def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
     return paced_step
 
 
-def _print_report(report: "Report", output: Output) -> None:
+def _print_findings(report: "Report", output: Output) -> None:
     """Print what was found for people, the worst of it last, where eyes rest."""
     for finding in sorted(report.findings, key=lambda finding: finding.severity.value, reverse=True):
         output.line(f"{finding.severity.value}: {finding.place}: {finding.detail}")
         output.line(f"        {finding.next_step}")
-    checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
-    output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
-    damage = len(report.damages)
-    warnings = format_count(len(report.findings) - damage, "warning")
-    verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
-    output.line(f"{verdict}, {warnings}")
 
 
 @command(
@@ -222,21 +212,19 @@ def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
 def doctor(output: Output, *, directory: Path | None) -> int:
     """Check machine, installation and directory; say what to do.
 
-    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), the clock and file limits,
+    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), and file limits,
     and at the directory if one is given. Writes one temporary file and removes it.
-    Exit code 1 when something fails; a warning (`warn`) is no failure.
+    Exit code 1 when a node cannot be opened; a warning is no failure.
     """
-    from streamingnode.care.health import Status, examine
+    from streamingnode.care.findings import Report
+    from streamingnode.care.health import examine
 
-    findings = []
-    for finding in examine(directory):
-        findings.append(finding)
-        output.line(f"{finding.status.value.ljust(4)}  {finding.subject}: {finding.detail}")
-        if finding.next_step:
-            output.line(f"      {finding.next_step}")
-    healthy = all(finding.status is not Status.FAIL for finding in findings)
-    output.document({"healthy": healthy, "findings": findings})
-    return EXIT_OK if healthy else EXIT_FAILED
+    report = Report()
+    facts = examine(directory, report)
+    output.fields(facts)
+    _print_findings(report, output)
+    output.document({"healthy": not report.damages, "facts": facts, "findings": report.findings})
+    return EXIT_FAILED if report.damages else EXIT_OK
 
 
 @command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
@@ -366,10 +354,6 @@ def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
         + f", {format_count(flusher.unflushed_rows, 'row')} "
         f"({format_bytes(flusher.unflushed_bytes)}) in no cut yet"
         + (f"; {flusher.last_error}" * bool(flusher.last_error)),
-    }
-    fields |= {
-        f"in {each.name}": f"{_times(each.before_s)} before, {_times(each.after_s)} after"
-        for each in appends.interceptors
     }
     return fields | {
         f"reader {each.name}": f"{each.mode.value if each.mode else 'opening'}, "

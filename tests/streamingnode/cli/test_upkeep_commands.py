@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from streamingnode.cli.care import paced, parse_pace
+from streamingnode.cli.care import paced
 from tests.streamingnode.sample_node import flip, largest, segment
 
 if TYPE_CHECKING:
@@ -173,21 +173,11 @@ def test_verify_reads_no_faster_than_its_pace(monkeypatch: pytest.MonkeyPatch) -
     assert clock.slept[8:] == [60, 0.25, 0.25, 0.75], "time that went by is not made up for"
 
 
-@pytest.mark.parametrize(
-    "text, rate",
-    [("1", 1.0), ("500", 500.0), ("64KiB", 65536.0), ("10MiB", 10.0 * (1 << 20)), ("1.5GiB", 1.5 * (1 << 30))],
-)
-def test_a_pace_is_bytes_for_each_second(text: str, rate: float) -> None:
-    assert parse_pace(text) == rate
-
-
-@pytest.mark.parametrize("text", ["0", "-1MiB", "0.5", "fast", "10MB", "10 M", "nan", "infMiB", "1e9", ""])
-def test_a_pace_that_is_none_is_refused_with_an_example(text: str, cut: Path, run: "Run") -> None:
-    refused = run("verify", cut, f"--pace={text}")
-    assert refused.code == 2
-    assert "such as 10MiB" in refused.err
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "fast", "10MiB", ""])
+def test_a_pace_that_is_none_is_refused(text: str, cut: Path, run: "Run") -> None:
+    assert run("verify", cut, f"--pace={text}").code == 2
 
 
 def test_verify_at_a_pace_finds_the_same(cut: Path, run: "Run") -> None:
-    document = run("verify", cut, "--pace", "1GiB", "--json").document
+    document = run("verify", cut, "--pace", "1000", "--json").document
     assert document == run("verify", cut, "--json").document
