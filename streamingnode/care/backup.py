@@ -10,7 +10,6 @@ original did after the backup, no owner of one history can be taken for an owner
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -31,16 +30,15 @@ from flusher.directory import (
     read_cut,
     read_through,
 )
-from flusher.manifest import DataFile, decode_manifest, manifest_crc32c
+from flusher.manifest import DataFile, decode_manifest, manifest_crc32c, with_checksum
 from interceptors.errors import AlreadyExists
 from streamingnode.care.database import read_node_records
 from streamingnode.care.findings import OnStep, no_progress
 from streamingnode.care.inspect import (
-    RECORD_FORMAT,
     BackupRecord,
     CopiedFile,
     check_node,
-    encode_record,
+    floor_of,
     kept_closed,
     read_record,
 )
@@ -60,9 +58,10 @@ from wal.files import (
     sync_directory,
     write_file,
 )
-from wal.rocks.floor import FLOOR_NAME, Floor, read_floor, write_floor
+from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
+from wal.runtime import unix_ms
 
 UNFINISHED = ".unfinished"
 LINKS = "backup.tmp"
@@ -75,20 +74,6 @@ came near. Terms stay below 2^31 for 32,767 restores of restores."""
 _OTHER = "restore from another backup"
 _NOT_COPIED = ("LOCK", "LOG")
 """RocksDB's lock and its own notes: no part of the data."""
-
-
-class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup, or a node made from one, that was verified.
-
-    Everything acknowledged up to `tick` is in it; `cut` is the newest cut in it. `bytes` are those of all `files`.
-    """
-
-    path: str
-    node_id: str
-    tick: int
-    cut: int
-    files: int
-    bytes: int
 
 
 class Target:
@@ -128,7 +113,7 @@ class Target:
 # --- backup -----------------------------------------------------------------------------------------------------------
 
 
-def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupResult:
+def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
     """Copy a node that no process has open into a new directory, and verify the copy.
 
     Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
@@ -137,15 +122,15 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_prog
     with disk_errors_typed(directory), kept_closed(check_node(directory)):
         if (directory / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
-        place, made_ms = Target(target, directory), time.time_ns() // 1_000_000
+        place = Target(target, directory)
         try:
             # The cut after the checkpoint's is taken too: of a node nobody owns it is whole.
-            return _make_backup(directory, directory, _floor(directory), place, on_step, cuts_ahead=1, made_ms=made_ms)
+            return _make_backup(directory, directory, floor_of(directory), place, on_step, cuts_ahead=1)
         finally:
             place.discard()
 
 
-def backup_running(directory: Path, target: Target, link: Callable[[Path], object], *, made_ms: int) -> BackupResult:
+def backup_running(directory: Path, target: Target, link: Callable[[Path], object]) -> BackupRecord:
     """Copy the node that runs in `directory`, from a worker thread, which ends when its task is cancelled.
 
     The database is linked beside the node's own (`link`), in one step that costs no copying; then its bytes are copied at
@@ -161,18 +146,11 @@ def backup_running(directory: Path, target: Target, link: Callable[[Path], objec
             for lease in sorted((directory / LEASES).glob("*.json")):
                 with suppress(FileNotFoundError):  # its table was given up meanwhile
                     write_file(links / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
-            floor = _floor(directory)
+            floor = floor_of(directory)
             link(links / DATABASE_NAME)
-            return _make_backup(directory, links, floor, target, _check_cancelled, cuts_ahead=0, made_ms=made_ms)
+            return _make_backup(directory, links, floor, target, _check_cancelled, cuts_ahead=0)
         finally:
             shutil.rmtree(links, ignore_errors=True)
-
-
-def _floor(directory: Path) -> Floor:
-    floor = read_floor(directory)
-    if floor is None:
-        raise Corrupt(f"{directory} has no floor file — close the node, and run: streamingnode verify {directory}")
-    return floor
 
 
 def _check_cancelled(_part: str, _done: int) -> None:
@@ -180,20 +158,18 @@ def _check_cancelled(_part: str, _done: int) -> None:
 
 
 def _make_backup(
-    directory: Path, links: Path, floor: Floor, target: Target, on_step: OnStep, *, cuts_ahead: int, made_ms: int
-) -> BackupResult:
+    directory: Path, links: Path, floor: Floor, target: Target, on_step: OnStep, *, cuts_ahead: int
+) -> BackupRecord:
     """Copy, verify and publish, and return what was made; `links` has the database, unchanging, and the leases."""
     building, on_bytes = target.building, partial(on_step, "copy")
     with disk_errors_typed(building):
         found, records = read_node_records(links)
-        checkpoints = records.checkpoints.values()
-        newest = max((checkpoint.cut_number for checkpoint in checkpoints), default=0) + cuts_ahead
         files = [
             _copy_file(path, building, f"{DATABASE_NAME}/{path.name}", on_bytes)
             for path in sorted((links / DATABASE_NAME).iterdir())
             if path.is_file() and not path.name.startswith(_NOT_COPIED)
         ]
-        files += _copy_cuts(directory, building, newest, on_bytes)
+        files += _copy_cuts(directory, building, records.checkpoint.cut_number + cuts_ahead, on_bytes)
         files += [
             _copy_file(path, building, f"{LEASES}/{path.name}", on_bytes, bytes_max=LEASE_BYTES_MAX)
             for path in sorted((links / LEASES).glob("*.json"))
@@ -210,28 +186,16 @@ def _make_backup(
         files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c(content)))
         _check_copy(building, on_step)
         record = BackupRecord(
-            format=RECORD_FORMAT,
             node_id=found.node_id,
             term=floor.term,
-            tick=max([floor.tick, *(checkpoint.tick for checkpoint in checkpoints)]),
+            tick=max(floor.tick, records.checkpoint.tick),
             cut=max(cut_numbers(building), default=0),
-            made_ms=made_ms,
+            made_ms=unix_ms(),
             files=tuple(files),
         )
-        write_file(building / BACKUP_RECORD_NAME, encode_record(record), exclusive=True)
+        write_file(building / BACKUP_RECORD_NAME, with_checksum(msgspec.json.encode(record)), exclusive=True)
         target.publish()
-    return _result(target, record)
-
-
-def _result(target: Target, record: BackupRecord) -> BackupResult:
-    return BackupResult(
-        path=str(target.path),
-        node_id=record.node_id,
-        tick=record.tick,
-        cut=record.cut,
-        files=len(record.files),
-        bytes=sum(file.bytes for file in record.files),
-    )
+    return record
 
 
 def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[[int], None]) -> list[CopiedFile]:
@@ -297,7 +261,7 @@ def _check_copy(building: Path, on_step: OnStep) -> None:
 # --- restore ----------------------------------------------------------------------------------------------------------
 
 
-def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupResult:
+def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
     """Make a node in a new directory from a backup, and verify it; its next owner's term is one that no other can have.
 
     Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,
@@ -310,25 +274,22 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
     try:
         with disk_errors_typed(building):
             for file in record.files:
-                _copy_back(backup, building, file, partial(on_step, "copy"))
-            floor = _floor(building)
+                try:
+                    copied = _copy_file(
+                        backup / file.path, building, file.path, partial(on_step, "copy"), bytes_max=file.bytes
+                    )
+                except FileNotFoundError:
+                    raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
+                if copied != file:
+                    raise Corrupt(f"{backup / file.path} is not what the backup had — {_OTHER}")
+            floor = floor_of(building)
             term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
             write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))
             _check_copy(building, on_step)
             place.publish()
     finally:
         place.discard()
-    return _result(place, record)
-
-
-def _copy_back(backup: Path, building: Path, file: CopiedFile, on_bytes: Callable[[int], None]) -> None:
-    source = backup / file.path
-    try:
-        copied = _copy_file(source, building, file.path, on_bytes, bytes_max=file.bytes)
-    except FileNotFoundError:
-        raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
-    if copied != file:
-        raise Corrupt(f"{source} is not what the backup had, {file.bytes} bytes of another checksum — {_OTHER}")
+    return record
 
 
 def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:

@@ -271,10 +271,10 @@ def _open_surveyed(path: Path, recovery: DBRecoveryMode) -> ClosedDatabase:
 
 
 def check_database_files(path: Path, database: Rdict, report: Report) -> None:
-    """Look at RocksDB's own files, by their names and their framing: what is too many, and what ends too early.
+    """Look at RocksDB's own files for what it passes over in silence.
 
-    RocksDB ignores a table that its manifest does not name, replays a log file that somebody copied under a newer name as if
-    it were newer, and passes over a manifest whose last record is cut short.
+    It replays a log file that somebody copied under a newer name as if it were newer, and goes on with a manifest whose last
+    record is cut short. A table that its manifest does not name it ignores, and removes at the next start.
     """
     live = {Path(str(each["name"])).name for each in database.live_files()}
     for table in sorted(path.glob("*.sst")):
@@ -298,24 +298,19 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
 
 @dataclass(slots=True)
 class NodeRecords:
-    """What a node keeps beside its logs, by pchannel; named readers by `<collection id>/<name>`."""
+    """What a node keeps beside its log; named readers by `<collection id>/<name>`."""
 
-    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+    checkpoint: Checkpoint = NO_CHECKPOINT
     readers: dict[str, ReaderPosition] = field(default_factory=dict)
     first_kept: int = FIRST_CUT
     """The number of the earliest cut that is kept."""
 
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """That of the node's log."""
-        return self.checkpoints.get(PCHANNEL, NO_CHECKPOINT)
-
     def take(self, key: str, value: bytes) -> None:
         """Decode one record of the state map. Raises what its decoder raises."""
         if key.startswith(CHECKPOINT):
-            checkpoint = self.checkpoints[key.removeprefix(CHECKPOINT)] = decode_checkpoint(value)
-            if checkpoint.producers is not None:
-                decode_window(checkpoint.producers, RocksMessageId)
+            self.checkpoint = decode_checkpoint(value)
+            if self.checkpoint.producers is not None:
+                decode_window(self.checkpoint.producers, RocksMessageId)
         elif key.startswith(READER):
             self.readers[key.removeprefix(READER)] = msgspec.msgpack.decode(value, type=ReaderPosition)
         elif key.startswith(CUTS_RECORD):

@@ -28,13 +28,13 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
 from streamingnode.care.backup import Target
-from streamingnode.care.database import PCHANNEL, ClosedDatabase, check_floor, is_unfinished_creation, open_closed
+from streamingnode.care.database import PCHANNEL, ClosedDatabase, check_floor, open_closed
 from streamingnode.care.entries import ClosedLog, read_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
 from streamingnode.names import check_name
 from streamingnode.snapshot import read_rows
-from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
+from wal.errors import Corrupt, StreamingNodeError
 from wal.files import create_file, disk_errors_typed
 from wal.headers import InsertHeader
 from wal.message import AnyMessage, Message, TransactionBuffer, TransactionMessage
@@ -83,10 +83,6 @@ def export_directory(
     `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out` then.
     """
     with disk_errors_typed(directory), kept_closed(check_node(directory)):
-        if is_unfinished_creation(directory):
-            raise InvalidArgument(
-                f"the node at {directory} was never made to its end and holds nothing — open it first"
-            )
         target = Target(out, directory)
         try:
             result = _Export(directory, _Losses(salvage=salvage), on_collection).write(target)
@@ -221,8 +217,6 @@ class _Export:
 
         transactions, expected = TransactionBuffer(begin_missing=begin_missing), self._log.first
         for entry in read_entries(self._log, Report() if report is None else report):
-            if entry.first_position < expected:
-                continue
             if entry.first_position > expected:
                 # A transaction that was open here may lack a part, and nothing that comes later tells.
                 transactions = TransactionBuffer(begin_missing=begin_missing)

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import google_crc32c
 
+from flusher.directory import CutLog
 from spark_sink.errors import JavaNotFound, install
 from streamingnode.care.findings import Report
-from streamingnode.care.inspect import check_node, is_node, read_node_files
+from streamingnode.care.inspect import check_node, floor_of, is_node
 from streamingnode.ownership import assert_sole_owner
 from wal.errors import StreamingNodeError
+from wal.files import disk_errors_typed
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import check_place
 
@@ -131,18 +133,19 @@ def _time_fsync(place: Path, facts: dict[str, str], report: Report) -> None:
 
 def _look_at_node(directory: Path, facts: dict[str, str], report: Report) -> None:
     try:
-        if directory.is_dir():
-            check_place(directory)
-        elif directory.exists():
-            check_node(directory)
-        if not is_node(directory):
-            facts["node"] = f"{directory} holds none yet; opening one makes it"
-            return
-        files = read_node_files(directory)
-        for number in files.cuts.numbers:
-            files.cuts.read(number)
+        with disk_errors_typed(directory):
+            if directory.is_dir():
+                check_place(directory)
+            elif directory.exists():
+                check_node(directory)
+            if not is_node(directory):
+                facts["node"] = f"{directory} holds none yet; opening one makes it"
+                return
+            floor, cuts = floor_of(directory), CutLog(directory)
+            for number in cuts.numbers:
+                cuts.read(number)
     except StreamingNodeError as error:
         report.error("node", error)
         return
-    cuts = f"cuts {files.cuts.first} to {files.cuts.newest}" if files.cuts.numbers else "no cut yet"
-    facts["node"] = f"{files.floor.node_id}, term {files.floor.term}, {cuts}, manifests are whole"
+    kept = f"cuts {cuts.first} to {cuts.newest}" if cuts.numbers else "no cut yet"
+    facts["node"] = f"{floor.node_id}, term {floor.term}, {kept}, manifests are whole"

@@ -45,8 +45,7 @@ def verify_directory(directory: Path, *, tables: Path | None = None, on_step: On
     Raises `InvalidArgument` when it holds no node or there is no `tables`, `AlreadyOwned` while a process has it open,
     `PackageMissing` when tables are asked for and their library is not installed.
     """
-    if not is_unfinished_creation(directory):
-        check_node(directory)
+    check_node(directory)
     if tables is not None and not tables.is_dir():
         raise InvalidArgument(f"there are no tables at {tables} — name the directory that `ingest --tables` made")
     with kept_closed(directory):

@@ -12,13 +12,10 @@ from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeErr
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 if TYPE_CHECKING:
-    from streamingnode.care.backup import BackupResult
-    from streamingnode.care.database import NodeRecords
     from streamingnode.care.findings import OnStep, Report
-    from streamingnode.care.inspect import NodeFiles
+    from streamingnode.care.inspect import BackupRecord
     from streamingnode.statistics import NodeStatistics
     from wal.measure import Distribution
-    from wal.rocks.recovery import Survey
 
 
 def show_steps(progress: Progress) -> "OnStep":
@@ -95,11 +92,11 @@ def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
     def paced_step(part: str, read_bytes: int) -> None:
         nonlocal due
         on_step(part, read_bytes)
-        due += read_bytes / bytes_per_s
         now = time.monotonic()
-        if due > now:
-            time.sleep(due - now)
-        due = max(due, now)  # a slow disk, or a machine that slept, is not made up for by reading faster
+        due = max(
+            due + read_bytes / bytes_per_s, now
+        )  # a slow disk, or a machine that slept, is not made up for by reading faster
+        time.sleep(due - now)
 
     return paced_step
 
@@ -126,16 +123,17 @@ def backup(output: Output, *, directory: Path, target: Path) -> None:
     from streamingnode.care.backup import backup_directory
 
     with show_progress(output.stderr) as progress:
-        made = backup_directory(directory, target, on_step=show_steps(progress))
-    _print_made(f"backup of node {made.node_id} up to", made, output)
+        record = backup_directory(directory, target, on_step=show_steps(progress))
+    _print_made("backup of", record, target, output)
 
 
-def _print_made(what: str, made: "BackupResult", output: Output) -> None:
+def _print_made(what: str, record: "BackupRecord", path: Path, output: Output) -> None:
+    size = format_bytes(sum(file.bytes for file in record.files))
     output.line(
-        f"{what} tick {made.tick} ({format_tick(made.tick)}), cut {made.cut}: "
-        f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}, verified, in {made.path}"
+        f"{what} node {record.node_id} up to tick {record.tick} ({format_tick(record.tick)}), cut {record.cut}: "
+        f"{format_count(len(record.files), 'file')}, {size}, verified, in {path}"
     )
-    output.document(made)
+    output.document(record)
 
 
 @command(
@@ -165,8 +163,8 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
         output.document(put_back)
         return
     with show_progress(output.stderr) as progress:
-        made = restore_directory(backup, target, on_step=show_steps(progress))
-    _print_made(f"node {made.node_id} as of", made, output)
+        record = restore_directory(backup, target, on_step=show_steps(progress))
+    _print_made("restored", record, target, output)
 
 
 @command(
@@ -229,27 +227,21 @@ def doctor(output: Output, *, directory: Path | None) -> int:
 
 @command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
 def info(output: Output, *, directory: Path) -> None:
-    """Show a node's identity, owner, ticks, cuts, readers and disk use.
+    """Show a node's identity, owner, ticks, cuts, readers and files.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
     counted and measured until a few seconds ago. Times are UTC.
     """
     import msgspec
 
-    from streamingnode.care.database import read_node_records
-    from streamingnode.care.inspect import read_node_files
+    from streamingnode.care.inspect import check_node, holder
     from streamingnode.statistics import read_statistics
+    from wal.files import disk_errors_typed
 
-    files = read_node_files(directory)
-    try:
-        records, unread = read_node_records(directory), ""
-    except StreamingNodeError as error:
-        if files.holder is None and not isinstance(error, StorageFailed):
-            raise
-        # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
-        records, unread = None, str(error)
-    statistics = None if files.holder is None else read_statistics(files.directory, pid=files.holder or None)
-    document = _describe(files, records)
+    with disk_errors_typed(directory):
+        pid = holder(check_node(directory))
+        document, unread = _describe(directory, pid)
+        statistics = None if pid is None else read_statistics(directory, pid=pid or None)
     _print_node(document, unread, output)
     if statistics is not None:
         output.line()
@@ -257,43 +249,52 @@ def info(output: Output, *, directory: Path) -> None:
     output.document(document | {"statistics": msgspec.to_builtins(statistics)})
 
 
-def _describe(files: "NodeFiles", records: "tuple[Survey, NodeRecords] | None") -> dict[str, Any]:
-    """Return everything `info` knows, as machines read it."""
-    from streamingnode.care.database import NodeRecords
-    from streamingnode.care.inspect import held_files
+def _describe(directory: Path, pid: int | None) -> tuple[dict[str, Any], str]:
+    """Return everything `info` knows, as machines read it, and why there are no checkpoints and readers."""
+    from flusher.cuts import Lease, lease_files
+    from flusher.directory import CutLog
+    from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
+    from streamingnode.care.inspect import floor_of, held_files
     from wal.runtime import unix_ms
 
-    floor, cuts = files.floor, files.cuts
-    names, kept = ({}, NodeRecords()) if records is None else (records[0].log_ids, records[1])
-    positions = {number: name for name, number in names.items()}
+    floor, cuts = floor_of(directory), CutLog(directory)
+    records, unread = NodeRecords(), ""
+    try:
+        records = read_node_records(directory)[1]
+    except StreamingNodeError as error:
+        if pid is None and not isinstance(error, StorageFailed):
+            raise
+        # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
+        unread = str(error)
+    mark = records.checkpoint
     newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
     ahead_ms = physical_ms(floor.tick) - unix_ms()
-    return {
-        "directory": str(files.directory),
+    document = {
+        "directory": str(directory),
         "node_id": floor.node_id,
-        "open": files.holder is not None,
-        "pid": files.holder or None,
+        "open": pid is not None,
+        "pid": pid or None,
         "term": floor.term,
         "tick": floor.tick,
         "time": format_tick(floor.tick),
         "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,  # clocks are corrected by as little as that
-        "positions": {positions.get(log_id, str(log_id)): position for log_id, position in floor.positions.items()},
+        "position": max(floor.positions.values(), default=0),
         "cuts": {"first": cuts.first, "newest": cuts.newest, "tick": newest_tick, "time": format_tick(newest_tick)},
-        "checkpoints": [
-            {"pchannel": name, "cut": mark.cut_number, "tick": mark.tick, "position": mark.position}
-            for name, mark in kept.checkpoints.items()
-        ],
+        "checkpoints": [{"pchannel": PCHANNEL, "cut": mark.cut_number, "tick": mark.tick, "position": mark.position}]
+        if mark.cut_number
+        else [],
         "readers": [
             {"reader": name, "pchannel": at.pchannel, "position": at.position, "tick": at.tick}
-            for name, at in kept.readers.items()
+            for name, at in records.readers.items()
         ],
         "leases": [
             {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
-            for lease in files.leases
+            for _, lease in lease_files(cuts.directory)
+            if isinstance(lease, Lease)
         ],
         "files": held_files(cuts),
-        "disk_bytes": files.disk_bytes,
     }
+    return document, unread
 
 
 def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
@@ -308,15 +309,19 @@ def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
             "term": document["term"],
             "last tick": f"{document['tick']} ({document['time']})",
             **({"clock": f"{ahead}; ages of cuts do not go by them"} if document["ahead_s"] else {}),
-            "last positions": ", ".join(f"{name} {at}" for name, at in document["positions"].items()) or "none",
+            "last position": document["position"],
             "cuts": f"{cuts['first']} to {cuts['newest']}, the newest at {cuts['tick']} ({cuts['time']})"
             if cuts["newest"]
             else "none",
-            "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in document["disk_bytes"].items() if size),
         }
     )
     held = [
-        (each.name or f"{each.id} (dropped)", each.files, format_bytes(each.bytes), "; ".join(each.held_by))
+        (
+            each["name"] or f"{each['id']} (dropped)",
+            each["files"],
+            format_bytes(each["bytes"]),
+            "; ".join(each["held_by"]),
+        )
         for each in document["files"]
     ]
     if held:
@@ -337,18 +342,14 @@ def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
 def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
     """Return a node's statistics for people, by label; machines read all of them as JSON."""
     log, appends, ticks = statistics.log, statistics.appends, statistics.ticks
-    writes, flusher = statistics.writes, statistics.flusher
+    flusher = statistics.flusher
     fields: dict[str, object] = {
         "log": f"{log.state}, {format_count(log.reopened, 'time')} reopened"
         + (f" ({log.last_error})" * bool(log.last_error)),
         "appends": f"{appends.succeeded} ok, {appends.failed} failed, {appends.in_flight} in flight; "
         f"{appends.messages_per_s:.1f} messages/s, {format_bytes(appends.bytes_per_s)}/s",
         "append time": _times(appends.seconds),
-        "message size": f"median {format_bytes(appends.message_bytes.p50)}, "
-        f"largest {format_bytes(appends.message_bytes.max)}",
         "ticks": f"{ticks.lag_s:.3f} s behind, {ticks.unconfirmed} unconfirmed, {ticks.mvcc_updates} MVCC updates",
-        "waiting": f"{format_count(writes.waiting_rows, 'row')}, "
-        f"{format_count(writes.open_transactions, 'open transaction')}",
         "flusher": flusher.state.value
         + (f" for want of {flusher.short_of}" * bool(flusher.short_of))
         + f", {format_count(flusher.unflushed_rows, 'row')} "

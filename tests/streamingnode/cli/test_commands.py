@@ -115,7 +115,7 @@ def test_info_names_ticks_that_are_ahead_of_the_clock(tmp_path: Path, run: "Run"
             pass
 
     anyio.run(make)
-    assert "clock           ticks are 1 day, 23:" in run("info", tmp_path / "data").out
+    assert "clock          ticks are 1 day, 23:" in run("info", tmp_path / "data").out
     assert 47 < cast("float", run("info", tmp_path / "data", "--json").document["ahead_s"]) / 3600 < 48.01
 
 
