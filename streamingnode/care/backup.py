@@ -251,10 +251,9 @@ def _copy_file(
 
 def _check_copy(building: Path, on_step: OnStep) -> None:
     """Read everything back. Raises `Corrupt` naming the first thing that is not sound."""
-    damage = verify_unlocked(building, on_step=lambda _part, done: on_step("verify", done)).damages
-    if damage:
-        others = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
-        found = f"{damage[0].place}: {damage[0].detail}{others}"
+    damages = verify_unlocked(building, on_step=lambda _part, done: on_step("verify", done)).damages
+    if damages:
+        found = f"{damages[0].place}: {damages[0].detail}"
         raise Corrupt(f"the copy is not sound, so it was given up: {found} — verify the original")
 
 

@@ -81,7 +81,7 @@ _AT_START = "nothing to do: the node sees to it when it starts"
 
 def is_unfinished_creation(directory: Path) -> bool:
     """Whether the next opening makes the node here anew: nothing was ever acknowledged by it."""
-    if not directory.is_dir() or any((directory / name).exists() for name in (DATABASE_NAME, BACKUP_RECORD_NAME)):
+    if any((directory / name).exists() for name in (DATABASE_NAME, BACKUP_RECORD_NAME)):
         return False
     try:
         floor = read_floor(directory)
@@ -120,10 +120,7 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
 
 
 def open_read_only(path: Path, recovery: DBRecoveryMode) -> Rdict:
-    """Open a database without changing it.
-
-    Raises `Corrupt` when there is none, and what RocksDB's errors mean.
-    """
+    """Open a database without changing it. Raises `Corrupt`, also when there is none, and what RocksDB's errors mean."""
     if not (path / "CURRENT").is_file():
         raise Corrupt(f"{path} holds no database — {RESTORE}")
     check_framing(path)
@@ -208,10 +205,13 @@ def open_closed(directory: Path, floor: Floor | None, report: Report) -> ClosedD
     try:
         reached = _open_surveyed(path, AS_OWNER)
     except Corrupt as error:
-        if has_torn_end(path):
+        try:
+            behind = _open_surveyed(path, BEHIND_DAMAGE)
+        except Corrupt:
+            if not has_torn_end(path):
+                raise
             step = f"open the node, which drops that, and close it; if it refuses, {RESTORE}"
             raise Corrupt(f"{path} ends with what a power cut tore — {step}") from error
-        behind = _open_surveyed(path, BEHIND_DAMAGE)
         report.error(DATABASE_NAME, error)
         return _with_floor(behind, floor)
     try:
@@ -335,7 +335,6 @@ def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> Node
     try:
         for key, value in stored:
             report.read("log", len(key) + len(value))
-            report.count("records")
             try:
                 if key.startswith(META_PREFIX):
                     records.take(key[len(META_PREFIX) :].decode(), value)

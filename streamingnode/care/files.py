@@ -138,7 +138,6 @@ def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
     """
     leases: list[Lease] = []
     for place, lease in lease_files(NodeDirectory(directory)):
-        report.count("leases")
         if isinstance(lease, str):
             report.warn(place, f"does not decode, and holds all retention until it does: {lease}", _INGEST)
             continue

@@ -79,13 +79,12 @@ def kept_closed(directory: Path) -> Iterator[None]:
 
     Raises `AlreadyOwned`.
     """
-    check_free(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an owner has the directory locked as well
         except BlockingIOError:
-            raise AlreadyOwned(str(directory), None) from None
+            raise AlreadyOwned(str(directory), holder(directory) or None) from None
         yield
     finally:
         os.close(descriptor)

@@ -91,7 +91,6 @@ def _is_of_this_node(
         detail = f"has taken cut {mark.cut}, and cuts {mark.cut + 1} to {cuts.first - 1} were given up since"
         report.damage(place, f"{detail}: the table is an older copy", "put the newer copy of the table back")
     for version in versions:
-        report.count("table commits")
         known = cuts.crc32c_of(version.note.cut)
         if known is not None and known != version.note.crc32c:
             detail = (

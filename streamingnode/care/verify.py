@@ -34,7 +34,7 @@ from wal.rocks.layout import DATABASE_NAME, meta_key
 from wal.rocks.opening import BACKUP_RECORD_NAME
 
 STEP_BYTES = 1 << 20
-"""Read of a running node's log between two steps: a few milliseconds, so that the walk can be ended."""
+"""Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""
 
 T = TypeVar("T")
 
@@ -88,7 +88,6 @@ def _check_backup(directory: Path, report: Report) -> None:
         except (OSError, Corrupt) as error:
             report.error(file.path, error, step)
             continue
-        report.count("files of the backup")
         if measured != (file.bytes, file.crc32c):
             report.damage(file.path, f"is not what the backup had, {file.bytes} bytes of another checksum", step)
 
@@ -107,10 +106,13 @@ def _check_database(directory: Path, report: Report) -> LogFacts:
         facts = LogFacts(node_id=database.found.node_id, checkpoint=records.checkpoint, first_kept=records.first_kept)
         log = database.log(report)
         if log is not None and log.first:  # else damage of the state map, which is named already
-            facts.last_tick = 0
+            facts.last_tick = read_bytes = 0
             for entry in read_entries(log, report):
-                facts.last_tick = entry.time_tick
-                report.read("log", entry.size_bytes)
+                facts.last_tick, read_bytes = entry.time_tick, read_bytes + entry.size_bytes
+                if read_bytes >= STEP_BYTES:
+                    report.read("log", read_bytes)
+                    read_bytes = 0
+            report.read("log", read_bytes)
         return facts
     finally:
         database.rows.close()
