@@ -21,8 +21,8 @@ from flusher.flusher import Flusher
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders
-from streamingnode.care.backup import BackupResult
 from streamingnode.care.findings import Report
+from streamingnode.care.inspect import BackupRecord
 from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import CatalogChanges, Collection, check_definition, check_name, collection_of
@@ -366,7 +366,7 @@ class Node:
         """
         return await self._run(partial(flush, self._channel, self._flusher), "the flush", timeout)
 
-    async def backup(self, path: str | os.PathLike[str]) -> BackupResult:
+    async def backup(self, path: str | os.PathLike[str]) -> BackupRecord:
         """Copy the node into a new directory while it runs, verify the copy, and return what is in it.
 
         It begins with a cut; everything acknowledged before the call is in it. `streamingnode restore` makes a node of it.

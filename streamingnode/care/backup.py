@@ -9,9 +9,7 @@ original did after the backup, no owner of one history can be taken for an owner
 """
 
 import os
-import re
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -20,7 +18,7 @@ from pathlib import Path
 import msgspec
 from anyio import from_thread
 
-from flusher.cuts import FIRST_CUT, LEASE_BYTES_MAX, LEASES
+from flusher.cuts import LEASE_BYTES_MAX, LEASES
 from flusher.directory import (
     CUTS,
     TEMPORARY_SUFFIX,
@@ -32,16 +30,24 @@ from flusher.directory import (
     read_cut,
     read_through,
 )
-from flusher.manifest import NO_CHECKPOINT, DataFile, decode_manifest, manifest_crc32c
+from flusher.manifest import DataFile, decode_manifest, manifest_crc32c, with_checksum
 from interceptors.errors import AlreadyExists
-from streamingnode.care.database import PCHANNEL, read_node_records
+from streamingnode.care.database import read_node_records
 from streamingnode.care.findings import OnStep, no_progress
-from streamingnode.care.inspect import RECORD_FORMAT, BackupRecord, CopiedFile, check_node, decode_record, encode_record
+from streamingnode.care.inspect import (
+    BackupRecord,
+    CopiedFile,
+    check_node,
+    floor_of,
+    kept_closed,
+    read_record,
+)
 from streamingnode.care.verify import verify_unlocked
 from wal.codec import crc32c
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.files import (
     DIRECTORY_MODE,
+    READ_BYTES_MAX,
     DirectoryLock,
     create_file,
     disk_errors_typed,
@@ -52,9 +58,10 @@ from wal.files import (
     sync_directory,
     write_file,
 )
-from wal.rocks.floor import FLOOR_NAME, Floor, read_floor, write_floor
+from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
+from wal.runtime import unix_ms
 
 UNFINISHED = ".unfinished"
 LINKS = "backup.tmp"
@@ -64,41 +71,9 @@ RESTORE_TERM_STEP = 1 << 16
 """Terms are counted up once for each owner; a restored node starts at the next multiple of this, which no owner before it
 came near. Terms stay below 2^31 for 32,767 restores of restores."""
 
-_MANIFEST = re.compile(rf"{CUTS}/(\d{{16}})\.json")
 _OTHER = "restore from another backup"
 _NOT_COPIED = ("LOCK", "LOG")
 """RocksDB's lock and its own notes: no part of the data."""
-
-
-class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup that was verified: everything acknowledged up to `tick` is in it; `cut` is the newest cut in it."""
-
-    path: str
-    node_id: str
-    tick: int
-    cut: int
-    files: int
-    bytes: int
-
-
-class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A node made from a backup: it holds what was acknowledged up to `tick`, and its next owner has a term above `term`."""
-
-    path: str
-    node_id: str
-    term: int
-    tick: int
-    cut: int
-    files: int
-    bytes: int
-
-
-class RestoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is as the node wrote it again; `cut` is the one that it belongs to."""
-
-    path: str
-    cut: int
-    bytes: int
 
 
 class Target:
@@ -138,32 +113,24 @@ class Target:
 # --- backup -----------------------------------------------------------------------------------------------------------
 
 
-def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupResult:
+def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
     """Copy a node that no process has open into a new directory, and verify the copy.
 
     Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
     target in use, `Corrupt` when the node is not sound, `StorageFailed`. Nothing is at `target` then.
     """
-    with disk_errors_typed(directory):
-        is_backup = (check_node(directory) / BACKUP_RECORD_NAME).exists()
-    if is_backup:
-        raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
-    lock = DirectoryLock(directory)
-    try:
-        floor = read_floor(directory)
-        if floor is None:
-            raise Corrupt(f"{directory} has a database and no floor file — run: streamingnode verify {directory}")
-        place, made_ms = Target(target, directory), time.time_ns() // 1_000_000
+    with disk_errors_typed(directory), kept_closed(check_node(directory)):
+        if (directory / BACKUP_RECORD_NAME).exists():
+            raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
+        place = Target(target, directory)
         try:
             # The cut after the checkpoint's is taken too: of a node nobody owns it is whole.
-            return _make_backup(directory, directory, floor, place, on_step, cuts_ahead=1, made_ms=made_ms)
+            return _make_backup(directory, directory, floor_of(directory), place, on_step, cuts_ahead=1)
         finally:
             place.discard()
-    finally:
-        lock.release()
 
 
-def backup_running(directory: Path, target: Target, link: Callable[[Path], object], *, made_ms: int) -> BackupResult:
+def backup_running(directory: Path, target: Target, link: Callable[[Path], object]) -> BackupRecord:
     """Copy the node that runs in `directory`, from a worker thread, which ends when its task is cancelled.
 
     The database is linked beside the node's own (`link`), in one step that costs no copying; then its bytes are copied at
@@ -179,11 +146,9 @@ def backup_running(directory: Path, target: Target, link: Callable[[Path], objec
             for lease in sorted((directory / LEASES).glob("*.json")):
                 with suppress(FileNotFoundError):  # its table was given up meanwhile
                     write_file(links / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
-            floor = read_floor(directory)
-            if floor is None:
-                raise Corrupt(f"{directory} has no floor file any more — close the node and run: streamingnode verify")
+            floor = floor_of(directory)
             link(links / DATABASE_NAME)
-            return _make_backup(directory, links, floor, target, _check_cancelled, cuts_ahead=0, made_ms=made_ms)
+            return _make_backup(directory, links, floor, target, _check_cancelled, cuts_ahead=0)
         finally:
             shutil.rmtree(links, ignore_errors=True)
 
@@ -193,20 +158,18 @@ def _check_cancelled(_part: str, _done: int) -> None:
 
 
 def _make_backup(
-    directory: Path, links: Path, floor: Floor, target: Target, on_step: OnStep, *, cuts_ahead: int, made_ms: int
-) -> BackupResult:
+    directory: Path, links: Path, floor: Floor, target: Target, on_step: OnStep, *, cuts_ahead: int
+) -> BackupRecord:
     """Copy, verify and publish, and return what was made; `links` has the database, unchanging, and the leases."""
     building, on_bytes = target.building, partial(on_step, "copy")
     with disk_errors_typed(building):
         found, records = read_node_records(links)
-        checkpoints = records.checkpoints.values()
-        newest = max((checkpoint.cut_number for checkpoint in checkpoints), default=0) + cuts_ahead
         files = [
             _copy_file(path, building, f"{DATABASE_NAME}/{path.name}", on_bytes)
             for path in sorted((links / DATABASE_NAME).iterdir())
             if path.is_file() and not path.name.startswith(_NOT_COPIED)
         ]
-        files += _copy_cuts(directory, building, newest, on_bytes)
+        files += _copy_cuts(directory, building, records.checkpoint.cut_number + cuts_ahead, on_bytes)
         files += [
             _copy_file(path, building, f"{LEASES}/{path.name}", on_bytes, bytes_max=LEASE_BYTES_MAX)
             for path in sorted((links / LEASES).glob("*.json"))
@@ -223,24 +186,16 @@ def _make_backup(
         files.append(CopiedFile(path=FLOOR_NAME, bytes=len(content), crc32c=crc32c(content)))
         _check_copy(building, on_step)
         record = BackupRecord(
-            format=RECORD_FORMAT,
             node_id=found.node_id,
             term=floor.term,
-            tick=max([floor.tick, *(checkpoint.tick for checkpoint in checkpoints)]),
+            tick=max(floor.tick, records.checkpoint.tick),
             cut=max(cut_numbers(building), default=0),
-            made_ms=made_ms,
+            made_ms=unix_ms(),
             files=tuple(files),
         )
-        write_file(building / BACKUP_RECORD_NAME, encode_record(record), exclusive=True)
+        write_file(building / BACKUP_RECORD_NAME, with_checksum(msgspec.json.encode(record)), exclusive=True)
         target.publish()
-    return BackupResult(
-        path=str(target.path),
-        node_id=record.node_id,
-        tick=record.tick,
-        cut=record.cut,
-        files=len(files),
-        bytes=sum(file.bytes for file in files),
-    )
+    return record
 
 
 def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[[int], None]) -> list[CopiedFile]:
@@ -296,27 +251,17 @@ def _copy_file(
 
 def _check_copy(building: Path, on_step: OnStep) -> None:
     """Read everything back. Raises `Corrupt` naming the first thing that is not sound."""
-    damage = verify_unlocked(building, on_step=lambda _part, done: on_step("verify", done)).damages
-    if damage:
-        others = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
-        found = f"{damage[0].place}: {damage[0].detail}{others}"
+    damages = verify_unlocked(building, on_step=lambda _part, done: on_step("verify", done)).damages
+    if damages:
+        found = f"{damages[0].place}: {damages[0].detail}"
         raise Corrupt(f"the copy is not sound, so it was given up: {found} — verify the original")
 
 
 # --- restore ----------------------------------------------------------------------------------------------------------
 
 
-def read_record(backup: Path) -> BackupRecord:
-    """Return what a backup says about itself. Raises `InvalidArgument` for a directory that is none, `Corrupt`."""
-    path = backup / BACKUP_RECORD_NAME
-    try:
-        return decode_record(read_regular(path), name=str(path))
-    except (FileNotFoundError, NotADirectoryError):
-        raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made") from None
-
-
-def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> RestoreResult:
-    """Make a node in a new directory from a backup, and verify it.
+def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
+    """Make a node in a new directory from a backup, and verify it; its next owner's term is one that no other can have.
 
     Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,
     `Corrupt` naming what is not as the backup says, `StorageFailed`. Nothing is at `target` then.
@@ -328,40 +273,25 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
     try:
         with disk_errors_typed(building):
             for file in record.files:
-                _copy_back(backup, building, file, partial(on_step, "copy"))
-            floor = read_floor(building)
-            if floor is None or floor.node_id != record.node_id:
-                raise Corrupt(f"{backup} has no floor file of node {record.node_id} — {_OTHER}")
+                try:
+                    copied = _copy_file(
+                        backup / file.path, building, file.path, partial(on_step, "copy"), bytes_max=file.bytes
+                    )
+                except FileNotFoundError:
+                    raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
+                if copied != file:
+                    raise Corrupt(f"{backup / file.path} is not what the backup had — {_OTHER}")
+            floor = floor_of(building)
             term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
             write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))
             _check_copy(building, on_step)
             place.publish()
     finally:
         place.discard()
-    return RestoreResult(
-        path=str(place.path),
-        node_id=record.node_id,
-        term=term,
-        tick=record.tick,
-        cut=record.cut,
-        files=len(record.files),
-        bytes=sum(file.bytes for file in record.files),
-    )
+    return record
 
 
-def _copy_back(backup: Path, building: Path, file: CopiedFile, on_bytes: Callable[[int], None]) -> None:
-    source = backup / file.path
-    try:
-        copied = _copy_file(source, building, file.path, on_bytes, bytes_max=file.bytes)
-    except FileNotFoundError:
-        raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
-    if copied.bytes != file.bytes:
-        raise Corrupt(f"{source} has {copied.bytes} bytes, the backup had {file.bytes} — {_OTHER}")
-    if copied.crc32c != file.crc32c:
-        raise Corrupt(f"{source} fails its checksum — {_OTHER}")
-
-
-def restore_file(backup: Path, directory: Path, path: str) -> RestoredFile:
+def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
     """Put back one file of a node that no process has open; `path` is relative to it, as `verify` names files.
 
     Only a file that the node can vouch for is taken: a segment or delete file by the checksum in its manifest, a manifest by
@@ -375,11 +305,13 @@ def restore_file(backup: Path, directory: Path, path: str) -> RestoredFile:
             raise InvalidArgument(f"{directory} is a backup, and stays as it was made — name a node's directory")
         lock = DirectoryLock(directory)
         try:
-            number, checksum, file = _vouched_for(directory, record.node_id, path)
+            content = _vouched_for(directory, backup, record.node_id, path)
             for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
             node, temporary = NodeDirectory(directory, for_group=for_group), path + TEMPORARY_SUFFIX
             try:  # under a temporary name, which a start removes if this ends here
-                length = _bring(node, place_beneath(backup, path), temporary, number, checksum, file)
+                with node.create(temporary) as writing:
+                    writing.write(content)
+                    node.sync(writing)
                 node.rename(temporary, path)
             except BaseException:
                 with suppress(OSError, StreamingNodeError):
@@ -388,49 +320,41 @@ def restore_file(backup: Path, directory: Path, path: str) -> RestoredFile:
             node.sync_parents([path])
         finally:
             lock.release()
-    return RestoredFile(path=path, cut=number, bytes=length)
+    return CopiedFile(path=path, bytes=len(content), crc32c=crc32c(content))
 
 
-def _vouched_for(directory: Path, backup_node_id: str, path: str) -> tuple[int, int, DataFile | None]:
-    """Return the cut of a file, the checksum that it must have, and its entry in the manifest; None for a manifest."""
+def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) -> bytes:
+    """Return the content that the backup has for a file of a cut, if it is what the node wrote."""
     found, records = read_node_records(directory)
     if found.node_id != backup_node_id:
         raise InvalidArgument(f"the backup is of node {backup_node_id}, {directory} of {found.node_id} — {_OTHER}")
-    checkpoint = records.checkpoints.get(PCHANNEL, NO_CHECKPOINT)
-    first_kept = records.first_kept.get(PCHANNEL, FIRST_CUT)
+    checkpoint = records.checkpoint
     cuts = CutLog(NodeDirectory(directory), node_id=found.node_id)
     cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
-    if named := _MANIFEST.fullmatch(path):
-        number = int(named[1])
-        if first_kept <= number <= checkpoint.cut_number:
-            return number, cuts.mark_of(number).crc32c, None
-        kept = f"{first_kept} to {checkpoint.cut_number}"
-        raise InvalidArgument(f"the node has to have the cuts {kept}, {path} is none — name one of them")
+    manifests = {manifest_path(number): number for number in range(records.first_kept, checkpoint.cut_number + 1)}
+    if number := manifests.get(path):
+        content = _read_backup(backup, path, READ_BYTES_MAX)
+        decode_manifest(content, name=str(backup / path))
+        is_same = manifest_crc32c(content) == cuts.mark_of(number).crc32c
+    else:
+        number, file = _entry_of(directory, cuts, path)
+        content = _read_backup(backup, path, file.bytes)
+        is_same = (len(content), crc32c(content)) == (file.bytes, file.crc32c)
+    if not is_same:
+        raise Corrupt(f"{backup / path} is not the file that this node wrote for cut {number} — {_OTHER}")
+    return content
+
+
+def _entry_of(directory: Path, cuts: CutLog, path: str) -> tuple[int, DataFile]:
     for number in reversed(cut_numbers(directory)):
-        manifest = cuts.read(number).manifest
-        for file in manifest.files:
+        for file in cuts.read(number).manifest.files:
             if file.path == path:
-                return number, file.crc32c, file
+                return number, file
     raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
 
 
-def _bring(node: NodeDirectory, source: Path, temporary: str, number: int, checksum: int, file: DataFile | None) -> int:
-    """Copy a file under a temporary name and return how long it is. Raises unless it is the one that the node wrote."""
+def _read_backup(backup: Path, path: str, bytes_max: int) -> bytes:
     try:
-        reading = open_binary(source)
+        return read_regular(place_beneath(backup, path), bytes_max=bytes_max)
     except FileNotFoundError:
-        raise InvalidArgument(f"the backup does not have {source} — {_OTHER}") from None
-    with reading:
-        size_bytes = os.fstat(reading.fileno()).st_size
-        if file is not None and size_bytes != file.bytes:  # it may be a terabyte of holes
-            raise Corrupt(f"{source} has {size_bytes} bytes, cut {number} names {file.bytes} — {_OTHER}")
-        with node.create(temporary) as writing:
-            length, found = read_through(reading, writing.write)
-            node.sync(writing)
-    if file is None:
-        manifest = node.read(temporary)
-        decode_manifest(manifest, name=str(source))
-        found = manifest_crc32c(manifest)  # of the document alone
-    if found != checksum:
-        raise Corrupt(f"{source} is not the file that this node wrote for cut {number} — {_OTHER}")
-    return length
+        raise InvalidArgument(f"the backup does not have {path} — {_OTHER}") from None

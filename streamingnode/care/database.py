@@ -6,26 +6,25 @@ look should find.
 """
 
 import itertools
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 from rocksdict import AccessType, DBRecoveryMode, Rdict
 
-from flusher.cuts import CUTS_RECORD, decode_first_kept
+from flusher.cuts import CUTS_RECORD, FIRST_CUT, decode_first_kept
 from flusher.directory import cut_numbers
-from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
+from flusher.manifest import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_checkpoint
 from interceptors.idempotency import ProducerRecord
 from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition
 from streamingnode.care.entries import ClosedLog
-from streamingnode.care.findings import RESTORE, Kind, Report
-from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
+from streamingnode.care.findings import RESTORE, Report
+from wal.errors import Corrupt, StreamingNodeError
 from wal.files import read_regular
 from wal.position import RocksMessageId
-from wal.rocks.database import classify_failure
+from wal.rocks.database import classified
 from wal.rocks.floor import (
     FLOOR_BYTES,
     FLOOR_NAME,
@@ -44,46 +43,45 @@ from wal.rocks.floor import (
 from wal.rocks.layout import (
     DATABASE_NAME,
     ENTRY_FAMILY,
+    FIRST_POSITION_PREFIX,
+    LOG_ID_PREFIX,
     META_PREFIX,
     RocksOptions,
     database_options,
+    decode_log_id,
     decode_number,
     families,
     first_position_key,
     meta_key,
 )
 from wal.rocks.log import last_position
-from wal.rocks.opening import BACKUP_RECORD_NAME, TEMPORARY_SUFFIX
+from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.recovery import (
     Survey,
     chain_end,
     check_framing,
     first_sequence,
+    has_torn_end,
     is_cut_short,
     judge,
-    scan_prefix,
+    manifest_of,
     survey,
     torn_bytes,
 )
 
 PCHANNEL = "p0"
-UNFINISHED_NAME = DATABASE_NAME + TEMPORARY_SUFFIX
+STATE_MAP = f"{DATABASE_NAME}, state map"
 SETTINGS_NAME = "rocksdict-config.json"
 CHECKPOINT, READER, PRODUCER = "checkpoint/", "reader/", "producer/"
 
 AS_OWNER, BEHIND_DAMAGE = DBRecoveryMode.point_in_time(), DBRecoveryMode.skip_any_corrupted_record()
 
-_DROPS_TAIL = "nothing to do: the node drops it when it starts"
-_WRITES = "nothing to do: the next start writes it again"
-_AWAY = "move it away"
-_OURS = re.compile(
-    r"\d+\.(sst|log|dbtmp)|MANIFEST-\d+|CURRENT|IDENTITY|LOCK|LOG(\.old\.\d+)?|OPTIONS-\d+(\.dbtmp)?|rocksdict-config\.json"
-)
+_AT_START = "nothing to do: the node sees to it when it starts"
 
 
 def is_unfinished_creation(directory: Path) -> bool:
     """Whether the next opening makes the node here anew: nothing was ever acknowledged by it."""
-    if not directory.is_dir() or any((directory / name).exists() for name in (DATABASE_NAME, BACKUP_RECORD_NAME)):
+    if any((directory / name).exists() for name in (DATABASE_NAME, BACKUP_RECORD_NAME)):
         return False
     try:
         floor = read_floor(directory)
@@ -92,58 +90,42 @@ def is_unfinished_creation(directory: Path) -> bool:
     return floor is not None and not floor.term and not cut_numbers(directory)  # with cuts it was more than begun
 
 
-# --- the floor file ---------------------------------------------------------------------------------------------------
-
-
 def check_floor(directory: Path, report: Report) -> Floor | None:
-    """Check both slots of the floor file and return what it says; None when it says nothing."""
+    """Check every part of the floor file and return what it says; None when it says nothing."""
     try:
         data = read_regular(directory / FLOOR_NAME, bytes_max=FLOOR_READ_BYTES_MAX)
-    except FileNotFoundError:
-        report.damage(Kind.MISSING, FLOOR_NAME, "without it nobody knows how far the log had come")
-        return None
-    except Corrupt as error:
-        report.damage(Kind.UNREADABLE, FLOOR_NAME, error.happened)
-        return None
-    report.count("floor files")
-    report.bytes += len(data)
-    try:
         floor = decode_floor(data)
-    except UnsupportedFormat as error:
-        report.damage(Kind.UNREADABLE, FLOOR_NAME, str(error), "use the release that wrote it, or a newer one")
+    except FileNotFoundError:
+        report.damage(FLOOR_NAME, "is not there, so nobody knows how far the log had come")
         return None
-    except Corrupt as error:
-        report.damage(Kind.CHECKSUM, FLOOR_NAME, error.happened)
+    except StreamingNodeError as error:
+        report.error(FLOOR_NAME, error)
         return None
+    report.bytes += len(data)
     if len(data) != FLOOR_BYTES:
-        report.warn(Kind.LENGTH, FLOOR_NAME, f"has {len(data)} bytes, not {FLOOR_BYTES}", _WRITES)
+        report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {FLOOR_BYTES}", _AT_START)
     # A power cut may tear what was being written; the other slot, older by a sync, counts then. So looks a flipped bit.
-    torn = "fails its checksum: torn by a power cut, or damaged; the other one counts"
-    promise, token = data[PROMISE_OFFSET:TOKEN_OFFSET], data[TOKEN_OFFSET : TOKEN_OFFSET + TOKEN_BYTES]
-    for part, is_valid, detail in (
-        (data[:SLOT_BYTES], decode_slot, f"slot 0 {torn}"),
-        (data[SLOT_BYTES:PROMISE_OFFSET], decode_slot, f"slot 1 {torn}"),
-        (promise, decode_promise, "the promised tick fails its checksum"),
-        (token, decode_token_term, "its owner's fencing token fails its checksum"),
+    for name, begin, end, decode in (
+        ("slot 0", 0, SLOT_BYTES, decode_slot),
+        ("slot 1", SLOT_BYTES, PROMISE_OFFSET, decode_slot),
+        ("the promised tick", PROMISE_OFFSET, TOKEN_OFFSET, decode_promise),
+        ("its owner's fencing token", TOKEN_OFFSET, TOKEN_OFFSET + TOKEN_BYTES, decode_token_term),
     ):
-        if any(part) and not is_valid(part):
-            report.warn(Kind.CHECKSUM, FLOOR_NAME, detail, _WRITES)
+        if any(data[begin:end]) and not decode(data[begin:end]):
+            report.warn(FLOOR_NAME, f"{name} fails its checksum: torn by a power cut, or damaged", _AT_START)
     return floor
 
 
-# --- the database -----------------------------------------------------------------------------------------------------
+# --- opening it -------------------------------------------------------------------------------------------------------
 
 
 def open_read_only(path: Path, recovery: DBRecoveryMode) -> Rdict:
-    """Open a database without changing it.
-
-    Raises `Corrupt` when there is none, and what `classify_failure` makes of RocksDB's errors.
-    """
+    """Open a database without changing it. Raises `Corrupt`, also when there is none, and what RocksDB's errors mean."""
     if not (path / "CURRENT").is_file():
-        raise Corrupt(f"{path} holds no database — run: streamingnode verify {path.parent}")
+        raise Corrupt(f"{path} holds no database — {RESTORE}")
     check_framing(path)
     options, settings = RocksOptions(), path / SETTINGS_NAME
-    try:
+    with classified(path):
         before = settings.read_bytes() if settings.exists() else None
         try:
             return Rdict(
@@ -157,55 +139,6 @@ def open_read_only(path: Path, recovery: DBRecoveryMode) -> Rdict:
                 settings.unlink(missing_ok=True)
             elif not settings.exists() or settings.read_bytes() != before:
                 settings.write_bytes(before)
-    except Exception as error:
-        raise classify_failure(error, path) from error
-
-
-@dataclass(slots=True)
-class NodeRecords:
-    """What a node keeps beside its logs, by pchannel; named readers by `<collection id>/<name>`."""
-
-    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
-    readers: dict[str, ReaderPosition] = field(default_factory=dict)
-    first_kept: dict[str, int] = field(default_factory=dict)
-    """The number of the earliest cut that is kept."""
-
-    def take(self, key: str, value: bytes) -> None:
-        """Decode one record of the state map. Raises what its decoder raises."""
-        if key.startswith(CHECKPOINT):
-            checkpoint = self.checkpoints[key.removeprefix(CHECKPOINT)] = decode_checkpoint(value)
-            if checkpoint.producers is not None:
-                decode_window(checkpoint.producers, RocksMessageId)
-        elif key.startswith(READER):
-            self.readers[key.removeprefix(READER)] = msgspec.msgpack.decode(value, type=ReaderPosition)
-        elif key.startswith(CUTS_RECORD):
-            self.first_kept[key.removeprefix(CUTS_RECORD)] = decode_first_kept(value)
-        elif key.startswith(PRODUCER):
-            msgspec.msgpack.decode(value, type=ProducerRecord)
-
-
-def read_node_records(directory: Path) -> tuple[Survey, NodeRecords]:
-    """Return how far the logs of a node go, and its records.
-
-    Beside a running owner they may be a moment old, or not be read at all when files go away meanwhile. Raises `Corrupt`,
-    `StorageFailed` or `UnsupportedFormat`.
-    """
-    path, records = directory / DATABASE_NAME, NodeRecords()
-    database = open_read_only(path, AS_OWNER)
-    try:
-        found = survey(database)
-        for key, value in scan_prefix(database, META_PREFIX).items():
-            try:
-                records.take(key[len(META_PREFIX) :].decode(), value)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise Corrupt(f"record {key!r} does not decode: {error}") from error
-        return found, records
-    except StreamingNodeError:
-        raise
-    except Exception as error:
-        raise classify_failure(error, path) from error
-    finally:
-        database.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,25 +147,26 @@ class ClosedDatabase:
 
     rows: Rdict
     found: Survey
-    floor: Floor | None
+    floor: Floor | None = None
 
-    def logs(self, report: Report) -> Iterator[ClosedLog]:
-        """Yield each log that is there."""
-        for name, log_id in self.found.log_ids.items():
-            last = self.found.last_positions[log_id]
-            kept = last if self.floor is None else self._end_kept(log_id, last, self.floor, report)
-            known = 0 if self.floor is None else self.floor.positions.get(log_id, 0)
-            yield ClosedLog(
-                name=name,
-                log_id=log_id,
-                entries=self.rows.get_column_family(ENTRY_FAMILY),
-                first=self._first_position(log_id),
-                end=max(known, kept),
-                is_torn=kept < last,
-            )
+    def log(self, report: Report) -> ClosedLog | None:
+        """Return the node's log, None when it was not made yet. A tail that an owner will drop is a warning."""
+        log_id = self.found.log_ids.get(PCHANNEL)
+        if log_id is None:
+            return None
+        last = self.found.last_positions[log_id]
+        kept = last if self.floor is None else self._end_kept(log_id, last, self.floor, report)
+        return ClosedLog(
+            name=PCHANNEL,
+            log_id=log_id,
+            entries=self.rows.get_column_family(ENTRY_FAMILY),
+            first=self._first_position(log_id),
+            end=max(kept, 0 if self.floor is None else self.floor.positions.get(log_id, 0)),
+            is_torn=kept < last,
+        )
 
     def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint of the one log. Raises `Corrupt`."""
+        """Return the log's checkpoint. Raises `Corrupt`."""
         try:
             found = self.rows.get(meta_key(checkpoint_key(PCHANNEL)))
             return decode_checkpoint(found if isinstance(found, bytes) else None)
@@ -256,7 +190,7 @@ class ClosedDatabase:
             return last
         if kept < last:
             torn = f"what is behind position {kept}, up to {last}, not acknowledged as durable"
-            report.warn(Kind.TORN, DATABASE_NAME, f"torn tail, will be dropped: {torn}", _DROPS_TAIL)
+            report.warn(DATABASE_NAME, f"torn tail, will be dropped: {torn}", _AT_START)
         return kept
 
 
@@ -269,23 +203,52 @@ def open_closed(directory: Path, floor: Floor | None, report: Report) -> ClosedD
     """
     path = directory / DATABASE_NAME
     try:
-        as_owner = _open_surveyed(path, AS_OWNER)
+        reached = _open_surveyed(path, AS_OWNER)
     except Corrupt as error:
-        behind = as_owner = _open_surveyed(path, BEHIND_DAMAGE)
-        report.damage(Kind.UNREADABLE, DATABASE_NAME, error.happened)
-    else:
         try:
             behind = _open_surveyed(path, BEHIND_DAMAGE)
-        except Corrupt as error:
-            # RocksDB does not always get there, and a torn tail is no damage.
-            behind = as_owner
-            if as_owner.found.synced_each_batch:
-                report.damage(Kind.UNREADABLE, DATABASE_NAME, error.happened)
-    taken, floor = _compare(as_owner, behind, floor, path, report)
-    for database in (as_owner, behind):
-        if database is not taken:
-            database.rows.close()
-    return ClosedDatabase(taken.rows, taken.found, floor)
+        except Corrupt:
+            if not has_torn_end(path):
+                raise
+            step = f"open the node, which drops that, and close it; if it refuses, {RESTORE}"
+            raise Corrupt(f"{path} ends with what a power cut tore — {step}") from error
+        report.error(DATABASE_NAME, error)
+        return _with_floor(behind, floor)
+    try:
+        behind = _open_surveyed(path, BEHIND_DAMAGE)
+    except Corrupt as error:
+        # RocksDB does not always get there, and a torn tail is no damage.
+        if reached.found.synced_each_batch:
+            report.error(DATABASE_NAME, error)
+        behind = reached
+    if floor is None or not _has_all(reached.found, behind.found, floor, report):
+        taken, other = behind, reached
+    else:
+        taken, other = reached, behind
+        if not reached.found.synced_each_batch and (torn := torn_bytes(path)):
+            detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
+            report.warn(DATABASE_NAME, detail, _AT_START)
+    if other is not taken:
+        other.rows.close()
+    return _with_floor(taken, floor)
+
+
+def _has_all(reached: Survey, behind: Survey, floor: Floor, report: Report) -> bool:
+    """Whether an owner would find all that was acknowledged; what is missing is damage."""
+    try:
+        judge(reached, behind, floor, place=DATABASE_NAME)
+    except Corrupt as error:
+        report.error(DATABASE_NAME, error)
+        return False
+    if reached.term > floor.term:
+        step = "put log and floor of one backup together; opening the node trusts the log"
+        report.warn(FLOOR_NAME, "is of an earlier term than the log beside it: it is an older copy", step)
+    return True
+
+
+def _with_floor(database: ClosedDatabase, floor: Floor | None) -> ClosedDatabase:
+    is_its_own = floor is not None and floor.node_id == database.found.node_id
+    return ClosedDatabase(database.rows, database.found, floor if is_its_own else None)
 
 
 def _open_surveyed(path: Path, recovery: DBRecoveryMode) -> ClosedDatabase:
@@ -299,7 +262,7 @@ def _open_surveyed(path: Path, recovery: DBRecoveryMode) -> ClosedDatabase:
 
     database = open_read_only(path, recovery)
     try:
-        return ClosedDatabase(database, survey(database, last_position=last_readable), None)
+        return ClosedDatabase(database, survey(database, last_position=last_readable))
     except Exception as error:
         database.close()
         if isinstance(error, StreamingNodeError):
@@ -307,72 +270,98 @@ def _open_surveyed(path: Path, recovery: DBRecoveryMode) -> ClosedDatabase:
         raise Corrupt(f"the facts about the store cannot be read: {error}") from error
 
 
-def _compare(
-    as_owner: ClosedDatabase, behind: ClosedDatabase, floor: Floor | None, path: Path, report: Report
-) -> tuple[ClosedDatabase, Floor | None]:
-    """Return which of the two is to be read, and the floor if it is this database's."""
-    reached = as_owner.found
-    if floor is None:
-        return behind, None
-    if reached.node_id != floor.node_id:
-        detail = f"belongs to node {reached.node_id}, the floor file beside it to node {floor.node_id}"
-        report.damage(Kind.FOREIGN, DATABASE_NAME, detail)
-        return behind, None
-    try:
-        judge(reached, behind.found, floor, place=DATABASE_NAME)
-    except Corrupt as error:
-        report.damage(Kind.SHORT, DATABASE_NAME, error.happened)
-        return behind, floor
-    if reached.term > floor.term:
-        detail = f"is of term {floor.term}, the log beside it of {reached.term}: it is an older copy"
-        step = "put log and floor of one backup together; opening the node trusts the log"
-        report.warn(Kind.MIXED, FLOOR_NAME, detail, step)
-    if reached.synced_each_batch:
-        return behind, floor
-    if torn := torn_bytes(path):
-        detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
-        report.warn(Kind.TORN, DATABASE_NAME, detail, _DROPS_TAIL)
-    return as_owner, floor
-
-
 def check_database_files(path: Path, database: Rdict, report: Report) -> None:
-    """Look at RocksDB's own files, by their names and their framing: what is too many, and what ends too early.
+    """Look at RocksDB's own files for what it passes over in silence.
 
-    RocksDB ignores a table that its manifest does not name, replays a log file that somebody copied under a newer name as if
-    it were newer, and passes over a manifest whose last record is cut short.
+    It replays a log file that somebody copied under a newer name as if it were newer, and goes on with a manifest whose last
+    record is cut short. A table that its manifest does not name it ignores, and removes at the next start.
     """
-    for name in sorted(each.name for each in path.iterdir()):
-        if not _OURS.fullmatch(name):
-            report.warn(Kind.FOREIGN, f"{DATABASE_NAME}/{name}", "is none of a database's", _AWAY)
-    _check_settings(path / SETTINGS_NAME, report)
     live = {Path(str(each["name"])).name for each in database.live_files()}
     for table in sorted(path.glob("*.sst")):
         if table.name not in live:
             detail = "the database does not name it: a crash before it did, or a copy"
-            step = "nothing to do: RocksDB removes it when the node starts"
-            report.warn(Kind.ORPHAN, f"{DATABASE_NAME}/{table.name}", detail, step)
+            report.warn(f"{DATABASE_NAME}/{table.name}", detail, _AT_START)
     logs = sorted(path.glob("*.log"), key=lambda each: int(each.stem))
     begins = [(each, first) for each in logs if (first := first_sequence(each)) is not None]
     for (original, earlier), (copied, later) in itertools.pairwise(begins):
         if later <= earlier:
             detail = f"begins no later than {original.name}, which is older: it is a copy of what came before"
-            report.damage(Kind.DUPLICATE, f"{DATABASE_NAME}/{copied.name}", detail, f"{_AWAY}, or {RESTORE}")
-    manifest = path / (path / "CURRENT").read_text("utf-8").strip()
+            report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
+    manifest = manifest_of(path)
     if is_cut_short(manifest):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
-        step = "nothing to do: the next start writes it anew"
-        report.warn(Kind.TORN, f"{DATABASE_NAME}/{manifest.name}", detail, step)
+        report.warn(f"{DATABASE_NAME}/{manifest.name}", detail, _AT_START)
 
 
-def _check_settings(settings: Path, report: Report) -> None:
-    """Look at the file of rocksdict's own, which every opening of the node writes anew."""
-    place, step = f"{DATABASE_NAME}/{SETTINGS_NAME}", "nothing to do: the next opening writes it again"
+# --- the state map ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class NodeRecords:
+    """What a node keeps beside its log; named readers by `<collection id>/<name>`."""
+
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    readers: dict[str, ReaderPosition] = field(default_factory=dict)
+    first_kept: int = FIRST_CUT
+    """The number of the earliest cut that is kept."""
+
+    def take(self, key: str, value: bytes) -> None:
+        """Decode one record of the state map. Raises what its decoder raises."""
+        if key.startswith(CHECKPOINT):
+            self.checkpoint = decode_checkpoint(value)
+            if self.checkpoint.producers is not None:
+                decode_window(self.checkpoint.producers, RocksMessageId)
+        elif key.startswith(READER):
+            self.readers[key.removeprefix(READER)] = msgspec.msgpack.decode(value, type=ReaderPosition)
+        elif key.startswith(CUTS_RECORD):
+            self.first_kept = decode_first_kept(value)
+        elif key.startswith(PRODUCER):
+            msgspec.msgpack.decode(value, type=ProducerRecord)
+
+
+def stored_records(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
+    """Yield every record beside the entries. Raises what RocksDB raises for damage."""
+    iterator = database.iter()
+    iterator.seek_to_first()
+    while iterator.valid():
+        yield iterator.key(), iterator.value()
+        iterator.next()
+    iterator.status()  # without this a damaged block looks like the end
+
+
+def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> NodeRecords:
+    """Decode every record whose meaning is known, and return what is of use; the others are damage."""
+    records = NodeRecords()
     try:
-        if msgspec.json.decode(settings.read_bytes()) == {"raw_mode": True, "prefix_extractors": {}}:
-            return
-    except FileNotFoundError:
-        report.warn(Kind.MISSING, place, "is not there; it carries no rows", step)
-        return
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    report.warn(Kind.CONTENT, place, "is not what was written; it carries no rows", step)
+        for key, value in stored:
+            report.read("log", len(key) + len(value))
+            try:
+                if key.startswith(META_PREFIX):
+                    records.take(key[len(META_PREFIX) :].decode(), value)
+                elif key.startswith(LOG_ID_PREFIX):
+                    decode_log_id(value)
+                elif key.startswith(FIRST_POSITION_PREFIX):
+                    decode_number(value)
+            except Exception as error:  # noqa: BLE001 - any way in which it does not decode
+                report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
+    except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
+        report.damage(STATE_MAP, f"cannot be read to its end: {error}")
+    return records
+
+
+def read_node_records(directory: Path) -> tuple[Survey, NodeRecords]:
+    """Return how far the logs of a node go, and its records.
+
+    Beside a running owner they may be a moment old, or not be read at all when files go away meanwhile. Raises `Corrupt`,
+    `StorageFailed` or `UnsupportedFormat`.
+    """
+    path, report = directory / DATABASE_NAME, Report()
+    with classified(path):
+        database = open_read_only(path, AS_OWNER)
+        try:
+            found, records = survey(database), check_records(stored_records(database), report)
+        finally:
+            database.close()
+    for damage in report.damages:
+        raise Corrupt(f"{damage.place} {damage.detail} — {damage.next_step}")
+    return found, records

@@ -1,7 +1,7 @@
 """Every entry of a log whose database nobody has open, going on behind what cannot be read. Blocks.
 
-An entry is believed when its checksum holds; it is in place when its positions follow on, its previous checksum is that of
-the entry before it, and ticks and terms ascend. What lies between two good entries is named as one range.
+An entry is believed when its checksum holds and it follows on the one before it: in position, checksum, tick and term. What
+lies between two good entries is named as one range.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from rocksdict import Rdict
 
-from streamingnode.care.findings import Kind, Report
+from streamingnode.care.findings import Report
 from wal.codec import decode_entry
-from wal.errors import StreamingNodeError
+from wal.errors import Corrupt, StreamingNodeError
 from wal.message import LogEntry
 from wal.position import RocksMessageId
 from wal.rocks.layout import entry_key, split_entry_key
@@ -19,15 +19,8 @@ from wal.rocks.layout import entry_key, split_entry_key
 PROBES_MAX = 1 << 20
 """Positions tried behind damage, about 20 us each; a damaged block holds a few entries."""
 
-
-class Unreadable(str):
-    """Why reading failed here; the scan goes on behind it."""
-
-    __slots__ = ()
-
-
-Scanned = tuple[int, bytes] | Unreadable
-"""The last position of an entry and its bytes, or a place where reading failed."""
+Stored = tuple[int, bytes] | Exception
+"""The last position of an entry and its bytes, or why reading failed here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +39,20 @@ class ClosedLog:
 
 
 def read_entries(log: ClosedLog, report: Report) -> Iterator[LogEntry]:
-    """Yield each good entry from the one that holds position `first` on; the others are findings."""
-    found = scan_entries(log.entries, log.log_id, start=log.first, end=log.end)
-    return checked_entries(found, log, report)
+    """Yield each good entry from the one that holds position `first` on; the others are damage."""
+    return good_entries(log, stored_entries(log), report)
 
 
-def scan_entries(entries: Rdict, log_id: int, *, start: int, end: int) -> Iterator[Scanned]:
-    """Yield what is stored from the entry that holds position `start` on; behind damage, positions up to `end` are tried."""
-    position, probes = start, 0
-    while position <= max(end, start) and probes <= PROBES_MAX:
-        iterator = entries.iter()
-        iterator.seek(entry_key(log_id, position))
+def stored_entries(log: ClosedLog) -> Iterator[Stored]:
+    """Yield what is stored from the entry that holds position `first` on; behind damage, positions up to `end` are tried."""
+    position, probes = log.first, 0
+    while position <= max(log.end, log.first) and probes <= PROBES_MAX:
+        iterator = log.entries.iter()
+        iterator.seek(entry_key(log.log_id, position))
         try:
             while iterator.valid():
                 found_id, last = split_entry_key(iterator.key())
-                if found_id != log_id:
+                if found_id != log.log_id or (log.is_torn and last > log.end):
                     return
                 yield last, iterator.value()
                 position, probes = last + 1, 0
@@ -69,68 +61,52 @@ def scan_entries(entries: Rdict, log_id: int, *, start: int, end: int) -> Iterat
             return
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
             if not probes:
-                yield Unreadable(error)
+                yield error
             position, probes = position + 1, probes + 1
 
 
-def checked_entries(found: Iterable[Scanned], log: ClosedLog, report: Report) -> Iterator[LogEntry]:
+def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> Iterator[LogEntry]:
     """Yield the entries that are what was written, and report what does not follow or is not there."""
-
-    def positions(first: int, last: object) -> str:
-        return f"log {log.name!r}, positions {first} to {last}"
-
-    def lost(kind: Kind, last: int, detail: str) -> None:
-        report.damage(kind, positions(expected, last), f"{detail}: {failure}" if failure else detail)
-
     expected, failure = log.first, ""
     before: LogEntry | None = None
-    for each in _decoded(found, log):
-        if isinstance(each, Unreadable):
-            failure = failure or each
+    for each in stored:
+        try:
+            entry = _decoded(each, expected, before)
+        except (StreamingNodeError, OSError) as error:
+            failure, before = failure or str(error), None
             continue
-        entry, data = each
-        place = positions(entry.first_position, entry.last_position)
-        if entry.first_position > expected:
-            lost(Kind.GAP, entry.first_position - 1, "missing or unreadable")
-        elif entry.first_position < expected:
-            report.damage(Kind.DUPLICATE, place, f"the entry begins before position {expected}, which is taken")
-        elif before is not None and not failure and (wrong := _does_not_follow(before, entry, data)):
-            report.damage(Kind.CONTENT, place, f"the entry {wrong}")
-        expected, failure, before = max(expected, entry.last_position + 1), "", entry
+        if failure or entry.first_position > expected:
+            _lost(log, expected, entry.first_position - 1, failure, report)
+        expected, failure, before = entry.last_position + 1, "", entry
         report.count("log entries")
         report.count("log positions", len(entry.messages))
         yield entry
-    if expected <= log.end:
-        lost(Kind.SHORT, log.end, "was acknowledged and is not there")
-    elif failure:
-        report.damage(Kind.CHECKSUM, positions(expected, "?"), failure)
+    if failure or expected <= log.end:
+        _lost(log, expected, log.end, failure, report)
 
 
-def _decoded(found: Iterable[Scanned], log: ClosedLog) -> Iterator[tuple[LogEntry, bytes] | Unreadable]:
-    for each in found:
-        if isinstance(each, Unreadable):
-            yield each
-            continue
-        last, data = each
-        if log.is_torn and last > log.end:
-            return
-        try:
-            entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=None)
-        except StreamingNodeError as error:
-            yield Unreadable(error)
-            continue
-        if entry.last_position == last:
-            yield entry, data
-        else:
-            yield Unreadable(f"the key of position {last} holds the entry that ends at {entry.last_position}")
+def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry:
+    """Return an entry that may stand at a position, directly behind `before` if that is known. Raises `Corrupt`."""
+    if isinstance(stored, Exception):
+        raise Corrupt(str(stored))
+    last, data = stored
+    try:
+        previous_crc32c = None if before is None else before.crc32c
+        entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=previous_crc32c)
+    except Corrupt:
+        entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=None)
+        if entry.first_position <= expected:
+            raise
+        # Behind a gap, nothing tells what it has to follow.
+    if entry.last_position != last:
+        raise Corrupt(f"the key of position {last} holds the entry that ends at {entry.last_position}")
+    if entry.first_position < expected:
+        raise Corrupt(f"an entry begins at position {entry.first_position}, which another one has")
+    if before is not None and (entry.time_tick <= before.time_tick or entry.wal_term < before.wal_term):
+        raise Corrupt(f"tick or term of the entry at position {entry.first_position} go back")
+    return entry
 
 
-def _does_not_follow(before: LogEntry, entry: LogEntry, data: bytes) -> str:
-    """Return why an entry is not the one after another; nothing when it is."""
-    if int.from_bytes(data[8:12], "little") != before.crc32c:
-        return "carries the checksum of another entry as that of the one before it"
-    if entry.time_tick <= before.time_tick:
-        return f"has tick {entry.time_tick}, the one before it {before.time_tick}"
-    if entry.wal_term < before.wal_term:
-        return f"is of term {entry.wal_term}, the one before it of {before.wal_term}"
-    return ""
+def _lost(log: ClosedLog, first: int, last: int, failure: str, report: Report) -> None:
+    detail = failure.partition(" — ")[0] or "missing, and was acknowledged"
+    report.damage(f"log {log.name!r}, positions {first} to {max(first, last)}", detail)

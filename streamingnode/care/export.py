@@ -28,19 +28,17 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
 from streamingnode.care.backup import Target
-from streamingnode.care.database import PCHANNEL, ClosedDatabase, is_unfinished_creation, open_closed
+from streamingnode.care.database import PCHANNEL, ClosedDatabase, check_floor, open_closed
 from streamingnode.care.entries import ClosedLog, read_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
 from streamingnode.collections import check_name
 from streamingnode.snapshot import read_rows
-from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
+from wal.errors import Corrupt, StreamingNodeError
 from wal.files import create_file, disk_errors_typed
 from wal.headers import InsertHeader
 from wal.message import AnyMessage, Message, TransactionBuffer, TransactionMessage
-from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.recovery import has_torn_end
 
 T = TypeVar("T")
 
@@ -85,10 +83,6 @@ def export_directory(
     `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out` then.
     """
     with disk_errors_typed(directory), kept_closed(check_node(directory)):
-        if is_unfinished_creation(directory):
-            raise InvalidArgument(
-                f"the node at {directory} was never made to its end and holds nothing — open it first"
-            )
         target = Target(out, directory)
         try:
             result = _Export(directory, _Losses(salvage=salvage), on_collection).write(target)
@@ -109,16 +103,16 @@ class _Losses:
     def found(self) -> tuple[Missing, ...]:
         return tuple(self._found.values())
 
-    def add(self, collection: str, place: str, rows: int | None, reason: object) -> None:
+    def add(self, collection: str, place: str, rows: int | None, reason: object, step: str = RESTORE) -> None:
         if not self.salvage:
-            raise reason if isinstance(reason, StreamingNodeError) else Corrupt(f"{place}: {reason} — {RESTORE}")
+            raise reason if isinstance(reason, StreamingNodeError) else Corrupt(f"{place}: {reason} — {step}")
         missing = Missing(place=place, collection=collection, rows=rows, reason=str(reason))
         self._found.setdefault((collection, place), missing)
 
     def take(self, report: Report) -> None:
         """Add the damage among the findings."""
         for finding in report.damages:
-            self.add("", finding.place, None, finding.detail)
+            self.add("", finding.place, None, finding.detail, finding.next_step)
 
 
 class _Export:
@@ -130,11 +124,15 @@ class _Export:
         self._tick = 0
 
     def write(self, target: Target) -> ExportResult:
-        floor = self._tried(FLOOR_NAME, partial(read_floor, self._directory))
-        if floor is None:
-            self._losses.add("", FLOOR_NAME, None, "it is not there, so nobody knows how far the log had come")
-        database = self._open(floor)
+        report = Report()
+        floor = check_floor(self._directory, report)
+        database = None
         try:
+            database = open_closed(self._directory, floor, report)
+        except StreamingNodeError as error:
+            report.error(DATABASE_NAME, error)
+        try:
+            self._losses.take(report)
             node_id = "" if floor is None else floor.node_id
             checkpoint = None
             if database is not None:
@@ -165,41 +163,24 @@ class _Export:
             self._losses.add("", place, None, error)
             return None
 
-    # --- the database -----------------------------------------------------------------------------------------------------
-
-    def _open(self, floor: Floor | None) -> ClosedDatabase | None:
-        """Open what an owner would, and what is behind damage; None when nothing of the log can be read."""
-        path, report = self._directory / DATABASE_NAME, Report()
-        try:
-            database = open_closed(self._directory, floor, report)
-        except StreamingNodeError as error:
-            torn = Corrupt(f"{path} ends with what a power cut tore — open the node, which drops that, and close it")
-            self._losses.add("", DATABASE_NAME, None, torn if has_torn_end(path) else error)
-            return None
-        self._losses.take(report)
-        return database
-
     def _find_log(self, database: ClosedDatabase, checkpoint: Checkpoint | None) -> None:
         """Find the log behind the checkpoint, and what is damaged in it. A kill may leave a node without one."""
-        report = Report()
-        for log in database.logs(report):
-            if log.name == PCHANNEL:
-                start = log.first or 1 if checkpoint is None else checkpoint.start_position
-                self._log = replace(log, first=start)
-                for _ in self._messages(report=report):
-                    pass
+        log, report = database.log(Report()), Report()
+        if log is None:
+            return
+        start = log.first or 1 if checkpoint is None else checkpoint.start_position
+        self._log = replace(log, first=start)
+        for _ in self._messages(report=report):
+            pass
         self._losses.take(report)
-        if checkpoint is not None and self._log is not None:
+        if checkpoint is not None:
             last_tick = max(self._tick, checkpoint.tick)
             node_id = database.found.node_id
             self._tried("cuts", partial(refuse_mixed, self._directory, checkpoint, node_id, last_tick))
 
     def _base(self, cuts: CutLog, checkpoint: Checkpoint | None) -> tuple[Checkpoint, ShardState]:
         """Return what is in files as the checkpoint knows it; without one, or on damage, as a newer cut says."""
-        state = None
-        if checkpoint is not None:
-            stored = checkpoint.shard_state
-            state = ShardState() if stored is None else self._tried(_CHECKPOINT, partial(ShardState.restore, stored))
+        state = None if checkpoint is None else self._tried(_CHECKPOINT, checkpoint.state)
         known = NO_CHECKPOINT if checkpoint is None or state is None else checkpoint
         for number in reversed(cut_numbers(self._directory) if state is None or self._losses.found else []):
             if state is not None and number <= known.cut_number:
@@ -236,8 +217,6 @@ class _Export:
 
         transactions, expected = TransactionBuffer(begin_missing=begin_missing), self._log.first
         for entry in read_entries(self._log, Report() if report is None else report):
-            if entry.first_position < expected:
-                continue
             if entry.first_position > expected:
                 # A transaction that was open here may lack a part, and nothing that comes later tells.
                 transactions = TransactionBuffer(begin_missing=begin_missing)
@@ -257,7 +236,10 @@ class _Export:
             state.observe(message)
             for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
                 header = body.header
-                if isinstance(header, InsertHeader) and (place := _unknown(state.catalog, header)):
+                if not isinstance(header, InsertHeader):
+                    continue
+                if not state.catalog.is_writable(body.vchannel, header.partition_id):
+                    place = f"partition number {header.partition_id} of collection number {header.collection_id}"
                     unknown[place] = unknown.get(place, 0) + header.rows
         for place, rows in unknown.items():
             self._losses.add("", place, rows, "what created it is missing")
@@ -290,12 +272,3 @@ class _Export:
         )
         cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)
         return read_rows(source, base).cast(arrow_schema(info))
-
-
-def _unknown(catalog: Catalog, header: InsertHeader) -> str:
-    """Return which of collection and partition nobody knows, nothing when both are known."""
-    if not catalog.knows(header.collection_id):
-        return f"collection number {header.collection_id}"
-    partitions = catalog.collection(header.collection_id).partitions
-    known = any(each.id == header.partition_id for each in partitions)
-    return "" if known else f"partition number {header.partition_id} of collection number {header.collection_id}"

@@ -1,4 +1,4 @@
-"""What a verification says: findings, each of a kind, at a place, with a next step. Pure.
+"""What a verification says: where something is not as it should be, what, and the next step. Pure.
 
 A finding is *damage* when something acknowledged cannot be read as it was written, or when parts do not belong together; a
 *warning* when nothing is lost: left-overs, files of others, a lease that only holds retention.
@@ -7,7 +7,8 @@ A finding is *damage* when something acknowledged cannot be read as it was writt
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from types import MappingProxyType
+
+from wal.errors import Corrupt
 
 OnStep = Callable[[str, int], None]
 """Told of each step of a long work: what is done, and with how many bytes. What it raises ends the work."""
@@ -31,48 +32,11 @@ class Severity(Enum):
     DAMAGE = "damage"
 
 
-@unique
-class Kind(Enum):
-    """What is the matter; the values are stable, machines go by them."""
-
-    CHECKSUM = "checksum"
-    """Bytes are not those that were written."""
-    LENGTH = "length"
-    """A file is shorter or longer than its cut, or its backup, says."""
-    MISSING = "missing"
-    """Something that is named is not there."""
-    GAP = "gap"
-    """Positions of a log, or numbers of cuts, are missing or unreadable in between."""
-    SHORT = "short"
-    """A log or the state map ends before what was acknowledged."""
-    UNREADABLE = "unreadable"
-    """A part cannot be opened at all."""
-    CONTENT = "content"
-    """Every checksum holds, and yet it is not what it should be: counts, ranges, order."""
-    DUPLICATE = "duplicate"
-    """Something is there twice that may be there once."""
-    FOREIGN = "foreign"
-    """It belongs to another node, or to nobody."""
-    MIXED = "mixed"
-    """Parts are of different ages: a copy of one beside the original of another."""
-    AHEAD = "ahead"
-    """A table has taken cuts that this node never made."""
-    BEHIND = "behind"
-    """A named reader's place lies before the first position of its log: what it would read next is gone."""
-    TORN = "torn"
-    """The end of a log that a power cut took before it was synced; the node drops it when it starts."""
-    UNFINISHED = "unfinished"
-    """The creation of the node was cut off in a step that the next opening finishes."""
-    ORPHAN = "orphan"
-    """A left-over that nothing names; the node removes it when it starts."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that is not as it should be; `place` is a path in the node directory, or a part of a log."""
 
     severity: Severity
-    kind: Kind
     place: str
     detail: str
     next_step: str
@@ -87,16 +51,18 @@ class Report:
     bytes: int = 0
     on_step: OnStep = field(default=no_progress, repr=False, compare=False)
 
-    def damage(self, kind: Kind, place: str, detail: str, next_step: str = RESTORE) -> None:
+    def damage(self, place: str, detail: str, next_step: str = RESTORE) -> None:
         """Add a finding that something acknowledged is not there as it was written."""
-        self._add(Severity.DAMAGE, kind, place, detail, next_step)
+        self.findings.append(Finding(severity=Severity.DAMAGE, place=place, detail=detail, next_step=next_step))
 
-    def warn(self, kind: Kind, place: str, detail: str, next_step: str) -> None:
+    def error(self, place: str, error: Exception, next_step: str = "") -> None:
+        """Add what a reader of the engine raised, as damage: its text, and its next step unless another one is given."""
+        detail, _, step = str(error).partition(" — ")
+        self.damage(place, detail, next_step or (RESTORE if step in {"", Corrupt.next_step} else step))
+
+    def warn(self, place: str, detail: str, next_step: str) -> None:
         """Add a finding by which nothing is lost."""
-        self._add(Severity.WARNING, kind, place, detail, next_step)
-
-    def _add(self, severity: Severity, kind: Kind, place: str, detail: str, step: str) -> None:
-        self.findings.append(Finding(severity=severity, kind=kind, place=place, detail=detail, next_step=step))
+        self.findings.append(Finding(severity=Severity.WARNING, place=place, detail=detail, next_step=next_step))
 
     def count(self, what: str, number: int = 1) -> None:
         """Say that so many more of something were checked."""
@@ -108,22 +74,13 @@ class Report:
         self.on_step(part, number)
 
     @property
-    def worst(self) -> Severity | None:
-        """The severity of the worst finding, None when all is sound."""
-        if self.damaged:
-            return Severity.DAMAGE
-        return Severity.WARNING if self.findings else None
-
-    @property
     def damages(self) -> list[Finding]:
         """The findings by which something is lost or does not belong together."""
         return [finding for finding in self.findings if finding.severity is Severity.DAMAGE]
 
     @property
-    def damaged(self) -> bool:
-        """Whether anything is lost or does not belong together."""
-        return bool(self.damages)
-
-
-EXIT_CODES = MappingProxyType({None: 0, Severity.WARNING: 1, Severity.DAMAGE: 3})
-"""What `streamingnode verify` ends with."""
+    def worst(self) -> Severity | None:
+        """The severity of the worst finding, None when all is sound."""
+        if self.damages:
+            return Severity.DAMAGE
+        return Severity.WARNING if self.findings else None

@@ -9,36 +9,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from flusher.cuts import UNREADABLE, Lease, lease_files, read_leases
-from flusher.directory import CutLog, NodeDirectory, lives
-from flusher.manifest import arrow_schema, checked_document, with_checksum
+from flusher.cuts import UNREADABLE, Lease, read_leases
+from flusher.directory import CutLog, lives
+from flusher.manifest import DELETES, SEGMENTS, arrow_schema, checked_document
 from wal.codec import decode_versioned
-from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StorageFailed
-from wal.files import LOCK_NAME, open_regular
+from wal.errors import AlreadyOwned, Corrupt, InvalidArgument
+from wal.files import LOCK_NAME, open_regular, read_regular
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
-
-PARTS = ("log", "segments", "deletes", "cuts", "leases")
-_FOLDERS = {"log": PARTS[:1], "cuts": PARTS[1:4], "backup": PARTS, "copy": PARTS}
-"""What each part of a long work reads."""
-
+from wal.rocks.opening import BACKUP_RECORD_NAME
 
 # --- a node's files ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFiles:
-    """A node directory as its files tell it; `holder` is the process that has it open, 0 when that did not say who it is."""
-
-    directory: Path
-    holder: int | None
-    floor: Floor
-    cuts: CutLog
-    leases: tuple[Lease, ...]
-    disk_bytes: Mapping[str, int]
+def is_node(directory: Path) -> bool:
+    """Whether the directory holds a node."""
+    return (directory / FLOOR_NAME).is_file() or (directory / DATABASE_NAME / "CURRENT").is_file()
 
 
 def check_node(directory: Path) -> Path:
@@ -49,48 +39,12 @@ def check_node(directory: Path) -> Path:
     raise InvalidArgument(f"{directory} {what} — name the directory a node was opened with")
 
 
-def is_node(directory: Path) -> bool:
-    """Whether the directory holds a node."""
-    return (directory / FLOOR_NAME).is_file() or (directory / DATABASE_NAME / "CURRENT").is_file()
-
-
-def read_node_files(directory: Path) -> NodeFiles:
-    """Return what the files in a node directory say.
-
-    Raises `InvalidArgument` when it is none, `Corrupt` or `UnsupportedFormat` as its files are, `StorageFailed` when they
-    cannot be read.
-    """
-    check_node(directory)
-    try:
-        floor = read_floor(directory)
-        if floor is None:
-            raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
-        return NodeFiles(
-            directory=directory,
-            holder=holder(directory),
-            floor=floor,
-            cuts=CutLog(directory),
-            leases=tuple(found for _, found in lease_files(NodeDirectory(directory)) if isinstance(found, Lease)),
-            disk_bytes={part: _bytes_under(directory / part) for part in PARTS},
-        )
-    except OSError as error:
-        raise StorageFailed(f"cannot read {directory}: {error.strerror} — make it readable for this user") from error
-
-
-def part_bytes(directory: Path, part: str) -> int | None:
-    """Return how much of a node a part of a long work will read, None when nobody knows beforehand."""
-    if part not in _FOLDERS:
-        return None
-    return sum(_bytes_under(directory / folder) for folder in _FOLDERS[part])
-
-
-def _bytes_under(directory: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            with suppress(FileNotFoundError):  # a running node removes files
-                total += (Path(parent) / name).lstat().st_size
-    return total
+def floor_of(directory: Path) -> Floor:
+    """Return what a node's floor file says. Raises `Corrupt`, also when it is gone, `UnsupportedFormat`, `OSError`."""
+    floor = read_floor(directory)
+    if floor is None:
+        raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
+    return floor
 
 
 # --- who has it open --------------------------------------------------------------------------------------------------
@@ -125,13 +79,12 @@ def kept_closed(directory: Path) -> Iterator[None]:
 
     Raises `AlreadyOwned`.
     """
-    check_free(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an owner has the directory locked as well
         except BlockingIOError:
-            raise AlreadyOwned(str(directory), None) from None
+            raise AlreadyOwned(str(directory), holder(directory) or None) from None
         yield
     finally:
         os.close(descriptor)
@@ -198,38 +151,30 @@ def _last_ticks(cuts: CutLog, wanted: set[int]) -> dict[int, int]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldFiles:
-    """The files of one collection: `name` is empty for one that was dropped, `held_by` says why they are still there."""
+def held_files(cuts: CutLog) -> list[dict[str, Any]]:
+    """Return, for each collection that has files, what `info` shows of them: how many there are, and who holds them.
 
-    id: int
-    name: str
-    files: int
-    bytes: int
-    held_by: tuple[str, ...]
-
-
-def held_files(cuts: CutLog) -> list[HeldFiles]:
-    """Return what holds the files of each collection, by id."""
+    The name is empty for a collection that was dropped.
+    """
     if not cuts.numbers:
         return []
     newest = cuts.read(cuts.newest).manifest
     living = {entry.collection_id: entry.name for entry in newest.collections if lives(entry, newest.tick)}
     leases = read_leases(cuts.directory, node_id=newest.node_id)
     sizes: dict[int, list[int]] = {}
-    for path in (path for top in ("segments", "deletes") for path in cuts.directory.files(top)):
+    for path in (path for top in (SEGMENTS, DELETES) for path in cuts.directory.files(top)):
         name = path.split("/")[1]
         if name.isdecimal() and path.endswith(".parquet"):
             with suppress(FileNotFoundError):  # a running node removes files
                 sizes.setdefault(int(name), []).append((cuts.node / path).stat().st_size)
     return [
-        HeldFiles(
-            id=number,
-            name=living.get(number, ""),
-            files=len(found),
-            bytes=sum(found),
-            held_by=_held_by(number, newest.number, living, leases),
-        )
+        {
+            "id": number,
+            "name": living.get(number, ""),
+            "files": len(found),
+            "bytes": sum(found),
+            "held_by": _held_by(number, newest.number, living, leases),
+        }
         for number, found in sorted(sizes.items())
     ]
 
@@ -269,9 +214,12 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One backup: everything that node `node_id` acknowledged up to `tick`; `cut` is the newest cut in it."""
+    """One backup: everything that node `node_id` acknowledged up to `tick`; `cut` is the newest cut in it.
 
-    format: int
+    `made_ms` is Unix time. All that is in it was read back and found sound.
+    """
+
+    format: int = RECORD_FORMAT
     node_id: str
     term: int
     tick: int
@@ -280,16 +228,18 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[CopiedFile, ...]
 
 
-def encode_record(record: BackupRecord) -> bytes:
-    """Return the record's file content."""
-    return with_checksum(msgspec.json.encode(record))
+def read_record(backup: Path) -> BackupRecord:
+    """Return what a backup says about itself.
 
-
-def decode_record(content: bytes, *, name: str) -> BackupRecord:
-    """Return the record in `content`. Raises `Corrupt`, or `UnsupportedFormat` for one of a newer release."""
-    document = checked_document(content, name, step="restore from another backup")
-    record = decode_versioned(document, BackupRecord, RECORD_FORMAT, name, decode=msgspec.json.decode)
+    Raises `InvalidArgument` for a directory that is none, `Corrupt`, `UnsupportedFormat` for one of a newer release.
+    """
+    path = backup / BACKUP_RECORD_NAME
+    try:
+        document = checked_document(read_regular(path), str(path), step="restore from another backup")
+    except (FileNotFoundError, NotADirectoryError):
+        raise InvalidArgument(f"{backup} is no finished backup — name a directory that `backup` made") from None
+    record = decode_versioned(document, BackupRecord, RECORD_FORMAT, str(path), decode=msgspec.json.decode)
     for file in record.files:
         if file.path.startswith("/") or ".." in file.path.split("/"):
-            raise Corrupt(f"{name} names {file.path!r}, which is outside of it — restore from another backup")
+            raise Corrupt(f"{path} names {file.path!r}, which is outside of it — restore from another backup")
     return record

@@ -14,8 +14,9 @@ import anyio
 from anyio import to_thread
 
 from flusher.flusher import Flusher
-from streamingnode.care.backup import BackupResult, Target, backup_running
+from streamingnode.care.backup import Target, backup_running
 from streamingnode.care.findings import Report
+from streamingnode.care.inspect import BackupRecord
 from streamingnode.care.verify import run_on, verify_running
 from streamingnode.channel import Channel, flush
 from wal.errors import InvalidArgument
@@ -41,22 +42,22 @@ class Upkeep:
         with disk_errors_typed(self._path):
             return await _in_own_task(to_thread.run_sync(check))
 
-    async def back_up(self, path: Path) -> BackupResult:
+    async def back_up(self, path: Path) -> BackupRecord:
         """Make a verified backup, one at a time; see `Node.backup`."""
         store = self._channel.store
         if self._path is None or not isinstance(store, RocksStore):
             raise InvalidArgument("a node in memory has nothing to back up — open one in a directory")
-        made: list[BackupResult] = []
+        made: list[BackupRecord] = []
         try:
             with disk_errors_typed(self._path):
                 await _in_own_task(self._back_up(self._path, store, path, made))
         except asyncio.CancelledError:
             if made:  # too late to be stopped; its caller knows nothing of it, and would meet it in its way
-                await outlast(to_thread.run_sync(shutil.rmtree, made[0].path))
+                await outlast(to_thread.run_sync(shutil.rmtree, path))
             raise
         return made[0]
 
-    async def _back_up(self, directory: Path, store: RocksStore, path: Path, made: list[BackupResult]) -> None:
+    async def _back_up(self, directory: Path, store: RocksStore, path: Path, made: list[BackupRecord]) -> None:
         loop = asyncio.get_running_loop()
 
         def link(target: Path) -> None:
@@ -66,8 +67,7 @@ class Upkeep:
             target = await to_thread.run_sync(Target, path, directory)
             try:
                 await flush(self._channel, self._flusher)
-                back_up = partial(backup_running, directory, target, link, made_ms=self._channel.ticks.now_ms())
-                made.append(await to_thread.run_sync(back_up))
+                made.append(await to_thread.run_sync(backup_running, directory, target, link))
             finally:
                 with anyio.CancelScope(shield=True):
                     await to_thread.run_sync(target.discard)

@@ -1,6 +1,5 @@
 """The verbs for a node's directory: `info`, `verify`, `backup`, `restore`, `export` and `doctor`."""
 
-import re
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -9,29 +8,24 @@ from typing import TYPE_CHECKING, Any
 from streamingnode.cli.command import NODE, SPARK, argument, command, require
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
-from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, shown
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 if TYPE_CHECKING:
-    from streamingnode.care.backup import BackupResult, RestoreResult
-    from streamingnode.care.database import NodeRecords
     from streamingnode.care.findings import OnStep, Report
-    from streamingnode.care.inspect import NodeFiles
+    from streamingnode.care.inspect import BackupRecord
     from streamingnode.statistics import NodeStatistics
     from wal.measure import Distribution
-    from wal.rocks.recovery import Survey
 
 
-def show_steps(progress: Progress, directory: Path) -> "OnStep":
+def show_steps(progress: Progress) -> "OnStep":
     """Return what tells `progress` how many bytes of each part of a node are read."""
-    from streamingnode.care.inspect import part_bytes
-
     reached: dict[str, int] = {}
 
     def on_step(part: str, read_bytes: int) -> None:
         if part not in reached:
             reached[part] = 0
-            progress.stage(part, part_bytes(directory, part))
+            progress.stage(part)
         reached[part] += read_bytes
         progress.advance(reached[part], format_bytes(reached[part]))
 
@@ -45,15 +39,15 @@ EMPTY_TARGET = "a new directory, or an empty one"
 @command(
     NODE_OR_BACKUP,
     argument("--tables", type=Path, help="also check the tables in this directory against the node's cuts"),
-    argument("--pace", metavar="RATE", help="read at most this much each second, such as 10MiB"),
+    argument("--pace", metavar="MIB", type=float, help="read at most so many MiB each second"),
     examples=(
         "streamingnode verify data",
         "streamingnode verify data --tables tables",
-        "streamingnode verify data --pace 10MiB",
+        "streamingnode verify data --pace 10",
         "streamingnode verify backup --json",
     ),
 )
-def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | None) -> int:
+def verify(output: Output, *, directory: Path, tables: Path | None, pace: float | None) -> int:
     """Read everything a node has and check it against every checksum, count and order.
 
     Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with
@@ -64,16 +58,22 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | 
     """
     if tables is not None:
         require(SPARK)
-    bytes_per_s = parse_pace(pace) if pace is not None else 0.0
-    from streamingnode.care.findings import EXIT_CODES
+    if pace is not None and not pace > 0:
+        raise InvalidArgument(f"at --pace {pace:g} nothing is read — give a number of MiB for each second")
+    from streamingnode.care.findings import Severity
     from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress, directory)
-        if bytes_per_s:
-            on_step = paced(on_step, bytes_per_s)
+        on_step = show_steps(progress)
+        if pace is not None:
+            on_step = paced(on_step, pace * (1 << 20))
         report = verify_directory(directory, tables=tables, on_step=on_step)
-    _print_report(report, output)
+    _print_findings(report, output)
+    checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
+    output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
+    damage = len(report.damages)
+    verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
+    output.line(f"{verdict}, {format_count(len(report.findings) - damage, 'warning')}")
     output.document(
         {
             "verdict": "sound" if report.worst is None else report.worst,
@@ -82,16 +82,7 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: str | 
             "findings": report.findings,
         }
     )
-    return EXIT_CODES[report.worst]
-
-
-def parse_pace(text: str) -> float:
-    """Return the bytes per second that `--pace` names. Raises `InvalidArgument`."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(|KiB|MiB|GiB)", text)
-    rate = float(found[1]) * 1024 ** ("", "KiB", "MiB", "GiB").index(found[2]) if found else 0.0
-    if rate < 1:
-        raise InvalidArgument(f"--pace {shown(text)} is no bytes per second — give a rate such as 10MiB")
-    return rate
+    return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
 
 
 def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
@@ -101,26 +92,20 @@ def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
     def paced_step(part: str, read_bytes: int) -> None:
         nonlocal due
         on_step(part, read_bytes)
-        due += read_bytes / bytes_per_s
         now = time.monotonic()
-        if due > now:
-            time.sleep(due - now)
-        due = max(due, now)  # a slow disk, or a machine that slept, is not made up for by reading faster
+        due = max(
+            due + read_bytes / bytes_per_s, now
+        )  # a slow disk, or a machine that slept, is not made up for by reading faster
+        time.sleep(due - now)
 
     return paced_step
 
 
-def _print_report(report: "Report", output: Output) -> None:
+def _print_findings(report: "Report", output: Output) -> None:
     """Print what was found for people, the worst of it last, where eyes rest."""
     for finding in sorted(report.findings, key=lambda finding: finding.severity.value, reverse=True):
-        output.line(f"{finding.severity.value}: {finding.place}: {finding.kind.value}: {finding.detail}")
+        output.line(f"{finding.severity.value}: {finding.place}: {finding.detail}")
         output.line(f"        {finding.next_step}")
-    checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
-    output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
-    damage = len(report.damages)
-    warnings = format_count(len(report.findings) - damage, "warning")
-    verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
-    output.line(f"{verdict}, {warnings}")
 
 
 @command(
@@ -138,16 +123,17 @@ def backup(output: Output, *, directory: Path, target: Path) -> None:
     from streamingnode.care.backup import backup_directory
 
     with show_progress(output.stderr) as progress:
-        made = backup_directory(directory, target, on_step=show_steps(progress, directory))
-    _print_made(f"backup of node {made.node_id} up to", made, output)
+        record = backup_directory(directory, target, on_step=show_steps(progress))
+    _print_made("backup of", record, target, output)
 
 
-def _print_made(what: str, made: "BackupResult | RestoreResult", output: Output) -> None:
+def _print_made(what: str, record: "BackupRecord", path: Path, output: Output) -> None:
+    size = format_bytes(sum(file.bytes for file in record.files))
     output.line(
-        f"{what} tick {made.tick} ({format_tick(made.tick)}), cut {made.cut}: "
-        f"{format_count(made.files, 'file')}, {format_bytes(made.bytes)}, verified, in {made.path}"
+        f"{what} node {record.node_id} up to tick {record.tick} ({format_tick(record.tick)}), cut {record.cut}: "
+        f"{format_count(len(record.files), 'file')}, {size}, verified, in {path}"
     )
-    output.document(made)
+    output.document(record)
 
 
 @command(
@@ -173,12 +159,12 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
 
     if file is not None:
         put_back = restore_file(backup, target, file)
-        output.line(f"{put_back.path} of cut {put_back.cut}: {format_bytes(put_back.bytes)}, as the node wrote it")
+        output.line(f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it")
         output.document(put_back)
         return
     with show_progress(output.stderr) as progress:
-        made = restore_directory(backup, target, on_step=show_steps(progress, backup))
-    _print_made(f"node {made.node_id} as of", made, output)
+        record = restore_directory(backup, target, on_step=show_steps(progress))
+    _print_made("restored", record, target, output)
 
 
 @command(
@@ -224,46 +210,38 @@ def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
 def doctor(output: Output, *, directory: Path | None) -> int:
     """Check machine, installation and directory; say what to do.
 
-    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), the clock and file limits,
+    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), and file limits,
     and at the directory if one is given. Writes one temporary file and removes it.
-    Exit code 1 when something fails; a warning (`warn`) is no failure.
+    Exit code 1 when a node cannot be opened; a warning is no failure.
     """
-    from streamingnode.care.health import Status, examine
+    from streamingnode.care.findings import Report
+    from streamingnode.care.health import examine
 
-    findings = []
-    for finding in examine(directory):
-        findings.append(finding)
-        output.line(f"{finding.status.value.ljust(4)}  {finding.subject}: {finding.detail}")
-        if finding.next_step:
-            output.line(f"      {finding.next_step}")
-    healthy = all(finding.status is not Status.FAIL for finding in findings)
-    output.document({"healthy": healthy, "findings": findings})
-    return EXIT_OK if healthy else EXIT_FAILED
+    report = Report()
+    facts = examine(directory, report)
+    output.fields(facts)
+    _print_findings(report, output)
+    output.document({"healthy": not report.damages, "facts": facts, "findings": report.findings})
+    return EXIT_FAILED if report.damages else EXIT_OK
 
 
 @command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
 def info(output: Output, *, directory: Path) -> None:
-    """Show a node's identity, owner, ticks, cuts, readers and disk use.
+    """Show a node's identity, owner, ticks, cuts, readers and files.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
     counted and measured until a few seconds ago. Times are UTC.
     """
     import msgspec
 
-    from streamingnode.care.database import read_node_records
-    from streamingnode.care.inspect import read_node_files
+    from streamingnode.care.inspect import check_node, holder
     from streamingnode.statistics import read_statistics
+    from wal.files import disk_errors_typed
 
-    files = read_node_files(directory)
-    try:
-        records, unread = read_node_records(directory), ""
-    except StreamingNodeError as error:
-        if files.holder is None and not isinstance(error, StorageFailed):
-            raise
-        # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
-        records, unread = None, str(error)
-    statistics = None if files.holder is None else read_statistics(files.directory, pid=files.holder or None)
-    document = _describe(files, records)
+    with disk_errors_typed(directory):
+        pid = holder(check_node(directory))
+        document, unread = _describe(directory, pid)
+        statistics = None if pid is None else read_statistics(directory, pid=pid or None)
     _print_node(document, unread, output)
     if statistics is not None:
         output.line()
@@ -271,43 +249,52 @@ def info(output: Output, *, directory: Path) -> None:
     output.document(document | {"statistics": msgspec.to_builtins(statistics)})
 
 
-def _describe(files: "NodeFiles", records: "tuple[Survey, NodeRecords] | None") -> dict[str, Any]:
-    """Return everything `info` knows, as machines read it."""
-    from streamingnode.care.database import NodeRecords
-    from streamingnode.care.inspect import held_files
+def _describe(directory: Path, pid: int | None) -> tuple[dict[str, Any], str]:
+    """Return everything `info` knows, as machines read it, and why there are no checkpoints and readers."""
+    from flusher.cuts import Lease, lease_files
+    from flusher.directory import CutLog
+    from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
+    from streamingnode.care.inspect import floor_of, held_files
     from wal.runtime import unix_ms
 
-    floor, cuts = files.floor, files.cuts
-    names, kept = ({}, NodeRecords()) if records is None else (records[0].log_ids, records[1])
-    positions = {number: name for name, number in names.items()}
+    floor, cuts = floor_of(directory), CutLog(directory)
+    records, unread = NodeRecords(), ""
+    try:
+        records = read_node_records(directory)[1]
+    except StreamingNodeError as error:
+        if pid is None and not isinstance(error, StorageFailed):
+            raise
+        # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
+        unread = str(error)
+    mark = records.checkpoint
     newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
     ahead_ms = physical_ms(floor.tick) - unix_ms()
-    return {
-        "directory": str(files.directory),
+    document = {
+        "directory": str(directory),
         "node_id": floor.node_id,
-        "open": files.holder is not None,
-        "pid": files.holder or None,
+        "open": pid is not None,
+        "pid": pid or None,
         "term": floor.term,
         "tick": floor.tick,
         "time": format_tick(floor.tick),
         "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,  # clocks are corrected by as little as that
-        "positions": {positions.get(log_id, str(log_id)): position for log_id, position in floor.positions.items()},
+        "position": max(floor.positions.values(), default=0),
         "cuts": {"first": cuts.first, "newest": cuts.newest, "tick": newest_tick, "time": format_tick(newest_tick)},
-        "checkpoints": [
-            {"pchannel": name, "cut": mark.cut_number, "tick": mark.tick, "position": mark.position}
-            for name, mark in kept.checkpoints.items()
-        ],
+        "checkpoints": [{"pchannel": PCHANNEL, "cut": mark.cut_number, "tick": mark.tick, "position": mark.position}]
+        if mark.cut_number
+        else [],
         "readers": [
             {"reader": name, "pchannel": at.pchannel, "position": at.position, "tick": at.tick}
-            for name, at in kept.readers.items()
+            for name, at in records.readers.items()
         ],
         "leases": [
             {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
-            for lease in files.leases
+            for _, lease in lease_files(cuts.directory)
+            if isinstance(lease, Lease)
         ],
         "files": held_files(cuts),
-        "disk_bytes": files.disk_bytes,
     }
+    return document, unread
 
 
 def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
@@ -322,15 +309,19 @@ def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
             "term": document["term"],
             "last tick": f"{document['tick']} ({document['time']})",
             **({"clock": f"{ahead}; ages of cuts do not go by them"} if document["ahead_s"] else {}),
-            "last positions": ", ".join(f"{name} {at}" for name, at in document["positions"].items()) or "none",
+            "last position": document["position"],
             "cuts": f"{cuts['first']} to {cuts['newest']}, the newest at {cuts['tick']} ({cuts['time']})"
             if cuts["newest"]
             else "none",
-            "disk": ", ".join(f"{part} {format_bytes(size)}" for part, size in document["disk_bytes"].items() if size),
         }
     )
     held = [
-        (each.name or f"{each.id} (dropped)", each.files, format_bytes(each.bytes), "; ".join(each.held_by))
+        (
+            each["name"] or f"{each['id']} (dropped)",
+            each["files"],
+            format_bytes(each["bytes"]),
+            "; ".join(each["held_by"]),
+        )
         for each in document["files"]
     ]
     if held:
@@ -351,27 +342,19 @@ def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
 def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
     """Return a node's statistics for people, by label; machines read all of them as JSON."""
     log, appends, ticks = statistics.log, statistics.appends, statistics.ticks
-    writes, flusher = statistics.writes, statistics.flusher
+    flusher = statistics.flusher
     fields: dict[str, object] = {
         "log": f"{log.state}, {format_count(log.reopened, 'time')} reopened"
         + (f" ({log.last_error})" * bool(log.last_error)),
         "appends": f"{appends.succeeded} ok, {appends.failed} failed, {appends.in_flight} in flight; "
         f"{appends.messages_per_s:.1f} messages/s, {format_bytes(appends.bytes_per_s)}/s",
         "append time": _times(appends.seconds),
-        "message size": f"median {format_bytes(appends.message_bytes.p50)}, "
-        f"largest {format_bytes(appends.message_bytes.max)}",
         "ticks": f"{ticks.lag_s:.3f} s behind, {ticks.unconfirmed} unconfirmed, {ticks.mvcc_updates} MVCC updates",
-        "waiting": f"{format_count(writes.waiting_rows, 'row')}, "
-        f"{format_count(writes.open_transactions, 'open transaction')}",
         "flusher": flusher.state.value
         + (f" for want of {flusher.short_of}" * bool(flusher.short_of))
         + f", {format_count(flusher.unflushed_rows, 'row')} "
         f"({format_bytes(flusher.unflushed_bytes)}) in no cut yet"
         + (f"; {flusher.last_error}" * bool(flusher.last_error)),
-    }
-    fields |= {
-        f"in {each.name}": f"{_times(each.before_s)} before, {_times(each.after_s)} after"
-        for each in appends.interceptors
     }
     return fields | {
         f"reader {each.name}": f"{each.mode.value if each.mode else 'opening'}, "

@@ -131,20 +131,20 @@ def segment(path: Path, index: int) -> Path:
 
 
 FILE_DAMAGE: dict[str, tuple[Damage, str]] = {
-    "segment cut short": (lambda path: os.truncate(segment(path, 1), 500), "length"),
-    "segment longer": (lambda path: segment(path, 1).write_bytes(segment(path, 1).read_bytes() + b"x"), "length"),
-    "segment with a flipped bit": (lambda path: flip(segment(path, 1), 600), "checksum"),
-    "segment missing": (lambda path: segment(path, 1).unlink(), "missing"),
-    "segments swapped": (lambda path: swap(segment(path, 1), segment(path, 2)), "length"),
+    "segment cut short": (lambda path: os.truncate(segment(path, 1), 500), ""),
+    "segment longer": (lambda path: segment(path, 1).write_bytes(segment(path, 1).read_bytes() + b"x"), ""),
+    "segment with a flipped bit": (lambda path: flip(segment(path, 1), 600), "fails its checksum"),
+    "segment missing": (lambda path: segment(path, 1).unlink(), ""),
+    "segments swapped": (lambda path: swap(segment(path, 1), segment(path, 2)), ""),
     "segment duplicated over another": (
         lambda path: shutil.copy(segment(path, 1), segment(path, 2)),
-        "length",
+        "",
     ),
-    "manifest with a flipped bit": (lambda path: flip(path / CUT_2, 100), "checksum"),
-    "manifest missing": (lambda path: (path / CUT_2).unlink(), "missing"),
-    "first manifest missing": (lambda path: (path / CUT_1).unlink(), "missing"),
-    "newest manifest missing": (lambda path: (path / CUT_3).unlink(), "missing"),
-    "manifest duplicated over the next": (lambda path: shutil.copy(path / CUT_2, path / CUT_3), "mixed"),
-    "manifests swapped": (lambda path: swap(path / CUT_2, path / CUT_3), "mixed"),
+    "manifest with a flipped bit": (lambda path: flip(path / CUT_2, 100), "fails its checksum"),
+    "manifest missing": (lambda path: (path / CUT_2).unlink(), ""),
+    "first manifest missing": (lambda path: (path / CUT_1).unlink(), ""),
+    "newest manifest missing": (lambda path: (path / CUT_3).unlink(), "is missing"),
+    "manifest duplicated over the next": (lambda path: shutil.copy(path / CUT_2, path / CUT_3), "holds cut"),
+    "manifests swapped": (lambda path: swap(path / CUT_2, path / CUT_3), "holds cut"),
 }
-"""Ways to damage files of cuts that a backup can mend, and the kind of the first finding."""
+"""Ways to damage files of cuts that a backup can mend, and what the first finding says besides its place."""

@@ -12,10 +12,11 @@ import pytest
 import streamingnode as sn
 from flusher.cuts import Lease, write_lease
 from flusher.directory import CutLog
+from flusher.manifest import with_checksum
 from interceptors.errors import AlreadyExists
 from streamingnode.care import backup as making
 from streamingnode.care.backup import RESTORE_TERM_STEP, backup_directory, restore_directory
-from streamingnode.care.inspect import CopiedFile
+from streamingnode.care.inspect import CopiedFile, read_record
 from streamingnode.care.verify import verify_directory
 from streamingnode.node import Node
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
@@ -80,7 +81,7 @@ def test_a_restored_backup_of_a_closed_node_has_every_row(sample: Sample, tmp_pa
     made = backup_directory(path, tmp_path / "backup")
     assert made.cut == 3
     restored = restore_directory(tmp_path / "backup", tmp_path / "restored")
-    assert (restored.node_id, restored.tick, restored.bytes) == (made.node_id, made.tick, made.bytes)
+    assert restored == made
     assert rows_of(tmp_path / "restored") == sample.rows
     assert verify_directory(tmp_path / "restored").worst is None
 
@@ -157,9 +158,10 @@ def test_a_target_that_cannot_be_made_is_a_typed_error(sample: Sample, tmp_path:
 
     anyio.run(run)
     if isinstance(name, str) and "\0" not in name and name:
-        for call in (lambda: backup_directory(path, tmp_path / name), lambda: restore_directory(tmp_path / name, path)):
+        for source, target in ((path, tmp_path / name), (tmp_path / name, path)):
+            make = backup_directory if source == path else restore_directory
             with pytest.raises(StreamingNodeError, match=NEXT_STEP):
-                call()
+                make(source, target)
     assert set(tmp_path.iterdir()) == before
 
 
@@ -245,18 +247,18 @@ def test_a_backup_that_changed_is_not_restored(sample: Sample, tmp_path: Path, n
             file.unlink()
     with pytest.raises((Corrupt, InvalidArgument), match="backup"):
         restore_directory(backup, tmp_path / "restored")
-    assert name == how.replace("missing", "backup.json") or verify_directory(backup).damaged
+    assert name == how.replace("missing", "backup.json") or verify_directory(backup).damages
     assert not list(tmp_path.glob("restored*"))
 
 
 def test_a_record_that_names_files_outside_is_refused(sample: Sample, tmp_path: Path) -> None:
-    from streamingnode.care.inspect import decode_record, encode_record
-
     backup = tmp_path / "backup"
     backup_directory(copy_of(sample.closed, tmp_path / "node"), backup)
-    record = decode_record((backup / "backup.json").read_bytes(), name="backup.json")
+    record = read_record(backup)
     outside = msgspec.structs.replace(record.files[0], path="../outside")
-    (backup / "backup.json").write_bytes(encode_record(msgspec.structs.replace(record, files=(outside,))))
+    (backup / "backup.json").write_bytes(
+        with_checksum(msgspec.json.encode(msgspec.structs.replace(record, files=(outside,))))
+    )
     with pytest.raises(Corrupt, match="outside"):
         restore_directory(backup, tmp_path / "restored")
 

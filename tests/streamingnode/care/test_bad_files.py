@@ -144,7 +144,7 @@ def test_bad_file_is_found_and_no_row_is_missing(
         assert report.worst is Severity.DAMAGE
     else:
         assert rows == expected
-    print([(f.severity.value, f.kind.value, f.place, f.detail) for f in report.findings])
+    print([(f.severity.value, f.place, f.detail) for f in report.findings])
     assert report.findings
 
 

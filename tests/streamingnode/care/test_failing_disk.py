@@ -50,7 +50,7 @@ def test_a_backup_on_a_failing_disk_is_not_there(
                 assert reached()
         assert not target.with_name(f"{target.name}.unfinished").exists()
         if target.exists():  # the last sync, of the name, may fail when the name is there already
-            assert not verify_directory(target).damaged
+            assert not verify_directory(target).damages
         return reached()
 
     assert run_until_it_passes(attempt) > 20

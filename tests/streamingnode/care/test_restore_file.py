@@ -91,7 +91,7 @@ def test_a_file_that_is_not_the_one_the_node_wrote_is_not_taken(sample: Sample, 
     with pytest.raises(Corrupt, match="is not the file that this node wrote for cut"):
         restore_file(other, path, lost)
     os.truncate(other / lost, 100)
-    with pytest.raises(Corrupt, match="has 100 bytes"):
+    with pytest.raises(Corrupt, match="is not the file that this node wrote for cut"):
         restore_file(other, path, lost)
     (other / lost).unlink()
     with pytest.raises(InvalidArgument, match="does not have"):

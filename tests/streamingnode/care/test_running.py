@@ -9,7 +9,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.care.database import read_node_records
 from streamingnode.care.files import LogFacts, check_cuts
-from streamingnode.care.findings import Kind, Report
+from streamingnode.care.findings import Report, Severity
 from streamingnode.errors import LogReopening
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk
@@ -53,7 +53,7 @@ async def test_a_file_damaged_under_a_running_node_is_found_and_others_are_read(
         flip(segment(path, 2), 700)
         [finding] = (await node.verify()).findings
         assert finding.place == segment(path, 2).relative_to(path).as_posix()
-        assert finding.kind is Kind.CHECKSUM
+        assert "fails its checksum" in finding.detail
         await node.insert("orders", [{"id": -1, "item": None}])
         with pytest.raises(Corrupt):
             await node.snapshot("orders")
@@ -65,7 +65,7 @@ async def test_damage_in_the_log_of_a_running_node_is_found(sample: Sample, tmp_
     flip(table, table.stat().st_size // 3)
     async with sn.open_node(path, **SETTINGS) as node:
         [finding] = (await node.verify()).findings
-        assert finding.kind is Kind.GAP
+        assert finding.severity is Severity.DAMAGE
         assert finding.place.startswith("log 'p0', from position ")
 
 
@@ -102,6 +102,6 @@ def test_cuts_that_retention_takes_while_they_are_walked_are_no_gap(sample: Samp
             (path / f"cuts/{number:016d}.json").unlink(missing_ok=True)
 
     report = Report(on_step=take_two)
-    check_cuts(path, LogFacts(node_id=node_id, running=True), report)
+    check_cuts(path, [1, 2, 3], LogFacts(node_id=node_id, first_kept=3, running=True), report)
     assert report.bytes
     assert report.findings == []

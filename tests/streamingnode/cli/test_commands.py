@@ -115,7 +115,7 @@ def test_info_names_ticks_that_are_ahead_of_the_clock(tmp_path: Path, run: "Run"
             pass
 
     anyio.run(make)
-    assert "clock           ticks are 1 day, 23:" in run("info", tmp_path / "data").out
+    assert "clock          ticks are 1 day, 23:" in run("info", tmp_path / "data").out
     assert 47 < cast("float", run("info", tmp_path / "data", "--json").document["ahead_s"]) / 3600 < 48.01
 
 
@@ -271,20 +271,20 @@ def test_owned_node_refuses_with_pid_and_four_while_info_and_ls_answer(data: Pat
 
 def test_doctor_finds_a_sound_node_sound(data: Path, run: "Run") -> None:
     examined = run("doctor", data, "--json")
-    findings = cast("list[dict[str, str]]", examined.document["findings"])
+    facts = cast("dict[str, str]", examined.document["facts"])
     assert examined.code == 0, examined.out
-    assert {"python", "fsync", "disk space", "node"} <= {finding["subject"] for finding in findings}
+    assert {"python", "fsync", "disk space", "node"} <= facts.keys()
 
 
 def test_doctor_warns_of_checksums_without_their_c_extension(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
-    def checksums() -> dict[str, str]:
+    def checksums() -> list[dict[str, str]]:
         findings = cast("list[dict[str, str]]", run("doctor", "--json").document["findings"])
-        return next(each for each in findings if each["subject"] == "checksums")
+        return [each for each in findings if each["place"] == "checksums"]
 
-    assert checksums()["status"] == "ok"
+    assert checksums() == []
     monkeypatch.setattr(google_crc32c, "implementation", "python")
-    found = checksums()
-    assert found["status"] == "warn"
+    [found] = checksums()
+    assert found["severity"] == "warning"
     assert "2 MB/s" in found["detail"]
     assert "pip install" in found["next_step"]
 
@@ -295,32 +295,34 @@ def test_doctor_fails_for_a_damaged_manifest(data: Path, run: "Run") -> None:
     manifest.write_bytes(manifest.read_bytes().replace(b'"number":1', b'"number":2'))
     examined = run("doctor", data)
     assert examined.code == 1
-    assert "CORRUPT" in examined.out
+    assert "fails its checksum" in examined.out
 
 
 @pytest.mark.parametrize(
-    "name, verdict, text",
+    "name, text",
     [
-        ("holiday.jpg", "warn", "holds no node but other things (holiday.jpg)"),
-        ("backup.json", "warn", "is a backup"),
-        ("segments", "fail", "neither its log nor its floor"),
-        ("log", "fail", "is no node's"),
-        ("", "ok", "is empty"),
+        ("holiday.jpg", "'holiday.jpg' and no node"),
+        ("backup.json", "is a backup"),
+        ("segments", "'segments' and no node"),
+        ("log", "is no node's"),
     ],
 )
-def test_doctor_says_what_a_directory_without_a_node_is(
-    tmp_path: Path, run: "Run", name: str, verdict: str, text: str
-) -> None:
+def test_doctor_says_why_a_directory_takes_no_node(tmp_path: Path, run: "Run", name: str, text: str) -> None:
     place = tmp_path / "place"
     (place / name).mkdir(parents=True)
     examined = run("doctor", place, "--json")
-    (node,) = [
-        each for each in cast("list[dict[str, str]]", examined.document["findings"]) if each["subject"] == "node"
-    ]
-    assert node["status"] == verdict
+    (node,) = [each for each in cast("list[dict[str, str]]", examined.document["findings"]) if each["place"] == "node"]
+    assert node["severity"] == "damage"
     assert text in node["detail"]
-    assert bool(node["next_step"]) is (verdict != "ok")
-    assert examined.code == (1 if verdict == "fail" else 0)
+    assert node["next_step"]
+    assert examined.code == 1
+
+
+def test_doctor_says_that_an_empty_directory_takes_a_node(tmp_path: Path, run: "Run") -> None:
+    for place in (tmp_path, tmp_path / "new"):
+        examined = run("doctor", place, "--json")
+        assert examined.code == 0
+        assert "holds none yet" in cast("dict[str, str]", examined.document["facts"])["node"]
 
 
 def test_config_shows_where_a_value_comes_from(tmp_path: Path, run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_path_that_is_no_text_is_in_a_document_too(tmp_path: Path, capsys: pytes
     place = tmp_path / "a\udcff"
     place.mkdir()
     assert main(["doctor", str(place), "--json"]) == 0
-    assert f"{place} is empty" in json.loads(capsys.readouterr().out)["findings"][-1]["detail"]
+    assert f"{place} holds none yet" in json.loads(capsys.readouterr().out)["facts"]["node"]
 
 
 def test_debug_shows_the_traceback_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
