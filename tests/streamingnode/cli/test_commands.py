@@ -328,7 +328,7 @@ def test_config_shows_where_a_value_comes_from(tmp_path: Path, run: "Run", monke
     shown = run("config", "show", "--changed", "--file", file)
     assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [
         ["flush.schedule.interval_s", "3.0"],
-        ["log.durability", "os"],
+        ["log.durability", '"os"'],
     ]
     assert str(file) in shown.out
     assert "STREAMINGNODE_DURABILITY" in shown.out
@@ -349,8 +349,6 @@ def test_unknown_setting_is_refused_with_a_suggestion(run: "Run", monkeypatch: p
         ["--seconds", "nan"],
         ["--callers", "0"],
         ["--rows", "0"],
-        ["--row-bytes", "0"],
-        ["--row-bytes", "999999999999"],
         ["--dir", "absent"],
     ],
 )
