@@ -48,8 +48,9 @@ SCHEMA = pa.schema(_COLUMNS)
 """One row for each running process: `live` is upserted by `pid`, and `samples` gets the rows of each round once more."""
 
 _TOP_PROCESSES = """
-    SELECT name, pid, MAX(rss_bytes) AS memory_bytes, MAX(cpu_seconds) - MIN(cpu_seconds) AS cpu_seconds, COUNT(*) AS rounds
-    FROM samples GROUP BY name, pid ORDER BY memory_bytes DESC, pid LIMIT {count}
+    SELECT name, pid, ROUND(MAX(rss_bytes) / 1048576, 1) AS memory_mib, COUNT(*) AS rounds,
+           ROUND(MAX(cpu_seconds) - MIN(cpu_seconds), 2) AS cpu_seconds
+    FROM samples GROUP BY name, pid ORDER BY memory_mib DESC, pid LIMIT {count}
 """
 
 
@@ -187,26 +188,21 @@ async def record(node: Node, recording: Recording, seconds: float, rounds_per_s:
     """
     for name in ("samples", "live"):
         await node.create_collection(name, SCHEMA, primary_key="pid")
-    started = time.monotonic()
+    started, before = time.monotonic(), SCHEMA.empty_table()["pid"].combine_chunks()
     while (at_s := time.monotonic() - started) < seconds:
         number = len(recording.rounds) + 1
         processes = await anyio.to_thread.run_sync(sample_processes, number)
-        await _append_round(node, recording, at_s, processes)
+        ended = pc.filter(before, pc.invert(pc.is_in(before, value_set=processes["pid"])))
+        began = time.monotonic()
+        async with node.transaction() as txn:
+            await txn.delete("live", ended)
+            await txn.upsert("live", processes)
+            await txn.insert("samples", processes)
+        assert txn.result is not None, "a transaction that left its block has a result"
+        recording.rounds.append(Round(at_s, txn.result.time_tick, processes, time.monotonic() - began))
+        before = processes["pid"]
         progress.advance(at_s, f"{number} rounds")
         await anyio.sleep(max(0.0, started + number / rounds_per_s - time.monotonic()))
-
-
-async def _append_round(node: Node, recording: Recording, at_s: float, processes: pa.RecordBatch) -> None:
-    before = recording.rounds[-1].processes["pid"] if recording.rounds else processes["pid"].slice(0, 0)
-    ended = pc.filter(before, pc.invert(pc.is_in(before, value_set=processes["pid"])))
-    began = time.monotonic()
-    async with node.transaction() as txn:
-        if len(ended):
-            await txn.delete("live", ended)
-        await txn.upsert("live", processes)
-        await txn.insert("samples", processes)
-    assert txn.result is not None, "a transaction that left its block has a result"
-    recording.rounds.append(Round(at_s, txn.result.time_tick, processes, time.monotonic() - began))
 
 
 def sample_processes(round_number: int) -> pa.RecordBatch:

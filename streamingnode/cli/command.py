@@ -1,12 +1,10 @@
 """How a command is declared: its help with examples, its arguments, and the function that does it."""
 
-import argparse
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from spark_sink.errors import PackageMissing
 
@@ -17,11 +15,10 @@ A = TypeVar("A")
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One command of the program: `function` is called with its arguments by name; None is the exit code of success.
 
-    Its docstring is the help; `examples` are complete command lines.
+    Its name is that of the command, its docstring the help; `examples` are complete command lines.
     """
 
     function: Callable[..., int | None]
@@ -32,11 +29,6 @@ class Command:
     def name(self) -> str:
         """What the program calls it."""
         return self.function.__name__
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments on a parser."""
-        for names, options in self.arguments:
-            parser.add_argument(*names, **options)
 
 
 def command(*arguments: Argument, examples: tuple[str, ...]) -> Callable[[Callable[..., int | None]], Command]:

@@ -42,26 +42,19 @@ def ls(output: Output, *, directory: Path, count: bool) -> None:
             raise
         collections, as_of_cut = _at_newest_cut(directory)
         output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
-    collections = sorted(collections, key=lambda each: each.name)
-    output.table(
-        ("collection", "key", "shards", "partitions", "rows"),
-        [
-            (each.name, each.primary_key, len(each.vchannels), ",".join(each.partitions), rows.get(each.name, "-"))
-            for each in collections
-        ],
-    )
     described = [
         {
             "name": each.name,
             "id": each.id,
             "primary_key": each.primary_key,
-            "columns": {field.name: str(field.type) for field in each.schema},
             "shards": len(each.vchannels),
             "partitions": each.partitions,
+            "columns": {field.name: str(field.type) for field in each.schema},
             "rows": rows.get(each.name),
         }
-        for each in collections
+        for each in sorted(collections, key=lambda each: each.name)
     ]
+    output.records(described)
     output.document({"directory": str(directory), "as_of_cut": as_of_cut, "collections": described})
 
 

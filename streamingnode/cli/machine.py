@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from streamingnode.cli.command import argument, command
-from streamingnode.cli.output import Output, to_json
+from streamingnode.cli.output import Output
 from wal.errors import InvalidArgument
 
 ROW_BYTES = 1024
@@ -115,6 +115,10 @@ def config(output: Output, *, action: str, file: Path | None, changed: bool) -> 
 
     assert action == "show", "the only choice"
     settings = load_config(file=file, environment=os.environ).origins()
-    shown = [each for each in settings if not changed or each.origin != DEFAULT_ORIGIN]
-    output.table(("setting", "value", "from"), [(each.key, to_json(each.value), each.origin) for each in shown])
-    output.document([{"setting": each.key, "value": each.value, "origin": each.origin} for each in shown])
+    shown = [
+        {"setting": each.key, "value": each.value, "origin": each.origin}
+        for each in settings
+        if not changed or each.origin != DEFAULT_ORIGIN
+    ]
+    output.records(shown)
+    output.document(shown)

@@ -44,6 +44,14 @@ class Output:
         for row in cells:
             self.line("  ".join(map(str.ljust, row, widths)).rstrip())
 
+    def records(self, records: Sequence[Mapping[str, object]]) -> None:
+        """Print a table for people of records with the same names: text as it is, other values as JSON."""
+        if records:
+            rows = [
+                [each if isinstance(each, str) else to_json(each) for each in record.values()] for record in records
+            ]
+            self.table(list(records[0]), rows)
+
     def fields(self, fields: Mapping[str, object]) -> None:
         """Print one line for each field for people, values aligned."""
         width = max(map(len, fields), default=0)

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from streamingnode.cli.care import backup, doctor, export, info, restore, verify
-from streamingnode.cli.command import Command
 from streamingnode.cli.data import flush, ls, partitions, tail
 from streamingnode.cli.insert import insert
 from streamingnode.cli.machine import bench, config
@@ -15,7 +14,7 @@ from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK
 from streamingnode.cli.spark import demo, ingest
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
-COMMANDS: tuple[Command, ...] = (
+COMMANDS = (
     demo,
     ls,
     info,
@@ -114,7 +113,8 @@ def build_parser() -> argparse.ArgumentParser:
             epilog="\n  ".join(["examples:", *command.examples]),
             formatter_class=raw,
         )
-        command.add_arguments(each)
+        for names, options in command.arguments:
+            each.add_argument(*names, **options)
         each.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
         each.add_argument("--debug", action="store_true", help="show the traceback of an error")
         each.set_defaults(command=command)

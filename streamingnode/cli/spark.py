@@ -1,13 +1,12 @@
 """What needs Spark, on the command line: `ingest` and `demo`."""
 
 import math
-import os
 import shlex
 import sys
 from pathlib import Path
 
 from streamingnode.cli.command import DEMO, NODE, SPARK, argument, command, require
-from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
+from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
 from wal.errors import InvalidArgument
 
 
@@ -89,27 +88,27 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
     if not (0 < seconds < math.inf and 0 < rounds_per_second < math.inf):
         raise InvalidArgument("--seconds or --rounds-per-second is out of range — give more than 0")
     require(DEMO)
-    from streamingnode.demo import PICTURE, run_demo
+    from streamingnode import demo as job
     from streamingnode.progress import show_progress
 
     with show_progress(output.stderr) as progress:
-        result = run_demo(directory, seconds, rounds_per_second, progress)
+        result = job.run_demo(directory, seconds, rounds_per_second, progress)
     versions = ", ".join(f"{name} {count}" for name, count in result.versions.items())
     took = f"{result.commit_ms_median:.1f} ms"
     output.line(f"{result.rounds} rounds with {result.samples} samples acknowledged, each durable in {took} (median)")
     output.line(f"{result.cuts} cuts ingested in {result.ingest_seconds:.1f} s; table versions: {versions}")
     output.line()
-    output.table(
-        ("process", "pid", "memory", "cpu seconds", "rounds"),
-        [
-            (p["name"], p["pid"], format_bytes(p["memory_bytes"]), f"{p['cpu_seconds']:.2f}", p["rounds"])
-            for p in result.top
-        ],
-    )
+    output.records(result.top)
     output.line()
     for check in result.checks:
         output.line(f"{'ok  ' if check.passed else 'FAIL'}  {check.what} ({format_count(check.rows, 'row')})")
-    picture, commands = directory / PICTURE, next_commands(directory)
+    picture, node, tables = (directory / name for name in (job.PICTURE, job.NODE, job.TABLES))
+    program = [sys.executable, "-m", "streamingnode"]
+    commands = [
+        shlex.join([*program, "ls", str(node), "--count"]),
+        shlex.join([*program, "tail", str(node), "live", "--types", "txn", "--limit", "1"]),
+        shlex.join([*program, "ingest", str(node), "--tables", str(tables)]),
+    ]
     output.line(f"picture: {picture}")
     output.line("next:")
     for each in commands:
@@ -117,17 +116,3 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
     passed = all(check.passed for check in result.checks)
     output.document({**vars(result), "directory": directory, "passed": passed, "picture": picture, "next": commands})
     return EXIT_OK if passed else EXIT_FAILED
-
-
-def next_commands(directory: Path) -> list[str]:
-    """Return command lines that work on what a demo leaves, in this directory."""
-    from streamingnode.demo import NODE, TABLES
-
-    program = f"{shlex.quote(min(os.path.relpath(sys.executable), sys.executable, key=len))} -m streamingnode"
-    node, tables = shlex.quote(str(directory / NODE)), shlex.quote(str(directory / TABLES))
-    return [
-        f"{program} ls {node} --count",
-        f"{program} tail {node} live --types txn --limit 1",
-        f"""echo '{{"pid": 0, "name": "me"}}' | {program} insert {node} live --upsert""",
-        f"{program} ingest {node} --tables {tables}",
-    ]
