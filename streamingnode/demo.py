@@ -4,7 +4,6 @@ Every step goes through what users call.
 """
 
 import shutil
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,8 +69,6 @@ class DemoResult:
     rounds: int
     samples: int
     cuts: int
-    versions: dict[str, int]
-    commit_ms_median: float
     ingest_seconds: float
     checks: tuple[Check, ...]
     top: Sequence[Mapping[str, Any]]
@@ -115,8 +112,6 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
         rounds=len(recording.rounds),
         samples=recording.samples().num_rows,
         cuts=len(lanes["cuts"]),
-        versions={name: len(lanes[f"table {name}"]) for name in ("samples", "live")},
-        commit_ms_median=statistics.median_high(each.commit_s * 1000 for each in recording.rounds),
         ingest_seconds=ingest_seconds,
         checks=checks,
         top=top,
@@ -148,12 +143,11 @@ def prepare(directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One acknowledged sampling round: when, at which tick, which rows of `live`, and how long the commit took."""
+    """One acknowledged sampling round: when, at which tick, and which rows of `live`."""
 
     at_s: float
     time_tick: int
     processes: pa.RecordBatch
-    commit_s: float
 
 
 @dataclass(slots=True)
@@ -193,13 +187,12 @@ async def record(node: Node, recording: Recording, seconds: float, rounds_per_s:
         number = len(recording.rounds) + 1
         processes = await anyio.to_thread.run_sync(sample_processes, number)
         ended = pc.filter(before, pc.invert(pc.is_in(before, value_set=processes["pid"])))
-        began = time.monotonic()
         async with node.transaction() as txn:
             await txn.delete("live", ended)
             await txn.upsert("live", processes)
             await txn.insert("samples", processes)
         assert txn.result is not None, "a transaction that left its block has a result"
-        recording.rounds.append(Round(at_s, txn.result.time_tick, processes, time.monotonic() - began))
+        recording.rounds.append(Round(at_s, txn.result.time_tick, processes))
         before = processes["pid"]
         progress.advance(at_s, f"{number} rounds")
         await anyio.sleep(max(0.0, started + number / rounds_per_s - time.monotonic()))

@@ -108,14 +108,10 @@ class _Insert:
 
         if self.create and self.primary_key is None:
             raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
-        if self.create:
-            return
-        if self.primary_key is not None or self.shards is not None:
+        if not self.create and (self.primary_key is not None or self.shards is not None):
             raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
-        try:
+        if not self.create:
             check_node(self.directory)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{error}, or add --create --primary-key COLUMN to make one") from error
 
     async def run(self, source: "Source", progress: Progress) -> None:
         """Insert what is new in the input."""

@@ -115,10 +115,6 @@ def config(output: Output, *, action: str, file: Path | None, changed: bool) -> 
 
     assert action == "show", "the only choice"
     settings = load_config(file=file, environment=os.environ).origins()
-    shown = [
-        {"setting": each.key, "value": each.value, "origin": each.origin}
-        for each in settings
-        if not changed or each.origin != DEFAULT_ORIGIN
-    ]
+    shown = [each._asdict() for each in settings if not changed or each.origin != DEFAULT_ORIGIN]
     output.records(shown)
     output.document(shown)

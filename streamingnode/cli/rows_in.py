@@ -4,8 +4,6 @@ import datetime as dt
 import hashlib
 import re
 import select
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any, BinaryIO, TypeVar
+from typing import IO, Annotated, Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -53,7 +51,7 @@ _PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
     (pt.is_date32, dt.date),
 )
 
-T = TypeVar("T")
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class RowBatch:
     `digest` is one of the input up to and with the last of them: another input has another one.
     """
 
-    rows: list[dict[str, object]] | pa.RecordBatch
+    rows: list[Row] | pa.RecordBatch
     unit: str
     numbers: Sequence[int]
     digest: bytes
@@ -92,11 +90,16 @@ def open_rows(name: str, stdin: BinaryIO) -> "Iterator[JsonLines | ParquetRows]"
             step = "name a file of JSON lines or Parquet"
             raise InvalidArgument(f"cannot read {name}: {error.strerror} — {step}") from error
         if is_parquet and not stream.seekable():
-            spooled = opened.enter_context(tempfile.TemporaryFile())
-            shutil.copyfileobj(stream, spooled)
-            spooled.seek(0)
-            stream = spooled
+            raise InvalidArgument("Parquet is read from its end, which a pipe has not yet — name the file")
         yield ParquetRows(stream) if is_parquet else JsonLines(stream)
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise StorageFailed(f"the input cannot be read whole: {brief(str(error))} — write it again") from None
 
 
 # --- JSON lines ---------------------------------------------------------------------------------------------------------
@@ -117,7 +120,7 @@ class JsonLines:
     def infer_schema(self) -> pa.Schema:
         """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row, `SchemaMismatch`."""
         self._ahead = self._read()
-        rows = list(_decoded(self._ahead, msgspec.json.Decoder(dict[str, Any]).decode))
+        rows = _decoded(self._ahead, msgspec.json.Decoder(Row).decode)
         if not rows:
             raise InvalidArgument("there are no rows to take columns from — give at least one line")
         names = dict.fromkeys(chain.from_iterable(rows))
@@ -137,7 +140,7 @@ class JsonLines:
         decode = _row_decoder(schema)
         read, self._ahead = self._ahead or self._read(), None
         while read:
-            rows = list(_decoded(read, decode))
+            rows = _decoded(read, decode)
             self._digest.update(b"".join(line for _, line in read))
             yield RowBatch(rows, self.unit, [number for number, _ in read], self._digest.digest())
             read = self._read()
@@ -163,37 +166,32 @@ class JsonLines:
                 size += len(line)
         return read
 
-    def _split(self, stream: IO[bytes]) -> Iterator[bytes]:
+    def _split(self, stream: Any) -> Iterator[bytes]:
         """Yield each line with its end, and nothing (`b""`) each time that a pipe or terminal had none for `BATCH_S`."""
         begun = b""
-        while block := _read_block(stream):
-            *whole, begun = (begun + block).split(b"\n")
-            yield from [line + b"\n" for line in whole]
-            if len(begun) > ROW_BYTES_MAX:  # it is refused for its length, and the rest is not read
-                break
-            # Not in a read: an interrupted program leaves the thread behind, and must not find its input locked.
-            while self._is_live and not select.select([stream], [], [], BATCH_S)[0]:
-                yield b""
+        with _readable():
+            while block := stream.read1(_BLOCK_BYTES):
+                *whole, begun = (begun + block).split(b"\n")
+                yield from [line + b"\n" for line in whole]
+                if len(begun) > ROW_BYTES_MAX:  # it is refused for its length, and the rest is not read
+                    break
+                # Not in a read: an interrupted program leaves the thread behind, and must not find its input locked.
+                while self._is_live and not select.select([stream], [], [], BATCH_S)[0]:
+                    yield b""
         if begun:
             yield begun + b"\n"
 
 
-def _read_block(stream: Any) -> bytes:
-    try:
-        block: bytes = stream.read1(_BLOCK_BYTES)
-    except OSError as error:
-        raise StorageFailed(f"the input cannot be read: {error.strerror} — read it from elsewhere") from error
-    return block
-
-
-def _decoded(read: Sequence[tuple[int, bytes]], decode: Callable[[bytes], T]) -> Iterator[T]:
-    """Yield what `decode` makes of each line. Raises `SchemaMismatch` for the first that it refuses."""
+def _decoded(read: Sequence[tuple[int, bytes]], decode: Callable[[bytes], Row]) -> list[Row]:
+    """Return what `decode` makes of each line. Raises `SchemaMismatch` for the first that it refuses."""
+    rows = []
     for number, line in read:
         try:
-            yield decode(line)
+            rows.append(decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             text = f"line {number}: {brief(str(error))} — correct it; nothing of its batch is inserted"
             raise SchemaMismatch(text, row=number) from None
+    return rows
 
 
 def _inferred(name: str, values: list[Any]) -> AnyField:
@@ -212,20 +210,20 @@ def _inferred(name: str, values: list[Any]) -> AnyField:
     return pa.field(name, found)
 
 
-def _row_decoder(schema: pa.Schema) -> Callable[[bytes], dict[str, object]]:
+def _row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
     """Return what makes a line a row of `schema`; what a column refuses of values of its kind, the node says."""
     decoder = msgspec.json.Decoder(_object_type(schema))
     exact = msgspec.json.Decoder(_object_type(schema, time=_EXACT_TIME))
     has_times = any(has_leaf(field.type, pt.is_timestamp) for field in schema)
 
-    def decode(line: bytes) -> dict[str, object]:
+    def decode(line: bytes) -> Row:
         row = decoder.decode(line)
         if has_times and _FINER_TIME.search(line):  # a `datetime` is rounded
             try:
                 exact.decode(line)
             except msgspec.ValidationError:
                 raise msgspec.ValidationError("a time is finer than microseconds") from None
-        made: dict[str, object] = msgspec.to_builtins(row, builtin_types=(bytes, dt.date, dt.datetime, Decimal))
+        made: Row = msgspec.to_builtins(row, builtin_types=(bytes, dt.date, dt.datetime, Decimal))
         return made
 
     return decode
@@ -264,7 +262,7 @@ class ParquetRows:
     def __init__(self, stream: IO[bytes]) -> None:
         # At any row it is that of the whole file, which is written whole, or anew.
         self._digest = hashlib.file_digest(stream, "sha256").digest()  # type: ignore[arg-type]  # it only reads
-        with _damage():
+        with _readable():
             self._file = pq.ParquetFile(stream)
         self._passed_over = 0
 
@@ -292,18 +290,10 @@ class ParquetRows:
         metadata = self._file.metadata
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
-        with _damage():
+        with _readable():
             for batch in self._file.iter_batches(at_once, columns=self.infer_schema().names):
                 batch.validate(full=True)
                 yield batch
-
-
-@contextmanager
-def _damage() -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise StorageFailed(f"the input is no whole Parquet file: {brief(str(error))} — write it again") from None
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -80,8 +80,6 @@ def test_failed_check_exits_with_one(
         rounds=1,
         samples=2,
         cuts=1,
-        versions={"live": 1},
-        commit_ms_median=1.0,
         ingest_seconds=1.0,
         checks=(Check("live", False, 1),),
         top=(),
