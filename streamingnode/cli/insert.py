@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from interceptors.errors import AlreadyExists
 from streamingnode.cli.command import NODE, argument, command
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from streamingnode.writing.producer import Producer
 
     Source = JsonLines | ParquetRows
-
-T = TypeVar("T")
 
 
 @command(
@@ -108,33 +106,38 @@ class _Insert:
 
         if self.create and self.primary_key is None:
             raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
-        if not self.create and (self.primary_key is not None or self.shards is not None):
+        if self.create:
+            return
+        if self.primary_key is not None or self.shards is not None:
             raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
-        if not self.create:
-            check_node(self.directory)
+        check_node(self.directory)
 
     async def run(self, source: "Source", progress: Progress) -> None:
         """Insert what is new in the input."""
+        import anyio.to_thread
+
         from streamingnode.care.inspect import is_node
         from streamingnode.opening import open_node
 
-        create, new = partial(self._new_collection, source), None
+        # What reads the input is abandoned when this is cancelled: a pipe may be silent for ever.
+        in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
+        new = None
         if self.create and not is_node(self.directory):  # what is refused now leaves no empty node behind
-            new = await _in_thread(create)
+            new = await in_thread(self._new_collection, source)
         async with open_node(self.directory) as node:
             there = next((each for each in node.collections() if each.name == self.collection), None)
             producer = None if self.producer is None else await node.producer(self.producer)
             if producer is not None:
-                await _in_thread(partial(self._pass_over, source, producer, there))
+                await in_thread(self._pass_over, source, producer, there)
             if there is None and self.create:
-                schema, batches = await _in_thread(create) if new is None else new
+                schema, batches = await in_thread(self._new_collection, source) if new is None else new
                 there = await node.create_collection(self.collection, schema, **self._definition())
             else:
                 there = node.collection(self.collection)
                 self._check_same(there)
                 batches = source.batches(there.schema)
             progress.stage("inserting")
-            while (batch := await _in_thread(partial(next, batches, None))) is not None:
+            while (batch := await in_thread(next, batches, None)) is not None:
                 await self._write(node, producer, there, batch)
                 progress.advance(self.rows, f"{self.rows} rows")
 
@@ -207,10 +210,3 @@ class _Insert:
             result = await (target.upsert if self.upsert else target.insert)(collection.name, batch.rows, **options)
         self.rows += len(batch.numbers)
         self.tick = max(self.tick, result.time_tick)
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """Return what reading the input gives; it is abandoned when this is cancelled: a pipe may be silent for ever."""
-    import anyio.to_thread
-
-    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)

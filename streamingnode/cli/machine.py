@@ -40,10 +40,8 @@ def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows
         file = _figures(_sync_file(Path(scratch) / "file", callers * rows * ROW_BYTES, seconds), callers * rows)
         node = _figures(run_async(partial(_insert, Path(scratch) / "node", seconds, callers, rows)), callers * rows)
     ratio = round(node["rows_per_s"] / file["rows_per_s"], 4)
-    for name, each in (("node", node), ("file", file)):
-        figures = f"{each['rows_per_s']:,.0f} rows/s, p50 {each['p50_ms']:.2f} ms, p99 {each['p99_ms']:.2f} ms"
-        output.line(f"{name}   {figures}")
-    output.line(f"ratio  {ratio}")
+    output.records([{"measured": "node", **node}, {"measured": "file", **file}])
+    output.line(f"ratio {ratio}")
     output.document({"callers": callers, "rows": rows, "node": node, "file": file, "ratio": ratio})
 
 
@@ -92,7 +90,8 @@ async def _insert(path: Path, seconds: float, callers: int, rows: int) -> list[f
 def _figures(took: list[float], rows: int) -> dict[str, float]:
     """Return what calls achieve that took so long, with so many rows under way at a time."""
     p50, p99 = statistics.median(took), sorted(took)[int(len(took) * 0.99)]
-    return {"rows_per_s": rows / statistics.mean(took), "p50_ms": p50 * 1000, "p99_ms": p99 * 1000}
+    rows_per_s = round(rows / statistics.mean(took), 1)
+    return {"rows_per_s": rows_per_s, "p50_ms": round(p50 * 1000, 3), "p99_ms": round(p99 * 1000, 3)}
 
 
 @command(
