@@ -69,7 +69,6 @@ class DemoResult:
     rounds: int
     samples: int
     cuts: int
-    ingest_seconds: float
     checks: tuple[Check, ...]
     top: Sequence[Mapping[str, Any]]
 
@@ -83,7 +82,6 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
     spark = spark_sink.session()
     try:
         progress.stage("ingesting cuts")
-        began = time.monotonic()
         spark_sink.ingest(
             spark,
             directory / NODE,
@@ -92,7 +90,6 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
             request_cut=False,  # the node was closed after its last cut
             every_cut=True,
         )
-        ingest_seconds = time.monotonic() - began
         progress.stage("checking tables")
         checks = tuple(_check(spark, directory / TABLES, recording))
         progress.stage("asking Spark SQL")
@@ -112,7 +109,6 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
         rounds=len(recording.rounds),
         samples=recording.samples().num_rows,
         cuts=len(lanes["cuts"]),
-        ingest_seconds=ingest_seconds,
         checks=checks,
         top=top,
     )

@@ -93,8 +93,9 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
 
     with show_progress(output.stderr) as progress:
         result = job.run_demo(directory, seconds, rounds_per_second, progress)
-    acknowledged = f"{result.rounds} rounds with {result.samples} samples acknowledged"
-    output.line(f"{acknowledged}; {result.cuts} cuts ingested in {result.ingest_seconds:.1f} s")
+    output.line(
+        f"{result.rounds} rounds with {result.samples} samples acknowledged, and ingested in {result.cuts} cuts"
+    )
     output.line()
     output.records(result.top)
     output.line()

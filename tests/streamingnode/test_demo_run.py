@@ -80,7 +80,6 @@ def test_failed_check_exits_with_one(
         rounds=1,
         samples=2,
         cuts=1,
-        ingest_seconds=1.0,
         checks=(Check("live", False, 1),),
         top=(),
     )
