@@ -69,6 +69,7 @@ def test_batches_are_bounded_and_know_their_lines() -> None:
         ('{"id": [1]}', "Expected `int | null`, got `array` - at `$.id`"),
         ('{"id": true}', "Expected `int | null`, got `bool` - at `$.id`"),
         ('{"id": 1.5}', "Expected `int | null`, got `float` - at `$.id`"),
+        ('{"id": NaN}', "malformed"),
         ('{"id": 1, "extra": 2}', "unknown field `extra`"),
         ('{"id": 1, "name": "\\ud800"}', "truncated"),
         ('{"id": 99999999999999999999}', "99999999999999999999 (int) does not fit int64"),
