@@ -1,12 +1,12 @@
-"""What is going on, for a person who waits, on stderr: bars on a terminal, one line for each stage elsewhere."""
+"""What is going on, for a person who waits, on stderr: one line for each stage, rewritten on a terminal as it goes on."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
+REWRITE_INTERVAL_S = 0.1
+_TO_LINE_START, _CLEAR_REST = "\r", "\x1b[K"
 
 
 class Progress:
@@ -14,65 +14,52 @@ class Progress:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._name = self._note = ""
-        self._began = 0.0
+        self._name = self._text = ""
+        self._total: float | None = None
+        self._began = self._written = 0.0
 
     def stage(self, name: str, total: float | None = None) -> None:
         """Begin a stage of `total` steps, None when nobody knows how many; it ends the one before."""
         self.close()
-        self._name, self._note, self._began = name, "", time.monotonic()
+        self._name = self._text = name
+        self._total, self._began, self._written = total, time.monotonic(), 0.0
+        self._rewrite()
 
     def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
         """Say that `done` steps of the stage are done, of `total` now that it is known, and something short about it."""
-        self._note = note or self._note
+        self._total = total or self._total
+        share = f", {min(1.0, done / self._total):.0%}" if self._total else ""
+        self._text = f"{self._name}: {note}{share}"
+        self._rewrite()
 
     def close(self) -> None:
         """End the stage that is going on."""
         if self._name:
-            note = f": {self._note}" if self._note else ""
-            self._stream.write(f"{self._name}{note} ({time.monotonic() - self._began:.1f} s)\n")
+            begin, end = (_TO_LINE_START, _CLEAR_REST) if self._stream.isatty() else ("", "")
+            self._stream.write(f"{begin}{self._text} ({time.monotonic() - self._began:.1f} s){end}\n")
             self._stream.flush()
             self._name = ""
 
+    def leave(self) -> None:
+        """Leave the stage that is going on without an end: what is printed next begins a line."""
+        if self._name and self._stream.isatty():
+            self._stream.write("\n")
 
-class _Bars(Progress):
-    def __init__(self, stream: TextIO, rich: "RichProgress") -> None:
-        super().__init__(stream)
-        self._rich = rich
-
-    def stage(self, name: str, total: float | None = None) -> None:
-        self.close()
-        self._rich.add_task(name, total=total, note="")
-
-    def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
-        fields = {"note": note} if note else {}
-        self._rich.update(self._rich.task_ids[-1], completed=done, total=total, **fields)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        for task in self._rich.task_ids[-1:]:
-            self._rich.update(task, total=1, completed=1)
+    def _rewrite(self) -> None:
+        now = time.monotonic()
+        if self._stream.isatty() and now - self._written > REWRITE_INTERVAL_S:
+            self._written = now
+            self._stream.write(f"{_TO_LINE_START}{self._text}{_CLEAR_REST}")
+            self._stream.flush()
 
 
 @contextmanager
 def show_progress(stream: TextIO) -> Iterator[Progress]:
-    """Show progress on `stream` while the block runs."""
-    if not stream.isatty():
-        lines = Progress(stream)
-        yield lines
-        lines.close()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichProgress
-
-    with RichProgress(
-        SpinnerColumn(finished_text="[green]✓"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[note]}"),
-        console=Console(file=stream),
-    ) as rich:
-        bars = _Bars(stream, rich)
-        yield bars
-        bars.close()
+    """Show progress on `stream` while the block runs; when it fails, the line of its stage is left as it is."""
+    progress = Progress(stream)
+    try:
+        yield progress
+    except BaseException:
+        progress.leave()
+        raise
+    progress.close()

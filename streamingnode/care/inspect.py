@@ -7,7 +7,6 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import msgspec
 
 from flusher.cuts import UNREADABLE, Lease, read_leases
 from flusher.directory import CutLog, lives
-from flusher.manifest import DELETES, SEGMENTS, arrow_schema, checked_document
+from flusher.manifest import DELETES, SEGMENTS, checked_document
 from wal.codec import decode_versioned
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument
 from wal.files import LOCK_NAME, open_regular, read_regular
@@ -90,65 +89,7 @@ def kept_closed(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# --- collections ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectionSummary:
-    """One collection: what it is and how many rows were ever inserted.
-
-    `next_offsets` has the next row offset of each shard, so their sum counts inserted rows; `last_tick` is that of the
-    newest row or delete, 0 when there is none or its cut is no longer kept.
-    """
-
-    id: int
-    name: str
-    primary_key: str
-    columns: Mapping[str, str]
-    partitions: tuple[str, ...]
-    next_offsets: Mapping[str, int]
-    last_tick: int
-
-    @property
-    def inserted(self) -> int:
-        """Rows inserted since the collection was created."""
-        return sum(self.next_offsets.values())
-
-
-def summaries_at_newest(cuts: CutLog) -> dict[int, CollectionSummary]:
-    """Return the living collections of the newest cut by id; none when no cut was made."""
-    if not cuts.numbers:
-        return {}
-    newest = cuts.read(cuts.newest)
-    offsets = {vchannel.name: vchannel.next_offset for vchannel in newest.manifest.vchannels}
-    entries = {entry.collection_id: entry for entry in newest.manifest.collections if lives(entry, newest.tick)}
-    ticks = _last_ticks(cuts, set(entries))
-    return {
-        number: CollectionSummary(
-            id=number,
-            name=entry.name,
-            primary_key=entry.primary_key,
-            columns={field.name: str(field.type) for field in arrow_schema(entry)},
-            partitions=tuple(partition.name for partition in entry.partitions if not partition.dropped_tick),
-            next_offsets={name: offsets.get(name, 0) for name in entry.vchannels},
-            last_tick=ticks.get(number, 0),
-        )
-        for number, entry in entries.items()
-    }
-
-
-def _last_ticks(cuts: CutLog, wanted: set[int]) -> dict[int, int]:
-    """Return the newest tick of each wanted collection, looking backwards only until all are found."""
-    found: dict[int, int] = {}
-    for number in reversed(cuts.numbers):
-        ticks: dict[int, int] = {}
-        manifest = cuts.read(number).manifest
-        for file in manifest.files:
-            ticks[file.collection_id] = max(ticks.get(file.collection_id, 0), file.tick_max)
-        found = ticks | found
-        if wanted <= found.keys():
-            break
-    return found
+# --- files of collections -----------------------------------------------------------------------------------------------
 
 
 def held_files(cuts: CutLog) -> list[dict[str, Any]]:

@@ -1,15 +1,12 @@
 """How a command is declared: its help with examples, its arguments, and the function that does it."""
 
-import argparse
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from spark_sink.errors import PackageMissing
-from streamingnode.cli.output import EXIT_OK, Output
 
 if TYPE_CHECKING:
     from streamingnode.node import Node
@@ -18,51 +15,25 @@ A = TypeVar("A")
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(NamedTuple):
     """One command of the program: `function` is called with its arguments by name; None is the exit code of success.
 
-    `examples` are complete command lines; `details` says what the summary leaves out. Of the arguments in a list one at
-    most may be given.
+    Its name is that of the command, its docstring the help; `examples` are complete command lines.
     """
 
-    name: str
-    summary: str
-    details: str
-    examples: tuple[str, ...]
-    arguments: tuple[Argument | list[Argument], ...]
     function: Callable[..., int | None]
+    arguments: tuple[Argument, ...]
+    examples: tuple[str, ...]
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments on a parser."""
-        for each in self.arguments:
-            group = parser.add_mutually_exclusive_group() if isinstance(each, list) else parser
-            for names, options in each if isinstance(each, list) else [each]:
-                group.add_argument(*names, **options)
-
-    def run(self, given: argparse.Namespace, output: Output) -> int:
-        """Do it with what was parsed. Raises typed errors."""
-        own = {name: value for name, value in vars(given).items() if name not in {"command", "as_json", "debug"}}
-        return self.function(output, **own) or EXIT_OK
+    @property
+    def name(self) -> str:
+        """What the program calls it."""
+        return self.function.__name__
 
 
-def command(
-    *arguments: Argument | list[Argument], examples: tuple[str, ...]
-) -> Callable[[Callable[..., int | None]], Command]:
-    """Make a function a command of its name; its docstring is the help."""
-
-    def declare(function: Callable[..., int | None]) -> Command:
-        summary, _, details = inspect.cleandoc(function.__doc__ or function.__name__).partition("\n\n")
-        return Command(
-            name=function.__name__,
-            summary=f"{summary[0].lower()}{summary[1:].rstrip('.')}",
-            details=details,
-            examples=examples,
-            arguments=arguments,
-            function=function,
-        )
-
-    return declare
+def command(*arguments: Argument, examples: tuple[str, ...]) -> Callable[[Callable[..., int | None]], Command]:
+    """Make a function a command of its name."""
+    return partial(Command, arguments=arguments, examples=examples)
 
 
 def argument(*names: str, **options: Any) -> Argument:

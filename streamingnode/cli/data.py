@@ -1,21 +1,17 @@
 """What a node holds, on the command line: `ls`, `partitions`, `tail` and `flush`."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interceptors.errors import CollectionNotFound
 from streamingnode.cli.command import NODE, argument, command, with_node
-from streamingnode.cli.output import Output, format_bytes, format_count, format_tick, to_json
+from streamingnode.cli.output import Output, format_count, format_tick, to_json
 from wal.errors import AlreadyOwned, InvalidArgument
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from scanner.deliver_policy import DeliverPolicy
-    from streamingnode.care.inspect import CollectionSummary
-    from streamingnode.channel import FlushResult
     from streamingnode.collections import Collection
     from streamingnode.node import Node
     from streamingnode.read_message import ReadMessage
@@ -23,123 +19,57 @@ if TYPE_CHECKING:
 
 @command(
     NODE,
-    argument("--count", action="store_true", help="count the current rows too, which reads all of them"),
+    argument("--count", action="store_true", help="count the rows too, which reads all of them"),
     examples=("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json"),
 )
 def ls(output: Output, *, directory: Path, count: bool) -> None:
-    """List a node's collections: rows ever inserted, shards, offsets, last tick.
+    """List a node's collections: primary key, shards, partitions, columns.
 
-    Every upsert is one more row ever inserted, and a delete takes none away; --count adds the rows there are now,
-    which reads all of them. When another process has the node open, shows the state at its newest cut, and --count
-    ends with exit code 4. Times are UTC.
+    When another process has the node open, shows those of its newest cut, and --count ends with exit code 4.
     """
     as_of_cut, rows = 0, dict[str, int]()
+
+    async def look(node: "Node") -> "Sequence[Collection]":
+        found = node.collections()
+        for each in found if count else ():
+            rows[each.name] = (await node.snapshot(each.name)).num_rows
+        return found
+
     try:
-        collections = with_node(directory, partial(_list_now, directory, rows if count else None))
+        collections = with_node(directory, look)
     except AlreadyOwned as owned:
         if count:
             raise
-        collections, as_of_cut = _at_newest_cut(directory, owned, output)
-    collections.sort(key=lambda each: each.name)
-    _print_collections(collections, rows, output)
-    described = [_describe_collection(each, rows) for each in collections]
+        collections, as_of_cut = _at_newest_cut(directory)
+        output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
+    described = [
+        {
+            "name": each.name,
+            "id": each.id,
+            "primary_key": each.primary_key,
+            "shards": len(each.vchannels),
+            "partitions": each.partitions,
+            "columns": {field.name: str(field.type) for field in each.schema},
+            "rows": rows.get(each.name),
+        }
+        for each in sorted(collections, key=lambda each: each.name)
+    ]
+    output.records(described)
     output.document({"directory": str(directory), "as_of_cut": as_of_cut, "collections": described})
 
 
-def _at_newest_cut(directory: Path, owned: AlreadyOwned, output: Output) -> "tuple[list[CollectionSummary], int]":
+def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
     """Return the collections at the newest cut of a node that another process has open, and its number."""
-    from flusher.directory import CutLog
-    from streamingnode.care.inspect import summaries_at_newest
+    from flusher.directory import CutLog, lives
+    from flusher.manifest import collection_info
+    from streamingnode.collections import collection_of
 
     cuts = CutLog(directory)
-    collections = list(summaries_at_newest(cuts).values())
-    output.note(f"process {owned.pid or '?'} has the node open: this is its state at cut {cuts.newest}")
-    return collections, cuts.newest
-
-
-async def _list_now(directory: Path, rows: dict[str, int] | None, node: "Node") -> "list[CollectionSummary]":
-    """Return the collections as they are, and count their `rows` if asked to."""
-    import anyio.to_thread
-
-    from flusher.directory import CutLog
-    from streamingnode.care.inspect import summaries_at_newest
-
-    cuts = await anyio.to_thread.run_sync(CutLog, directory)
-    at_cut = await anyio.to_thread.run_sync(summaries_at_newest, cuts)
-    cut_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
-    found = []
-    for collection in node.collections():
-        found.append(await _summary_now(node, collection, at_cut.get(collection.id), cut_tick))
-        if rows is not None:
-            rows[collection.name] = (await node.snapshot(collection.name)).num_rows
-    return found
-
-
-async def _summary_now(
-    node: "Node", collection: "Collection", at_cut: "CollectionSummary | None", cut_tick: int
-) -> "CollectionSummary":
-    """Return a collection's summary: what the newest cut says of its rows, brought up to date from the log after it."""
-    from scanner.deliver_policy import DeliverPolicy
-    from streamingnode.care.inspect import CollectionSummary
-
-    next_offsets = dict.fromkeys(collection.vchannels, 0) | dict(at_cut.next_offsets if at_cut else {})
-    last_tick = at_cut.last_tick if at_cut else 0
-    policy = DeliverPolicy.start_after(cut_tick) if cut_tick else DeliverPolicy.all()
-    async with node.read(collection.name, policy, until=await node.consistent_tick()) as messages:
-        async for message in messages:
-            if message.num_rows:
-                last_tick = message.time_tick
-            for part in message.bodies or (message,):
-                next_offsets |= {vchannel: first + count for vchannel, (first, count) in part.row_offsets.items()}
-    return CollectionSummary(
-        id=collection.id,
-        name=collection.name,
-        primary_key=collection.primary_key,
-        columns={field.name: str(field.type) for field in collection.schema},
-        partitions=collection.partitions,
-        next_offsets=next_offsets,
-        last_tick=last_tick,
-    )
-
-
-def _describe_collection(summary: "CollectionSummary", rows: dict[str, int]) -> dict[str, object]:
-    return {
-        "name": summary.name,
-        "id": summary.id,
-        "primary_key": summary.primary_key,
-        "columns": summary.columns,
-        "inserted": summary.inserted,
-        **({"rows": rows[summary.name]} if rows else {}),
-        "shards": [{"vchannel": name, "next_offset": offset} for name, offset in summary.next_offsets.items()],
-        "partitions": summary.partitions,
-        "last_tick": summary.last_tick,
-        "last_time": format_tick(summary.last_tick),
-    }
-
-
-def _print_collections(collections: "Sequence[CollectionSummary]", rows: dict[str, int], output: Output) -> None:
-    if not collections:
-        output.line("no collections")
-        return
-    counted = ["rows"] if rows else []
-    rest = ["ever inserted", "shards", "next offsets", "partitions", "last tick", "last time"]
-    output.table(
-        ["collection", "key", *counted, *rest],
-        [
-            (
-                each.name,
-                each.primary_key,
-                *([rows[each.name]] if rows else []),
-                each.inserted,
-                len(each.next_offsets),
-                ",".join(map(str, each.next_offsets.values())),
-                ",".join(each.partitions),
-                each.last_tick or "-",
-                format_tick(each.last_tick),
-            )
-            for each in collections
-        ],
-    )
+    if not cuts.numbers:
+        return [], 0
+    newest = cuts.read(cuts.newest).manifest
+    living = (entry for entry in newest.collections if lives(entry, newest.tick))
+    return [collection_of(collection_info(entry)) for entry in living], newest.number
 
 
 @command(
@@ -157,36 +87,21 @@ def partitions(output: Output, *, action: str, directory: Path, collection: str,
     """List, create or drop the partitions of a collection.
 
     Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good, and ends open
-    transactions on the collection; `_default` cannot be dropped. When another process has the node open, `list`
-    shows the state at its newest cut, and the others end with exit code 4.
+    transactions on the collection; `_default` cannot be dropped. Exit code 4 while another process has the node open;
+    `ls` then shows the partitions at its newest cut.
     """
-    if action == "list" and partition is not None:
-        raise InvalidArgument("list: all partitions are listed — leave out the last name")
-    if action != "list" and partition is None:
-        raise InvalidArgument(f"{action}: which partition? — add its name")
+    if (action == "list") is not (partition is None):
+        raise InvalidArgument(f"{action} takes {'no' if partition else 'a'} partition — see partitions --help")
 
     async def apply(node: "Node") -> tuple[str, ...]:
         if partition is not None:
-            change = node.create_partition if action == "create" else node.drop_partition
-            await change(collection, partition)
+            await (node.create_partition if action == "create" else node.drop_partition)(collection, partition)
         return node.collection(collection).partitions
 
-    as_of_cut = 0
-    try:
-        names = with_node(directory, apply)
-    except AlreadyOwned as owned:
-        if action != "list":
-            raise
-        collections, as_of_cut = _at_newest_cut(directory, owned, output)
-        found = {each.name: each.partitions for each in collections}
-        if collection not in found:
-            raise CollectionNotFound(
-                f"no collection is named {collection!r} at cut {as_of_cut} — wait for the next cut, or run ls"
-            ) from None
-        names = found[collection]
+    names = with_node(directory, apply)
     for name in names:
         output.line(name)
-    output.document({"collection": collection, "partitions": names, "as_of_cut": as_of_cut})
+    output.document({"collection": collection, "partitions": names})
 
 
 TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "create_partition", "drop_partition")
@@ -203,16 +118,7 @@ TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "cre
         help="start: the earliest message kept (default); end: only what is new; a message id such as rocksmq/1a: that "
         "message and what follows; a time tick: what follows it",
     ),
-    [
-        argument(
-            "--until-now",
-            action="store_false",
-            default=False,
-            dest="follow",
-            help="end with what is there now (default)",
-        ),
-        argument("--follow", action="store_true", help="go on with new messages until interrupted"),
-    ],
+    argument("--follow", action="store_true", help="go on with new messages until interrupted"),
     argument("--limit", type=int, help="end after this many messages"),
     argument("--types", help=f"only these kinds, separated by commas: {', '.join(TYPES)}"),
     examples=(
@@ -245,14 +151,14 @@ def tail(
         output.flush()
 
     async def print_messages(node: "Node") -> None:
-        until, left = None if follow else await node.consistent_tick(), limit
+        until, printed = None if follow else await node.consistent_tick(), 0
         async with node.read(collection, policy, until=until) as messages:
             async for message in messages:
                 if kinds is None or message.type.name.lower() in kinds:
                     # In a thread: a pipe nobody reads from must not hold up the node.
                     await anyio.to_thread.run_sync(write, message)
-                    left = None if left is None else left - 1
-                if left == 0:
+                    printed += 1
+                if printed == limit:
                     return
 
     with_node(directory, print_messages)
@@ -263,17 +169,15 @@ def _start_policy(text: str) -> "DeliverPolicy":
     from scanner.deliver_policy import DeliverPolicy
     from wal.position import parse_message_id
 
+    if text in {"start", "end"}:
+        return DeliverPolicy.all() if text == "start" else DeliverPolicy.latest()
     try:
-        if text in {"start", "end"}:
-            return DeliverPolicy.all() if text == "start" else DeliverPolicy.latest()
         if text.isdecimal():
             return DeliverPolicy.start_after(int(text))
-        if "/" in text:
-            return DeliverPolicy.start_from(parse_message_id(text))
+        return DeliverPolicy.start_from(parse_message_id(text))
     except InvalidArgument as error:
-        step = "give --from start, or a message_id or tick that tail prints"
+        step = "give start, end, or a message_id or tick that tail prints"
         raise InvalidArgument(f"--from {text!r}: {error.happened} — {step}") from error
-    raise InvalidArgument(f"--from {text!r} is no place in a log — give start, end, a message id or a time tick")
 
 
 def _describe_message(message: "ReadMessage") -> dict[str, object]:
@@ -329,11 +233,12 @@ def flush(output: Output, *, directory: Path) -> None:
         owned.newest_cut = _newest_cut(directory, owned.pid)
         raise
     made = cut.number > before
-    if made:
-        _print_cut(cut, output)
+    if not cut.number:
+        output.line("nothing to cut: the node has no rows yet")
     else:
-        newest = f"the newest cut is {cut.number}, at tick {cut.tick} ({format_tick(cut.tick)})"
-        output.line(f"nothing new since the last cut: {newest if cut.number else 'the node has made none'}")
+        rows = format_count(sum(segment.rows for segment in cut.segments), "row")
+        news = f"{format_count(len(cut.segments), 'segment')}, {rows}" if made else "nothing new since"
+        output.line(f"cut {cut.number} at tick {cut.tick} ({format_tick(cut.tick)}): {news}")
     # `spark_sink.cut_request` reads the document: an ingest asks for its cut by this command.
     output.document(
         {"made": made, "number": cut.number, "tick": cut.tick, "crc32c": cut.crc32c, "segments": cut.segments}
@@ -353,17 +258,3 @@ def _newest_cut(directory: Path, pid: int | None) -> dict[str, int] | None:
         return None
     cut = said.flusher
     return {"number": cut.cut_number, "tick": cut.cut_tick, "crc32c": cut.cut_crc32c}
-
-
-def _print_cut(cut: "FlushResult", output: Output) -> None:
-    rows = format_count(sum(segment.rows for segment in cut.segments), "row")
-    segments = format_count(len(cut.segments), "segment")
-    output.line(f"cut {cut.number} at tick {cut.tick} ({format_tick(cut.tick)}): {segments}, {rows}")
-    if cut.segments:
-        output.table(
-            ("segment", "collection", "partition", "rows", "size", "path"),
-            [
-                (s.segment_id, s.collection_id, s.partition_id, s.rows, format_bytes(s.bytes), s.path)
-                for s in cut.segments
-            ],
-        )

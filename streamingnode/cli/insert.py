@@ -2,17 +2,17 @@
 
 import os
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interceptors.errors import AlreadyExists, CollectionNotFound
+from interceptors.errors import AlreadyExists
 from streamingnode.cli.command import NODE, argument, command
 from streamingnode.cli.output import Output, format_count, format_tick
+from streamingnode.progress import Progress, show_progress
 from wal.errors import InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
@@ -23,30 +23,7 @@ if TYPE_CHECKING:
     from streamingnode.node import Node
     from streamingnode.writing.producer import Producer
 
-NOTE_INTERVAL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    directory: Path
-    collection: str
-    file: str
-    upsert: bool
-    producer: str | None
-    partition: str | None
-    create: bool
-    primary_key: str
-    """Empty for that of the collection."""
-    shards: int | None
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """What --create makes, besides the columns."""
-        from interceptors.shard.catalog import DEFAULT_PARTITION
-
-        partitions = () if self.partition in {None, DEFAULT_PARTITION} else (self.partition,)
-        shards = 1 if self.shards is None else self.shards
-        return {"primary_key": self.primary_key, "shards": shards, "partitions": partitions}
+    Source = JsonLines | ParquetRows
 
 
 @command(
@@ -59,13 +36,12 @@ class _Arguments:
     ),
     argument("--partition", help="the partition the rows go to (default: _default)"),
     argument("--create", action="store_true", help="create the collection, and its --partition, if missing"),
-    argument("--primary-key", default="", metavar="COLUMN", help="with --create: the primary key"),
+    argument("--primary-key", metavar="COLUMN", help="with --create: the primary key"),
     argument("--shards", type=int, metavar="N", help="with --create: number of shards (default: 1)"),
     examples=(
         "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",
         "streamingnode insert data orders orders.parquet --partition eu",
         "cat stock.jsonl | streamingnode insert data stock --upsert -",
-        "streamingnode insert data orders orders.jsonl --producer import-2026",
         "tail -n +1 -F orders.log | streamingnode insert data orders --producer orders-log",
         "streamingnode insert data orders orders.jsonl --json",
     ),
@@ -74,171 +50,163 @@ def insert(output: Output, **given: Any) -> None:
     """Insert rows from JSON lines or Parquet.
 
     Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable
-    within a second. Where a line does not fit, the lines of its batch are named, and none of them is inserted. In
-    JSON, times are ISO 8601 text, bytes are base64, and a field left out is null where its column may be. A Parquet
-    file has every column of the collection, in a type that goes in unchanged. With --create the columns are those of
-    the first batch, or of the Parquet file; when that is refused, nothing is created.
+    within a second. Where a line does not fit, it is named, and nothing of its batch is inserted. In JSON, times are
+    RFC 3339 text, bytes are base64, and a field left out is null where its column may be. A Parquet file has every
+    column of the collection, in a type that goes in unchanged. With --create the columns are those of the first
+    batch, or of the Parquet file; when that is refused, nothing is created.
 
     With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on
     behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
     any more, it is refused: another input needs another name. A Parquet file may not change at all.
     """
-    arguments = _Arguments(**given)
-    _check(arguments)
+    done = _Insert(**given)
+    done.check()
     from streamingnode.cli.rows_in import open_rows
     from streamingnode.opening import run_async
 
-    with open_rows(arguments.file, sys.stdin.buffer) as rows:
-        done = run_async(partial(_insert, arguments, rows, output))
-    last = f", last tick {done.time_tick} ({format_tick(done.time_tick)})" if done.time_tick else ""
-    batches = f"{done.batches} batch{'' if done.batches == 1 else 'es'}"
-    output.line(f"{'upserted' if arguments.upsert else 'inserted'} {format_count(done.rows, 'row')} in {batches}{last}")
-    passed_over = {} if arguments.producer is None else {"passed_over": done.passed_over}
-    output.document({"rows": done.rows, "batches": done.batches, "tick": done.time_tick, **passed_over})
-
-
-def _check(arguments: _Arguments) -> None:
-    from streamingnode.care.inspect import check_node
-
-    if arguments.create:
-        if not arguments.primary_key:
-            raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
-        return
-    if arguments.primary_key or arguments.shards is not None:
-        raise InvalidArgument("--primary-key and --shards describe a new collection — add --create, or leave them out")
-    try:
-        check_node(arguments.directory)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{error}, or add --create --primary-key COLUMN to make one") from error
-
-
-async def _insert(arguments: _Arguments, rows: "JsonLines | ParquetRows", output: Output) -> "_Writer":
-    import anyio.to_thread
-
-    from streamingnode.care.inspect import is_node
-    from streamingnode.opening import open_node
-
-    # Threads that read the input are abandoned when this is cancelled: a pipe may be silent for ever.
-    new = None
-    if arguments.create and not is_node(arguments.directory):  # what is refused now leaves no empty node behind
-        new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
-    async with open_node(arguments.directory) as node:
-        there = next((each for each in node.collections() if each.name == arguments.collection), None)
-        producer = None if arguments.producer is None else await node.producer(arguments.producer)
-        writer = _Writer(arguments, node, producer, output)
-        if producer is not None:
-            collection_id = None if there is None else there.id
-            await anyio.to_thread.run_sync(writer.pass_over, rows, collection_id, abandon_on_cancel=True)
-        if there is not None:
-            _check_same(there, arguments)
-            batches = rows.batches(there.schema)
-        elif arguments.create:
-            if new is None:
-                new = await anyio.to_thread.run_sync(_new_collection, arguments, rows, abandon_on_cancel=True)
-            schema, batches = new
-            there = await node.create_collection(arguments.collection, schema, **arguments.definition)
-        else:
-            names = ", ".join(sorted(each.name for each in node.collections())[:20]) or "none"
-            raise CollectionNotFound(
-                f"no collection is named {arguments.collection!r} (there are: {names}) — add --create --primary-key COLUMN"
-            )
+    with open_rows(done.file, sys.stdin.buffer) as source:
         try:
-            while (batch := await anyio.to_thread.run_sync(next, batches, None, abandon_on_cancel=True)) is not None:
-                await writer.write(there, batch)
+            with show_progress(output.stderr) as progress:
+                run_async(partial(done.run, source, progress))
         except StreamingNodeError:
-            if writer.rows:
-                output.note(f"{writer.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
+            if done.rows:
+                output.note(f"{done.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
             raise
-        finally:
-            writer.end_line()
-    return writer
+    last = f", last tick {done.tick} ({format_tick(done.tick)})" if done.tick else ""
+    output.line(f"{'upserted' if done.upsert else 'inserted'} {format_count(done.rows, 'row')}{last}")
+    output.document({"rows": done.rows, "tick": done.tick, "passed_over": done.passed_over})
 
 
-def _new_collection(arguments: _Arguments, rows: "JsonLines | ParquetRows") -> "tuple[pa.Schema, Iterator[RowBatch]]":
-    """Return columns and rows of the collection that --create makes, once creating it and the first batch would succeed."""
-    from streamingnode.collections import check_definition
-    from streamingnode.config import load_config
-    from streamingnode.rows import row_shape, to_batches
-    from streamingnode.writing.write import check_rows_fit
-
-    schema = rows.infer_schema()
-    definition = check_definition(arguments.collection, schema, **arguments.definition)
-    batches = rows.batches(schema)
-    first = list(islice(batches, 1))
-    for batch in first:
-        with batch.placed():
-            checked = to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
-            check_rows_fit(checked, load_config(environment=os.environ).wal.group_bytes_max)
-    return schema, chain(first, batches)
-
-
-def _check_same(there: "Collection", arguments: _Arguments) -> None:
-    """Raise `AlreadyExists` when --create describes another collection than the one there is."""
-    shards = len(there.vchannels)
-    if arguments.primary_key not in {"", there.primary_key} or arguments.shards not in {None, shards}:
-        raise AlreadyExists(
-            f"collection {there.name!r} exists with primary key {there.primary_key!r} and "
-            f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
-        )
-
-
-class _Writer:
-    """Writes batches and counts what is acknowledged; on a terminal a line says how much, rewritten in place.
+@dataclass(kw_only=True)
+class _Insert:
+    """One run with its arguments: writes batches, and counts what is acknowledged.
 
     As a producer it writes each batch of one input once, under the number of its last line or row. What was written is known
     by its digest, which is noted before it is written: then there is one for everything in the log, whenever the program
     dies. The note has two, because nobody knows which of the last batches got there.
     """
 
-    def __init__(self, arguments: _Arguments, node: "Node", producer: "Producer | None", output: Output) -> None:
-        self._producer, self._output = producer, output
-        target = producer or node
-        self._write = partial(target.upsert if arguments.upsert else target.insert, partition=arguments.partition)
-        self._newest: list[tuple[int, bytes]] = []
-        self.rows = self.batches = self.time_tick = self.passed_over = 0
-        self._began = self._shown = time.monotonic()
+    directory: Path
+    collection: str
+    file: str
+    upsert: bool
+    producer: str | None
+    partition: str | None
+    create: bool
+    primary_key: str | None
+    shards: int | None
+    rows: int = 0
+    tick: int = 0
+    passed_over: int = 0
+    _newest: list[tuple[int, bytes]] = field(default_factory=list)
 
-    def pass_over(self, rows: "JsonLines | ParquetRows", collection_id: int | None) -> None:
+    def check(self) -> None:
+        """Raise `InvalidArgument` for arguments that do not go together, or without a node to insert into."""
+        from streamingnode.care.inspect import check_node
+
+        if self.create and self.primary_key is None:
+            raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
+        if self.create:
+            return
+        if self.primary_key is not None or self.shards is not None:
+            raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
+        check_node(self.directory)
+
+    async def run(self, source: "Source", progress: Progress) -> None:
+        """Insert what is new in the input."""
+        import anyio.to_thread
+
+        from streamingnode.care.inspect import is_node
+        from streamingnode.opening import open_node
+
+        # What reads the input is abandoned when this is cancelled: a pipe may be silent for ever.
+        in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
+        new = None
+        if self.create and not is_node(self.directory):  # what is refused now leaves no empty node behind
+            new = await in_thread(self._new_collection, source)
+        async with open_node(self.directory) as node:
+            there = next((each for each in node.collections() if each.name == self.collection), None)
+            producer = None if self.producer is None else await node.producer(self.producer)
+            if producer is not None:
+                await in_thread(self._pass_over, source, producer, there)
+            if there is None and self.create:
+                schema, batches = await in_thread(self._new_collection, source) if new is None else new
+                there = await node.create_collection(self.collection, schema, **self._definition())
+            else:
+                there = node.collection(self.collection)
+                self._check_same(there)
+                batches = source.batches(there.schema)
+            progress.stage("inserting")
+            while (batch := await in_thread(next, batches, None)) is not None:
+                await self._write(node, producer, there, batch)
+                progress.advance(self.rows, f"{self.rows} rows")
+
+    def _definition(self) -> dict[str, Any]:
+        """Return what --create makes, besides the columns."""
+        from interceptors.shard.catalog import DEFAULT_PARTITION
+
+        partitions = () if self.partition in {None, DEFAULT_PARTITION} else (self.partition,)
+        shards = 1 if self.shards is None else self.shards
+        return {"primary_key": self.primary_key, "shards": shards, "partitions": partitions}
+
+    def _check_same(self, there: "Collection") -> None:
+        """Raise `AlreadyExists` when --create describes another collection than the one there is."""
+        shards = len(there.vchannels)
+        if self.primary_key not in {None, there.primary_key} or self.shards not in {None, shards}:
+            raise AlreadyExists(
+                f"collection {there.name!r} exists with primary key {there.primary_key!r} and "
+                f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
+            )
+
+    def _new_collection(self, source: "Source") -> "tuple[pa.Schema, Iterator[RowBatch]]":
+        """Return columns and rows of the collection to create, once that and the first batch would succeed."""
+        from streamingnode.collections import check_definition
+        from streamingnode.config import load_config
+        from streamingnode.rows import row_shape, to_batches
+        from streamingnode.writing.write import check_rows_fit
+
+        schema = source.infer_schema()
+        definition = check_definition(self.collection, schema, **self._definition())
+        batches = source.batches(schema)
+        first = list(islice(batches, 1))
+        for batch in first:
+            with batch.placed():
+                checked = to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
+                check_rows_fit(checked, load_config(environment=os.environ).wal.group_bytes_max)
+        return schema, chain(first, batches)
+
+    def _pass_over(self, source: "Source", producer: "Producer", collection: "Collection | None") -> None:
         """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
         import msgspec
 
-        assert self._producer is not None, "without one nothing was inserted"
-        last = self.passed_over = self._producer.last_sequence
+        last = self.passed_over = producer.last_sequence
         if not last:
             return
-        name, another = f"producer {self._producer.name!r}", "use another --producer for this one"
-        other = InvalidArgument(f"{name} has inserted up to {rows.unit} {last} of another input — {another}")
+        name, another = f"producer {producer.name!r}", "use another --producer for this one"
+        other = InvalidArgument(f"{name} has inserted up to {source.unit} {last} of another input — {another}")
         try:
-            noted, marks = msgspec.msgpack.decode(self._producer.note, type=tuple[int, list[tuple[int, bytes]]])
+            noted, marks = msgspec.msgpack.decode(producer.note, type=tuple[int, list[tuple[int, bytes]]])
         except msgspec.DecodeError as error:
             raise other from error
-        if noted != collection_id:
+        if collection is None or noted != collection.id:
             raise InvalidArgument(f"{name} inserts into another collection — {another}")
-        digest = rows.pass_over(last)
+        digest = source.pass_over(last)
         if digest is None or (last, digest) not in marks:
             raise other
         self._newest = [(last, digest)]
 
-    async def write(self, collection: "Collection", batch: "RowBatch") -> None:
+    async def _write(
+        self, node: "Node", producer: "Producer | None", collection: "Collection", batch: "RowBatch"
+    ) -> None:
         import msgspec
 
+        options: dict[str, Any] = {"partition": self.partition}
+        if producer is not None:
+            options["sequence"] = last = batch.numbers[-1]
+            self._newest = [*self._newest[-1:], (last, batch.digest)]
+            await producer.put_note(msgspec.msgpack.encode((collection.id, self._newest)))
+        target = producer or node
         with batch.placed():
-            if self._producer is None:
-                result = await self._write(collection.name, batch.rows)
-            else:
-                last = batch.numbers[-1]
-                self._newest = [*self._newest[-1:], (last, batch.digest)]
-                await self._producer.put_note(msgspec.msgpack.encode((collection.id, self._newest)))
-                result = await self._write(collection.name, batch.rows, sequence=last)
-        self.rows += batch.rows.num_rows
-        self.batches += 1
-        self.time_tick = max(self.time_tick, result.time_tick)
-        now, stderr = time.monotonic(), self._output.stderr
-        if stderr.isatty() and now - self._shown >= NOTE_INTERVAL_S:
-            self._shown = now
-            stderr.write(f"\r{self.rows} rows, {self.rows / (now - self._began):.0f}/s ")
-            stderr.flush()
-
-    def end_line(self) -> None:
-        if self._shown > self._began:
-            self._output.stderr.write("\n")
+            result = await (target.upsert if self.upsert else target.insert)(collection.name, batch.rows, **options)
+        self.rows += len(batch.numbers)
+        self.tick = max(self.tick, result.time_tick)

@@ -21,7 +21,6 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it for `cat`
 
 _TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")
 """What JSON lets through and a terminal, or whoever splits lines, may take for a command."""
-_NUMERIC = frozenset("0123456789., BKMGT")
 
 
 class Output:
@@ -39,13 +38,19 @@ class Output:
             self.write(f"{escaped(text)}\n")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print aligned columns for people; one in which every cell is a number to the right."""
-        cells = [[escaped(str(cell)) for cell in row] for row in rows]
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-        right = [bool(cells) and all(_is_numeric(row[i]) for row in cells) for i in range(len(columns))]
-        for row in (columns, *cells):
-            aligned = zip(row, widths, right, strict=True)
-            self.line("  ".join(cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in aligned).rstrip())
+        """Print aligned columns for people."""
+        cells = [columns, *([escaped(str(cell)) for cell in row] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            self.line("  ".join(map(str.ljust, row, widths)).rstrip())
+
+    def records(self, records: Sequence[Mapping[str, object]]) -> None:
+        """Print a table for people of records with the same names: text as it is, other values as JSON."""
+        if records:
+            rows = [
+                [each if isinstance(each, str) else to_json(each) for each in record.values()] for record in records
+            ]
+            self.table(list(records[0]), rows)
 
     def fields(self, fields: Mapping[str, object]) -> None:
         """Print one line for each field for people, values aligned."""
@@ -115,10 +120,6 @@ def to_json(value: object) -> str:
     except UnicodeEncodeError:  # a path whose bytes are no text
         return json.dumps(msgspec.to_builtins(value, enc_hook=str))
     return _TERMINAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _is_numeric(cell: str) -> bool:
-    return cell in {"", "-"} or (cell[0].isdigit() and _NUMERIC.issuperset(cell.removesuffix("iB")))
 
 
 def format_bytes(count: float) -> str:

@@ -1,20 +1,20 @@
 """From a command line to an exit code: parse, run, and say how it ended."""
 
 import argparse
+import inspect
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
+from importlib.metadata import version
+from typing import Any, NoReturn
 
 from streamingnode.cli.care import backup, doctor, export, info, restore, verify
-from streamingnode.cli.command import Command
 from streamingnode.cli.data import flush, ls, partitions, tail
 from streamingnode.cli.insert import insert
 from streamingnode.cli.machine import bench, config
-from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Output
+from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
 from streamingnode.cli.spark import demo, ingest
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
-COMMANDS: tuple[Command, ...] = (
+COMMANDS = (
     demo,
     ls,
     info,
@@ -60,18 +60,19 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
     except SystemExit as ended:  # --help, --version, or wrong use, which argparse has explained
         output.flush()
         return ended.code if isinstance(ended.code, int) else 1
-    output.as_json = arguments.as_json
+    own = vars(arguments)
+    command, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
     try:
-        code: int = arguments.command.run(arguments, output)
+        code: int | None = command.function(output, **own)
         output.flush()
     except StreamingNodeError as error:
         try:
-            output.error(error, debug=arguments.debug)
+            output.error(error, debug=debug)
         except StorageFailed as unwritable:  # stdout takes nothing, so stderr has to do
             output.note(f"{unwritable.code}: {unwritable}")
             output.hang_up()
         return error.exit_code
-    return code
+    return code or EXIT_OK
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,9 +87,7 @@ class _CommandParser(_Parser):
 
     _mixing = False
 
-    def parse_known_args(  # type: ignore[override]  # its overloads say no more
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse what stands behind the command's name; the inner calls are those of the mixing itself."""
         if self._mixing:
             return super().parse_known_args(args, namespace)
@@ -103,26 +102,20 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole program."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
+    parser.add_argument("--version", action="version", version=f"streamingnode {version('streamingnode')}")
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
     for command in COMMANDS:
-        summary = command.summary
+        text = inspect.cleandoc(command.function.__doc__ or "")
         each = commands.add_parser(
             command.name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.\n\n{command.details}",
+            help=text.partition("\n")[0],
+            description=text,
             epilog="\n  ".join(["examples:", *command.examples]),
             formatter_class=raw,
         )
-        command.add_arguments(each)
+        for names, options in command.arguments:
+            each.add_argument(*names, **options)
         each.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
         each.add_argument("--debug", action="store_true", help="show the traceback of an error")
         each.set_defaults(command=command)
     return parser
-
-
-def _version() -> str:
-    try:
-        return version("streamingnode")
-    except PackageNotFoundError:  # a source tree that was never installed
-        return "(not installed)"

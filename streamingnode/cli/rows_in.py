@@ -1,31 +1,25 @@
-"""Rows from a file or a pipe as record batches of bounded size, JSON lines or Parquet. Everything here blocks."""
+"""Rows from a file or a pipe in batches of bounded size, JSON lines or Parquet. Everything here blocks."""
 
+import datetime as dt
 import hashlib
-import io
 import re
 import select
-import shutil
-import tempfile
 import time
-from base64 import b64decode
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
+from decimal import Decimal
+from itertools import chain
 from pathlib import Path
-from typing import IO, BinaryIO, Literal
+from typing import IO, Annotated, Any, BinaryIO
 
+import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json as pj
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.columns import check_column_names, exact_cast, holds_infinity
-from streamingnode.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, with_leaves
+from streamingnode.schema import AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 ROWS_MAX = 10_000
@@ -33,31 +27,31 @@ ROWS_MAX = 10_000
 BYTES_MAX = 1 << 20
 """Bytes of input in a batch, so that it stays well below one append group of 4 MiB."""
 ROW_BYTES_MAX = 4 << 20
-"""No row over the size of an append group can be inserted, so no longer line or row is read."""
+"""No row over the size of an append group can be inserted, so no longer line is read."""
+READ_BYTES = 8 << 20
+"""About as much of a Parquet file is decoded at a time."""
+BATCH_S = 0.2
+"""How long a line that came through a pipe waits for others to go with."""
 
 PARQUET_MAGIC = b"PAR1"
 SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 """What a node and its tables add to a row, and what is not part of it when it is inserted again."""
 
-READ_BYTES = 8 << 20
-"""About as much of a Parquet file is decoded at a time."""
-EXPANDED_BYTES_MAX, EXPANSION_MAX = 256 << 20, 100
-"""A column of a row group that takes more bytes than this, and more times what it takes in the file, is not read: what
-has to be decoded together cannot be told before, and a file of kilobytes can hold gigabytes of one value."""
-
-DEPTH_MAX = 100
-"""Lists and objects of JSON inside each other: parsers recurse, and a collection's columns end long before."""
-BATCH_S = 0.2
-"""How long a line that came through a pipe waits for others to go with."""
 _BLOCK_BYTES = 1 << 18
 """More than a buffered reader holds, so that nothing stays in it that `select` does not see."""
+_FINER_TIME = re.compile(rb":\d\d\.\d{6}\d*[1-9]")
+_EXACT_TIME = Annotated[str, msgspec.Meta(pattern=r"^[^.]*(\.\d{1,6}0*(\D.*)?)?$")]
+_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
+    (pt.is_boolean, bool),
+    (pt.is_integer, int),
+    (pt.is_floating, float),
+    (pt.is_decimal, Decimal),
+    (is_text, str),
+    (is_bytes, bytes),
+    (pt.is_date32, dt.date),
+)
 
-_COLUMN, _ROW = re.compile(r"^Column\(/(.+?)\)"), re.compile(r"(?<= in )row (\d+)$")
-"""How Arrow begins and ends what it says about a value of another kind than its column."""
-_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
-"""How a line begins: a file may with a byte order mark."""
-_HUGE = re.compile(rb"(?<![\d.])\d{309}")
-_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,7 @@ class RowBatch:
     `digest` is one of the input up to and with the last of them: another input has another one.
     """
 
-    rows: pa.RecordBatch
+    rows: list[Row] | pa.RecordBatch
     unit: str
     numbers: Sequence[int]
     digest: bytes
@@ -78,7 +72,7 @@ class RowBatch:
         try:
             yield
         except SchemaMismatch as error:
-            if error.row is None or error.row >= len(self.numbers):
+            if error.row is None:
                 raise
             number = self.numbers[error.row]
             text = str(error).replace(f"row {error.row}", f"{self.unit} {number}", 1)
@@ -89,239 +83,172 @@ class RowBatch:
 def open_rows(name: str, stdin: BinaryIO) -> "Iterator[JsonLines | ParquetRows]":
     """Yield the rows of the file `name`, `-` for `stdin`. Raises `InvalidArgument` when it cannot be read."""
     with ExitStack() as opened:
-        stream = stdin if name == "-" else opened.enter_context(_open_file(name))
-        head = b""
-        # A pipe may give less at a time than was written to it.
-        while len(head) < len(PARQUET_MAGIC) and PARQUET_MAGIC.startswith(head) and (block := _read_block(stream)):
-            head += block
-        if not head.startswith(PARQUET_MAGIC):
-            yield JsonLines(stream, head)
-            return
-        if not stream.seekable():
-            spooled = opened.enter_context(tempfile.TemporaryFile())
-            spooled.write(head)
-            shutil.copyfileobj(stream, spooled)
-            stream = spooled
-        yield ParquetRows(stream)
+        try:
+            stream: Any = stdin if name == "-" else opened.enter_context(Path(name).open("rb"))
+            is_parquet = stream.peek(1).startswith(PARQUET_MAGIC[:1])  # no JSON begins so
+        except OSError as error:
+            step = "name a file of JSON lines or Parquet"
+            raise InvalidArgument(f"cannot read {name}: {error.strerror} — {step}") from error
+        if is_parquet and not stream.seekable():
+            raise InvalidArgument("Parquet is read from its end, which a pipe has not yet — name the file")
+        yield ParquetRows(stream) if is_parquet else JsonLines(stream)
 
 
-def _open_file(name: str) -> BinaryIO:
+@contextmanager
+def _readable() -> Iterator[None]:
     try:
-        return Path(name).open("rb")
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {name}: {error.strerror} — name a file of JSON lines or Parquet") from error
-
-
-def _read_block(stream: BinaryIO) -> bytes:
-    """Return what there is next, waiting for it; nothing at the end."""
-    try:
-        block: bytes = stream.read1(_BLOCK_BYTES)  # type: ignore[attr-defined]  # every buffered reader has it
-    except OSError as error:
-        raise StorageFailed(f"the input cannot be read: {error.strerror} — read it from elsewhere") from error
-    return block
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise StorageFailed(f"the input cannot be read whole: {brief(str(error))} — write it again") from None
 
 
 # --- JSON lines ---------------------------------------------------------------------------------------------------------
 
 
 class JsonLines:
-    """The rows of a stream of JSON objects, one on each line; `head` was read from it already."""
+    """The rows of a buffered stream of JSON objects, one on each line."""
 
     unit = "line"
 
-    def __init__(self, stream: BinaryIO, head: bytes = b"") -> None:
-        self._lines = _Lines(stream, head)
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._is_live = not stream.seekable()
+        self._lines = self._split(stream)
         self._line = 0
-        self._ahead: tuple[list[bytes], list[int]] | None = None
+        self._ahead: list[tuple[int, bytes]] | None = None
         self._digest = hashlib.sha256()
 
     def infer_schema(self) -> pa.Schema:
-        """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row, or a line is none."""
-        self._ahead = lines, numbers = self._read_lines()
-        if not lines:
+        """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row, `SchemaMismatch`."""
+        self._ahead = self._read()
+        rows = _decoded(self._ahead, msgspec.json.Decoder(Row).decode)
+        if not rows:
             raise InvalidArgument("there are no rows to take columns from — give at least one line")
-        with _refused(numbers):
-            return pa.schema([_with_times(lines, field) for field in _read_json(lines, None).schema])
+        names = dict.fromkeys(chain.from_iterable(rows))
+        return pa.schema([_inferred(name, [row.get(name) for row in rows]) for name in names])
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind line `last`, and return the digest up to there; None when there are fewer lines."""
         while self._line < last:
-            lines, _ = self._read_lines(last)
-            if not lines and self._line < last:
+            read = self._read(last)
+            if not read and self._line < last:
                 return None
-            self._digest.update(b"".join(lines))
+            self._digest.update(b"".join(line for _, line in read))
         return self._digest.digest()
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
-        """Yield all rows. Raises `SchemaMismatch` naming the lines of a batch, nothing of which came out then."""
-        (lines, numbers), self._ahead = self._ahead or self._read_lines(), None
-        while lines:
-            with _refused(numbers):
-                rows = _parse(lines, schema)
-            self._digest.update(b"".join(lines))
-            yield RowBatch(rows, unit=self.unit, numbers=numbers, digest=self._digest.digest())
-            lines, numbers = self._read_lines()
+        """Yield all rows. Raises `SchemaMismatch` naming a line, when nothing of its batch came out yet."""
+        decode = _row_decoder(schema)
+        read, self._ahead = self._ahead or self._read(), None
+        while read:
+            rows = _decoded(read, decode)
+            self._digest.update(b"".join(line for _, line in read))
+            yield RowBatch(rows, self.unit, [number for number, _ in read], self._digest.digest())
+            read = self._read()
 
-    def _read_lines(self, last: int | None = None) -> tuple[list[bytes], list[int]]:
-        """Return lines that are not empty and their numbers, none of them only at the end, or behind line `last`."""
-        lines: list[bytes] = []
-        numbers: list[int] = []
-        size, ends_at = 0, None
-        while size < BYTES_MAX and len(lines) < ROWS_MAX and (last is None or self._line < last):
-            line = self._lines.next(ends_at)
+    def _read(self, last: int | None = None) -> list[tuple[int, bytes]]:
+        """Return lines that are not empty with their numbers; none only at the end, or behind line `last`."""
+        read: list[tuple[int, bytes]] = []
+        size, due = 0, 0.0
+        while size < BYTES_MAX and len(read) < ROWS_MAX and self._line != last:
+            if self._is_live and read and time.monotonic() > due:
+                break
+            line = next(self._lines, None)
             if line is None:
                 break
+            if not line:
+                continue
             self._line += 1
             if len(line) > ROW_BYTES_MAX:
                 raise TooLarge(f"line {self._line} is over {ROW_BYTES_MAX >> 20} MiB — split the row")
-            if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _depth(line) > DEPTH_MAX:
-                raise InvalidArgument(f"line {self._line} is nested over {DEPTH_MAX} deep — flatten it")
             if line.strip():
-                lines.append(line)
-                numbers.append(self._line)
+                due = due or time.monotonic() + BATCH_S
+                read.append((self._line, line))
                 size += len(line)
-                ends_at = ends_at or time.monotonic() + BATCH_S
-        return lines, numbers
+        return read
+
+    def _split(self, stream: Any) -> Iterator[bytes]:
+        """Yield each line with its end, and nothing (`b""`) each time that a pipe or terminal had none for `BATCH_S`."""
+        begun = b""
+        with _readable():
+            while block := stream.read1(_BLOCK_BYTES):
+                *whole, begun = (begun + block).split(b"\n")
+                yield from [line + b"\n" for line in whole]
+                if len(begun) > ROW_BYTES_MAX:  # it is refused for its length, and the rest is not read
+                    break
+                # Not in a read: an interrupted program leaves the thread behind, and must not find its input locked.
+                while self._is_live and not select.select([stream], [], [], BATCH_S)[0]:
+                    yield b""
+        if begun:
+            yield begun + b"\n"
 
 
-class _Lines:
-    """The lines of a stream, each with its end; a live one, a pipe or a terminal, need not be waited for."""
-
-    def __init__(self, stream: BinaryIO, head: bytes) -> None:
-        self._stream = stream
-        self._is_live = not stream.seekable()
-        self._whole: deque[bytes] = deque()
-        self._begun = b""
-        self._ended = False
-        self._add(head)
-
-    def next(self, ends_at: float | None) -> bytes | None:
-        """Return the next line; None at the end, or when a live stream has none by `ends_at` (monotonic, in seconds)."""
-        while not self._whole:
-            if self._ended or (self._is_live and not self._wait(ends_at)):
-                return None
-            if block := _read_block(self._stream):
-                self._add(block)
-            else:
-                self._ended = True
-                self._whole.extend([self._begun + b"\n"] if self._begun else [])
-        return self._whole.popleft()
-
-    def _wait(self, ends_at: float | None) -> bool:
-        # Not in a read: an interrupted program leaves the thread behind, and must not find its input locked.
-        left_s = None if ends_at is None else ends_at - time.monotonic()
-        return (left_s is None or left_s > 0) and bool(select.select([self._stream], [], [], left_s)[0])
-
-    def _add(self, block: bytes) -> None:
-        *whole, self._begun = (self._begun + block).split(b"\n")
-        self._whole.extend([line + b"\n" for line in whole])
-        if len(self._begun) > ROW_BYTES_MAX:  # it is refused for its length, and the rest is not read
-            self._whole.append(self._begun)
+def _decoded(read: Sequence[tuple[int, bytes]], decode: Callable[[bytes], Row]) -> list[Row]:
+    """Return what `decode` makes of each line. Raises `SchemaMismatch` for the first that it refuses."""
+    rows = []
+    for number, line in read:
+        try:
+            rows.append(decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            text = f"line {number}: {brief(str(error))} — correct it; nothing of its batch is inserted"
+            raise SchemaMismatch(text, row=number) from None
+    return rows
 
 
-def _depth(line: bytes) -> int:
-    """Return how deep lists and objects are inside each other; of what is no JSON, a depth it could have."""
-    brackets = re.findall(rb"[\[{\]}]", _TEXT.sub(b"", line))
-    return max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0)
-
-
-@contextmanager
-def _refused(numbers: Sequence[int]) -> Iterator[None]:
-    """Raise what Arrow says about rows of a batch as `SchemaMismatch`, with their lines."""
-
-    def line_of(row: re.Match[str]) -> str:
-        return f"line {numbers[int(row[1])]}" if int(row[1]) < len(numbers) else row[0]
-
+def _inferred(name: str, values: list[Any]) -> AnyField:
+    """Return a column that holds the values: of text, times where all of it is, with a zone or without."""
     try:
-        yield
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        said = _COLUMN.sub(r"column '\1'", _ROW.sub(line_of, str(error).removeprefix("JSON parse error: ")))
-        lines = f"line {numbers[0]}" if len(numbers) == 1 else f"lines {numbers[0]} to {numbers[-1]}"
-        text = f"{lines}: {brief(said)} — correct it; nothing of these lines is inserted"
-        raise SchemaMismatch(text) from None
+        kind = pa.array(values).type
+        found = with_leaves(kind, lambda leaf: pa.string() if pt.is_null(leaf) else leaf)
+    except (pa.ArrowException, OverflowError, RecursionError) as error:
+        said = brief(str(error))
+        raise SchemaMismatch(f"column {name!r} of the first lines: {said} — give it values of one kind") from None
+    if pt.is_string(kind) and not any(_FINER_TIME.search(value.encode()) for value in values if value):
+        for times in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
+            with suppress(msgspec.ValidationError):
+                msgspec.convert(values, list[_json_type(times)])  # type: ignore[misc]  # made from a column's type
+                found = times
+    return pa.field(name, found)
 
 
-def _parse(
-    lines: Sequence[bytes], schema: pa.Schema, *, others: Literal["error", "ignore"] = "error"
-) -> pa.RecordBatch:
-    """Return one row for each line; `others` are fields without a column. Raises `pa.ArrowException`."""
-    # Every column may be null: the node says which nulls it refuses.
-    asked = pa.schema([pa.field(field.name, _json_type(field.type)) for field in schema])
-    table = _read_json(lines, asked, others=others)
-    columns = []
-    for field in schema:
-        try:
-            columns.append(_from_json(table[field.name].combine_chunks(), field.type))
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise pa.ArrowInvalid(f"column {field.name!r}: {error}") from None
-    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+def _row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
+    """Return what makes a line a row of `schema`; what a column refuses of values of its kind, the node says."""
+    decoder = msgspec.json.Decoder(_object_type(schema))
+    exact = msgspec.json.Decoder(_object_type(schema, time=_EXACT_TIME))
+    has_times = any(has_leaf(field.type, pt.is_timestamp) for field in schema)
+
+    def decode(line: bytes) -> Row:
+        row = decoder.decode(line)
+        if has_times and _FINER_TIME.search(line):  # a `datetime` is rounded
+            try:
+                exact.decode(line)
+            except msgspec.ValidationError:
+                raise msgspec.ValidationError("a time is finer than microseconds") from None
+        made: Row = msgspec.to_builtins(row, builtin_types=(bytes, dt.date, dt.datetime, Decimal))
+        return made
+
+    return decode
 
 
-def _read_json(
-    lines: Sequence[bytes], schema: pa.Schema | None, *, others: Literal["error", "ignore", "infer"] = "infer"
-) -> pa.Table:
-    # Arrow takes null for a row, and a batch that begins with one kills the process.
-    for row, line in enumerate(lines):
-        if _OBJECT.match(line) is None:
-            raise pa.ArrowInvalid(f"no JSON object in row {row}")
-    text = b"".join(lines)
-    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
-    reading = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
-    table = pj.read_json(io.BytesIO(text), read_options=reading, parse_options=options)
-    if table.num_rows != len(lines):
-        raise pa.ArrowInvalid("a line holds more than one value, or a part of one")
-    if any(holds_infinity(column.combine_chunks()) for column in table.columns) and any(
-        _HUGE.search(_TEXT.sub(b"", line)) for line in lines
-    ):
-        raise pa.ArrowInvalid("a number has over 308 digits")  # Arrow makes an infinity of an integer of so many
-    return table
+def _object_type(fields: Iterable[AnyField], time: Any = None) -> Any:
+    """Return the type of an object with these fields, each of which may be left out, and no others."""
+    names = {f"field_{number}": field for number, field in enumerate(fields)}  # a column may be called `class`
+    return msgspec.defstruct(
+        "Row",
+        [(name, _json_type(field.type, time), None) for name, field in names.items()],
+        rename={name: field.name for name, field in names.items()},
+        forbid_unknown_fields=True,
+    )
 
 
-def _with_times(lines: Sequence[bytes], field: AnyField) -> AnyField:
-    """Return a guessed field with times only where all of them are aware, or all naive: Arrow guesses without the zones."""
-    for times in (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.string()):
-        tried = field.with_type(with_leaves(field.type, partial(_kept, times)))
-        if not has_leaf(field.type, pt.is_timestamp):
-            return tried
-        with suppress(pa.ArrowException):
-            _parse(lines, pa.schema([tried]), others="ignore")
-            return tried
-    raise AssertionError("text holds every text")
-
-
-def _kept(times: pa.DataType, kind: pa.DataType) -> pa.DataType:
-    return times if pt.is_timestamp(kind) else pa.string() if pt.is_null(kind) else kind
-
-
-def _json_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type as a JSON reader is asked for it: only what JSON has, so that `_from_json` alone converts."""
+def _json_type(kind: pa.DataType, time: Any = None) -> Any:
+    """Return the type of a column's values in JSON, null being one; `time` is that of times, if not `datetime`."""
     if is_list(kind):
-        return pa.list_(_json_type(kind.field(0).type))
+        return list[_json_type(kind.field(0).type, time)] | None  # type: ignore[misc]  # made from a column's type
     if pt.is_struct(kind):
-        return pa.struct([pa.field(field.name, _json_type(field.type)) for field in child_fields(kind)])
-    if is_bytes(kind) or pt.is_date32(kind) or pt.is_timestamp(kind):
-        return pa.string()
-    return pa.float64() if pt.is_float32(kind) else kind
-
-
-def _from_json(column: AnyArray, kind: pa.DataType) -> AnyArray:
-    """Return a column read as `_json_type` as its own type. Raises `pa.ArrowException` for what it does not hold."""
-    if isinstance(column, pa.StructArray):
-        # Under an object that is null lies empty text, which is no time; `flatten` makes it null.
-        fields = child_fields(kind)
-        inside = [_from_json(each, field.type) for each, field in zip(column.flatten(), fields, strict=True)]
-        return pa.StructArray.from_arrays(inside, fields=fields, mask=column.is_null())
-    if isinstance(column, pa.ListArray):
-        items = _from_json(column.values, kind.field(0).type)
-        read = pa.ListArray.from_arrays(column.offsets, items, type=pa.list_(kind.field(0)), mask=column.is_null())
-        return read if read.type == kind else exact_cast(read, kind)
-    if is_bytes(kind):
-        try:
-            texts = column.to_pylist()
-            return pa.array([None if text is None else b64decode(text, validate=True) for text in texts], kind)
-        except ValueError as error:
-            raise pa.ArrowInvalid(f"text is no base64: {error}") from error
-    return exact_cast(column, kind)
+        return _object_type(child_fields(kind), time) | None
+    if isinstance(kind, pa.TimestampType):
+        return (time or Annotated[dt.datetime, msgspec.Meta(tz=kind.tz is not None)]) | None
+    return next(python for matches, python in _PYTHON_TYPES if matches(kind)) | None
 
 
 # --- Parquet ------------------------------------------------------------------------------------------------------------
@@ -333,109 +260,47 @@ class ParquetRows:
     unit = "row"
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
+        # At any row it is that of the whole file, which is written whole, or anew.
+        self._digest = hashlib.file_digest(stream, "sha256").digest()  # type: ignore[arg-type]  # it only reads
+        with _readable():
+            self._file = pq.ParquetFile(stream)
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
         """Return the file's own columns."""
-        with _damage():
-            return _own_columns(pq.read_schema(self._stream))
+        return pa.schema([field for field in self._file.schema_arrow if field.name not in SYSTEM_COLUMNS])
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind row `last`, and return the digest; None when there are fewer rows."""
         self._passed_over = last
-        with _damage():
-            return self._digest() if pq.read_metadata(self._stream).num_rows >= last else None
+        return self._digest if self._file.metadata.num_rows >= last else None
 
-    def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
-        """Yield all rows, in order; once. Raises `SchemaMismatch`, `TooLarge`, or `StorageFailed`."""
-        with _damage():
-            metadata = pq.read_metadata(self._stream)
-            given = _own_columns(metadata.schema.to_arrow_schema())
-            check_column_names(given.names, schema)
-            digest, rows = self._digest(), _rows_at_a_time(metadata)
-            # Texts and bytes are read as they lie in the file: each once, however many rows have them.
-            columns = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-            texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
-            file = pq.ParquetFile(self._stream, metadata=metadata, read_dictionary=texts, buffer_size=1 << 20)
-            reads = file.iter_batches(batch_size=rows, columns=given.names)
-        first = 1
-        while True:
-            with _damage():
-                if (read := next(reads, None)) is None:
-                    return
-                read.validate(full=True)
-            for batch in _slices(read, given, first):
-                passed_over = min(batch.num_rows, max(0, self._passed_over + 1 - first))
-                numbers = range(first + passed_over, first + batch.num_rows)
-                first += batch.num_rows
-                if numbers:
-                    yield RowBatch(batch.slice(passed_over), unit=self.unit, numbers=numbers, digest=digest)
+    def batches(self, _: pa.Schema) -> Iterator[RowBatch]:
+        """Yield all rows, in order. Raises `StorageFailed`."""
+        before = 0
+        for read in self._read():
+            passed_over = min(read.num_rows, max(0, self._passed_over - before))
+            before += passed_over
+            for rows in _slices(read.slice(passed_over)):
+                numbers = range(before + 1, before + 1 + rows.num_rows)
+                before += rows.num_rows
+                yield RowBatch(rows, self.unit, numbers, self._digest)
 
-    def _digest(self) -> bytes:
-        """Return the digest of the whole file at any row: it is written whole, or anew."""
-        self._stream.seek(0)
-        return hashlib.file_digest(self._stream, "sha256").digest()  # type: ignore[arg-type]  # it only reads
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        metadata = self._file.metadata
+        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
+        with _readable():
+            for batch in self._file.iter_batches(at_once, columns=self.infer_schema().names):
+                batch.validate(full=True)
+                yield batch
 
 
-@contextmanager
-def _damage() -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise StorageFailed(f"the input is no whole Parquet file: {brief(str(error))} — write it again") from None
-
-
-def _own_columns(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field for field in schema if field.name not in SYSTEM_COLUMNS])
-
-
-def _rows_at_a_time(metadata: pq.FileMetaData) -> int:
-    """Return how many rows are read together. Raises `TooLarge` for what cannot be read in bounded memory."""
-    widest = 1.0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        width = 0.0
-        for index in range(metadata.num_columns):
-            kind, column = metadata.schema.column(index), group.column(index)
-            decoded = column.num_values * max(8, kind.length or 0)
-            width += decoded / max(1, group.num_rows)
-            expanded = max(column.total_uncompressed_size, decoded if kind.max_repetition_level else 0)
-            if expanded > max(EXPANDED_BYTES_MAX, EXPANSION_MAX * column.total_compressed_size):
-                raise TooLarge(
-                    f"column {kind.path!r} takes {expanded >> 20} MiB in memory for "
-                    f"{column.total_compressed_size} bytes in the file — write the file with smaller row groups"
-                )
-        widest = max(widest, width)
-    return max(1, min(ROWS_MAX, int(READ_BYTES / widest)))
-
-
-def _slices(batch: pa.RecordBatch, schema: pa.Schema, first: int) -> Iterator[pa.RecordBatch]:
-    """Yield the batch in pieces of at most `BYTES_MAX`: one that exceeds an append group would not be applied as one.
-
-    Only then are texts and bytes written out for each row. Raises `TooLarge` for row `first` of the file when it is.
-    """
-    size_bytes = sum(map(_plain_bytes, batch.columns))
-    if size_bytes <= BYTES_MAX or (batch.num_rows == 1 and size_bytes <= ROW_BYTES_MAX):
-        if any(field.type.num_fields for field in schema):
-            batch = batch.take(pa.array(range(batch.num_rows)))  # a cast would write out what other slices' lists hold
-        yield pa.RecordBatch.from_arrays(
-            [column.cast(field.type) for column, field in zip(batch.columns, schema, strict=True)], schema=schema
-        )
-    elif batch.num_rows == 1:
-        raise TooLarge(f"row {first} is over {ROW_BYTES_MAX >> 20} MiB — keep large values elsewhere, by reference")
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in pieces that fit one append group: more than one would not be applied whole or not at all."""
+    if batch.num_rows <= 1 or batch.nbytes <= BYTES_MAX:
+        yield from [batch] if batch.num_rows else []
     else:
         half = batch.num_rows // 2
-        yield from _slices(batch.slice(0, half), schema, first)
-        yield from _slices(batch.slice(half), schema, first + half)
-
-
-def _plain_bytes(array: AnyArray) -> int:
-    """Return the bytes of the array with its texts written out."""
-    if isinstance(array, pa.DictionaryArray):
-        lengths: AnyArray = pc.binary_length(array.dictionary)  # type: ignore[call-overload]  # of texts or bytes
-        return 4 * len(array) + (pc.sum(lengths.take(array.indices)).as_py() or 0)
-    if is_list(array.type):
-        return 4 * len(array) + _plain_bytes(pc.list_flatten(array))
-    if pt.is_struct(array.type):
-        return sum(_plain_bytes(pc.struct_field(array, index)) for index in range(len(child_fields(array.type))))
-    return array.nbytes
+        yield from _slices(batch.slice(0, half))
+        yield from _slices(batch.slice(half))

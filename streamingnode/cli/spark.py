@@ -1,22 +1,13 @@
 """What needs Spark, on the command line: `ingest` and `demo`."""
 
-import os
+import math
 import shlex
-import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import DEMO, NODE, SPARK, argument, command, require
-from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_tick
+from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
 from wal.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from spark_sink import IngestReport
-    from streamingnode.demo import DemoResult
-
-SECONDS_MAX = 3_600.0
-ROUNDS_PER_S_MAX = 100.0
 
 
 @command(
@@ -29,8 +20,7 @@ ROUNDS_PER_S_MAX = 100.0
     examples=(
         "streamingnode ingest data --tables tables",
         "streamingnode ingest data --tables tables --no-cut",
-        "streamingnode ingest data --tables tables --every-cut",
-        "streamingnode ingest data --tables tables --json",
+        "streamingnode ingest data --tables tables --every-cut --json",
     ),
 )
 def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cut: bool) -> None:
@@ -61,18 +51,10 @@ def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cu
             )
         finally:
             spark.stop()
-    _print(report, output)
-    output.document(report)
-
-
-def _print(report: "IngestReport", output: Output) -> None:
     if report.node_was_running:
         output.line("a running process owns the node: took the cuts it has made")
-    if not report.cut:
-        output.line("the node has no cut yet: nothing to ingest")
-        return
     output.table(
-        ("table", "version", "cuts taken", "rows added", "rows deleted", "files", "path"),
+        ("table", "version", "cuts taken", "rows added", "rows deleted", "path"),
         [
             (
                 f"{table.table} (dropped)" if table.dropped else table.table,
@@ -80,31 +62,20 @@ def _print(report: "IngestReport", output: Output) -> None:
                 f"{table.first_cut}..{table.last_cut}" if table.first_cut else "none new",
                 table.rows_added,
                 table.rows_deleted,
-                f"+{table.files_added} -{table.files_removed}",
                 table.path,
             )
             for table in report.tables
         ],
     )
     output.line(f"at cut {report.cut}, tick {report.tick} ({format_tick(report.tick)}), in {report.seconds:.1f} s")
+    output.document(report)
 
 
 @command(
-    argument(
-        "--dir",
-        dest="directory",
-        metavar="DIR",
-        type=Path,
-        default="demo-data",
-        help="where to work (default: demo-data)",
-    ),
+    argument("--dir", dest="directory", metavar="DIR", type=Path, default="demo-data", help="(default: demo-data)"),
     argument("--seconds", type=float, default=20.0, help="how long to sample (default: 20)"),
     argument("--rounds-per-second", type=float, default=10.0, help="how often to look at all processes (default: 10)"),
-    examples=(
-        "streamingnode demo",
-        "streamingnode demo --dir /tmp/demo --seconds 5 --rounds-per-second 20",
-        "streamingnode demo --json",
-    ),
+    examples=("streamingnode demo", "streamingnode demo --dir /tmp/demo --seconds 5 --json"),
 )
 def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: float) -> int:
     """This machine's processes, through a node, into checked tables.
@@ -114,65 +85,33 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
     was acknowledged, prints the top processes from Spark SQL and draws report.png. Replaces a directory that an
     earlier demo made, and nothing else. Exit code 1 when a check fails.
     """
-    limits = (("--seconds", seconds, SECONDS_MAX), ("--rounds-per-second", rounds_per_second, ROUNDS_PER_S_MAX))
-    for name, value, most in limits:
-        if not 0 < value <= most:
-            raise InvalidArgument(f"{name} is {value:g} — give more than 0 and at most {most:g}")
+    if not (0 < seconds < math.inf and 0 < rounds_per_second < math.inf):
+        raise InvalidArgument("--seconds or --rounds-per-second is out of range — give more than 0")
     require(DEMO)
-    from streamingnode.demo import PICTURE, run_demo
+    from streamingnode import demo as job
     from streamingnode.progress import show_progress
 
     with show_progress(output.stderr) as progress:
-        result = run_demo(directory, seconds, rounds_per_second, progress)
-    picture, commands = str(directory / PICTURE), next_commands(directory)
-    _print_result(result, output)
+        result = job.run_demo(directory, seconds, rounds_per_second, progress)
+    output.line(
+        f"{result.rounds} rounds with {result.samples} samples acknowledged, and ingested in {result.cuts} cuts"
+    )
+    output.line()
+    output.records(result.top)
+    output.line()
+    for check in result.checks:
+        output.line(f"{'ok  ' if check.passed else 'FAIL'}  {check.what} ({format_count(check.rows, 'row')})")
+    picture, node, tables = (directory / name for name in (job.PICTURE, job.NODE, job.TABLES))
+    program = [sys.executable, "-m", "streamingnode"]
+    commands = [
+        shlex.join([*program, "ls", str(node), "--count"]),
+        shlex.join([*program, "tail", str(node), "live", "--types", "txn", "--limit", "1"]),
+        shlex.join([*program, "ingest", str(node), "--tables", str(tables)]),
+    ]
     output.line(f"picture: {picture}")
     output.line("next:")
     for each in commands:
         output.line(f"  {each}")
-    told = {**vars(result), "directory": str(directory), "passed": result.passed, "picture": picture, "next": commands}
-    output.document(told)
-    return EXIT_OK if result.passed else EXIT_FAILED
-
-
-def _print_result(result: "DemoResult", output: Output) -> None:
-    versions = ", ".join(f"{name} {count}" for name, count in result.versions.items())
-    output.line()
-    output.line(
-        f"{result.rounds} rounds and {result.samples} samples acknowledged, {result.commit_ms_median:.1f} ms each round to "
-        "be durable (median);"
-    )
-    output.line(f"{result.cuts} cuts ingested in {result.ingest_seconds:.1f} s; table versions: {versions}")
-    output.line()
-    output.table(
-        ("process", "pid", "memory", "cpu seconds", "rounds"),
-        [
-            (p["name"], p["pid"], format_bytes(p["memory_bytes"]), f"{p['cpu_seconds']:.2f}", p["rounds"])
-            for p in result.top
-        ],
-    )
-    output.line()
-    for check in result.checks:
-        output.line(f"{'ok  ' if check.passed else 'FAIL'}  {check.what} ({check.rows} rows)")
-        for difference in check.differences:
-            output.line(f"      {difference}")
-    output.line()
-
-
-def next_commands(directory: Path) -> list[str]:
-    """Return command lines that work on what a demo leaves, in this shell and directory."""
-    from streamingnode.demo import NODE, TABLES
-
-    beside = Path(sys.executable).parent / "streamingnode"
-    python = min(os.path.relpath(sys.executable), sys.executable, key=len)
-    program = (
-        "streamingnode" if shutil.which("streamingnode") == str(beside) else f"{shlex.quote(python)} -m streamingnode"
-    )
-    node, tables = shlex.quote(str(directory / NODE)), shlex.quote(str(directory / TABLES))
-    return [
-        f"{program} ls {node}",
-        f"{program} info {node}",
-        f"{program} tail {node} live --types txn --limit 1",
-        f"""echo '{{"pid": 0, "name": "me"}}' | {program} insert {node} live --upsert""",
-        f"{program} ingest {node} --tables {tables}",
-    ]
+    passed = all(check.passed for check in result.checks)
+    output.document({**vars(result), "directory": directory, "passed": passed, "picture": picture, "next": commands})
+    return EXIT_OK if passed else EXIT_FAILED

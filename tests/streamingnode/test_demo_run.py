@@ -32,7 +32,7 @@ def test_tables_hold_exactly_what_was_acknowledged(demo: tuple[Path, dict[str, o
     _, result = demo
     assert result["passed"] is True
     assert isinstance(result["checks"], list)
-    assert len(result["checks"]) >= 5
+    assert len(result["checks"]) >= 2
     assert isinstance(result["samples"], int)
     assert result["samples"] > 0
 
@@ -73,19 +73,16 @@ def test_directory_of_somebody_else_is_refused_before_sampling(
     assert "--dir" in capsys.readouterr().err
 
 
-def test_failed_check_exits_with_one_and_prints_the_difference(
+def test_failed_check_exits_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = DemoResult(
         rounds=1,
         samples=2,
         cuts=1,
-        versions={"live": 1},
-        commit_ms_median=1.0,
-        ingest_seconds=1.0,
-        checks=(Check("live: rows", False, 1, ("2 rows were acknowledged, the table has 1",)),),
+        checks=(Check("live", False, 1),),
         top=(),
     )
     monkeypatch.setattr("streamingnode.demo.run_demo", lambda *_: failed)
     assert main(["demo", "--dir", str(tmp_path / "demo")]) == 1
-    assert "2 rows were acknowledged, the table has 1" in capsys.readouterr().out
+    assert "FAIL  live (1 row)" in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_bad_line_leaves_nothing_of_its_batch(data: Path, run: "Run") -> None:
     more.write_text('{"id": 4, "item": "jam"}\n{"id": "five"}\n{"id": 6, "item": "rice"}\n')
     refused = run("insert", data, "orders", more)
     assert refused.code == 2
-    assert "lines 1 to 3: column 'id' changed from number to string in line 2" in refused.err
+    assert "line 2: Expected `int | null`, got `str` - at `$.id`" in refused.err
     assert len(_snapshot(data, "orders")) == 3
 
 
@@ -99,7 +99,7 @@ def test_truncated_parquet_is_refused(data: Path, run: "Run") -> None:
     refused = run("insert", data, "orders", file)
     assert refused.code == 1
     assert refused.err == f"STORAGE_FAILED: {refused.err.removeprefix('STORAGE_FAILED: ').strip()}\n"
-    assert "no whole Parquet file" in refused.err
+    assert "cannot be read whole" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -249,22 +249,23 @@ def test_run_killed_between_note_and_rows_is_repeated_exactly(data: Path, run: "
     assert [row["id"] for row in _snapshot(data, "orders")] == [1, 2, 3, *range(10, 10 + 3 * ROWS_MAX)]
 
 
-def test_parquet_comes_through_a_pipe_too(data: Path) -> None:
+def test_parquet_from_a_pipe_is_refused(data: Path) -> None:
     file = data.parent / "rows.parquet"
     pq.write_table(pa.table({"id": [7, 8], "item": ["a", "b"]}), file)
     command = [sys.executable, "-m", "streamingnode", "insert", str(data), "orders"]
     with file.open("rb") as stream, subprocess.Popen(["cat"], stdin=stream, stdout=subprocess.PIPE) as pipe:
-        done = subprocess.run(command, cwd=ROOT, stdin=pipe.stdout, capture_output=True, text=True, check=False)
+        refused = subprocess.run(command, cwd=ROOT, stdin=pipe.stdout, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "name the file" in refused.stderr) == (2, True)
+    with file.open("rb") as stream:
+        done = subprocess.run(command, cwd=ROOT, stdin=stream, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(_snapshot(data, "orders")) == 5
 
 
-def test_unknown_collection_is_refused_with_those_there_are(data: Path, run: "Run") -> None:
+def test_unknown_collection_is_refused(data: Path, run: "Run") -> None:
     refused = run("insert", data, "order", data.parent / "orders.jsonl")
     assert refused.code == 1
     assert refused.err.startswith("COLLECTION_NOT_FOUND")
-    assert "orders" in refused.err
-    assert "--create" in refused.err
 
 
 def test_create_without_a_key_is_refused_before_anything_is_made(tmp_path: Path, run: "Run") -> None:
@@ -287,7 +288,7 @@ def test_create_of_another_collection_than_there_is_is_refused(
     refused = run("insert", data, "orders", data.parent / "orders.jsonl", "--create", *options)
     assert refused.code == code
     assert re.match(text, refused.err)
-    assert _items(run("ls", data, "--json"))["orders"]["inserted"] == 3
+    assert len(_snapshot(data, "orders")) == 3
 
 
 def test_shards_of_0_are_refused(data: Path, run: "Run") -> None:

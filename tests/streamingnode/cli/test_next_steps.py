@@ -64,7 +64,8 @@ def test_a_next_step_names_commands_and_flags_that_exist() -> None:
 
 def flags_of(command: Command) -> list[str]:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    for names, options in command.arguments:
+        parser.add_argument(*names, **options)
     return re.findall(r"--[a-z-]+", parser.format_help())
 
 

@@ -104,10 +104,7 @@ def test_backup_and_restore_go_round(cut: Path, tmp_path: Path, run: "Run") -> N
     assert "verified" in made.out
     assert run("verify", backup).code == 0
     assert run("restore", backup, restored, "--json").document["cut"] == 1
-    assert (
-        run("tail", restored, "orders", "--until-now", "--json").out
-        == run("tail", cut, "orders", "--until-now", "--json").out
-    )
+    assert run("tail", restored, "orders").out == run("tail", cut, "orders").out
     again = run("restore", backup, restored)
     assert (again.code, again.err.partition(":")[0]) == (1, "ALREADY_EXISTS")
     flip(largest(backup, "log/*.sst"), 100)

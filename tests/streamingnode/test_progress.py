@@ -1,0 +1,45 @@
+"""What a person sees of a long piece of work: a line for each stage, which a terminal rewrites."""
+
+import io
+import re
+
+import pytest
+
+from streamingnode.progress import show_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def work(stream: io.StringIO) -> str:
+    """Go through two stages, and return what is printed, with times left out."""
+    with show_progress(stream) as progress:
+        progress.stage("log", 10)
+        progress.advance(5, "5 entries")
+        progress.stage("cuts")
+        progress.advance(1, "1 cut")
+    return re.sub(r"\d\.\d s", "T", stream.getvalue())
+
+
+def test_each_stage_is_a_line() -> None:
+    assert work(io.StringIO()) == "log: 5 entries, 50% (T)\ncuts: 1 cut (T)\n"
+
+
+def test_terminal_shows_a_stage_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamingnode.progress.REWRITE_INTERVAL_S", -1)
+    lines = work(Terminal()).split("\n")
+    assert [re.split("\r", line.replace("\x1b[K", "")) for line in lines] == [
+        ["", "log", "log: 5 entries, 50%", "log: 5 entries, 50% (T)"],
+        ["", "cuts", "cuts: 1 cut", "cuts: 1 cut (T)"],
+        [""],
+    ]
+
+
+@pytest.mark.parametrize("stream, printed", [(io.StringIO(), ""), (Terminal(), "\rlog\x1b[K\n")])
+def test_stage_that_fails_is_not_said_to_have_ended(stream: io.StringIO, printed: str) -> None:
+    with pytest.raises(KeyboardInterrupt), show_progress(stream) as progress:
+        progress.stage("log")
+        raise KeyboardInterrupt
+    assert stream.getvalue() == printed
