@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartAfterTick, check_policy
+from scanner.deliver_policy import DeliverPolicy, Start
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
@@ -61,7 +61,8 @@ class CollectionReader:
         include_ticks: bool,
         explain: Callable[[StreamingNodeError], None],
     ) -> None:
-        check_policy(policy)
+        if not isinstance(policy, DeliverPolicy):
+            raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
         if name is not None:
             check_name("reader", name)
         self._channel, self._readers, self._info = channel, readers, info
@@ -179,7 +180,7 @@ class CollectionReader:
             # The log was truncated between finding a place for a new reader and holding it.
             await self.close()
             await readers.delete_reader(self._info.id, name)
-            if not isinstance(policy, DeliverAll):
+            if policy.start is not Start.ALL:
                 raise
             await self._open()
 
@@ -262,9 +263,9 @@ class CollectionReader:
                 f"until={self._until} is yet to come, it is {newest} now — pass one that a result or consistent_tick() "
                 "gave, or leave it out to read on"
             )
-        if isinstance(self._policy, StartAfterTick) and self._policy.tick > newest:
+        if isinstance(self._policy.at, int) and self._policy.at > newest:
             raise InvalidArgument(
-                f"tick {self._policy.tick} is yet to come, it is {newest} now — start at the end for what is to come"
+                f"tick {self._policy.at} is yet to come, it is {newest} now — start at the end for what is to come"
             )
 
     async def _has_next(self, deadline: float) -> bool:

@@ -374,7 +374,7 @@ def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
         for each in appends.interceptors
     }
     return fields | {
-        f"reader {each.name}": f"{each.mode.value if each.mode else 'opening'}, "
+        f"reader {each.name}": f"{each.mode}, "
         f"{format_count(each.backlog, 'message')} behind, {each.messages_per_s:.1f} messages/s, "
         f"delivered {_times(each.delivery_s)}"
         for each in statistics.readers
