@@ -83,7 +83,7 @@ class TxnInterceptor(Interceptor):
         commits: Commits | None = None,
         now_ms: Callable[[], int] = steady_ms,
     ) -> None:
-        self.failed = asyncio.Event()
+        self._failed = asyncio.Event()
         """Set when a session needs a rollback in the log."""
         self._limits = limits
         self._memory = memory
@@ -251,9 +251,8 @@ class TxnInterceptor(Interceptor):
             # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
             if group.ticket is None:
                 session.fail(Failure.COMMIT_FAILED, SessionEvent.COMMIT_REFUSED)
-                self.failed.set()
+                self._failed.set()
             raise
-        session.apply(SessionEvent.COMMIT_DONE)
         self._commits.add(txn_id)
         self._forget(session)
         return result
@@ -269,7 +268,6 @@ class TxnInterceptor(Interceptor):
             if group.ticket is None:
                 session.fail(Failure.ROLLBACK_FAILED, SessionEvent.ROLLBACK_REFUSED)
             raise
-        session.apply(SessionEvent.ROLLBACK_DONE)
         self._forget(session)
         return result
 
@@ -283,18 +281,47 @@ class TxnInterceptor(Interceptor):
             if session.state in OPEN and self._is_fenced(session, session.vchannels):
                 self._fail(session, Failure.OVERTAKEN)
 
-    def expire(self) -> int:
-        """Fail every session whose time is over, by idleness or age; return how many. For a timer."""
-        now_ms = self._now_ms()
-        due = [(session, failure) for session in self._sessions.values() if (failure := session.due(now_ms))]
-        for session, failure in due:
-            self._fail(session, failure)
-        return len(due)
+    async def run(self, append: Append) -> None:
+        """Expire sessions and roll back failed ones, until cancelled or until the log takes no more.
 
-    def take_failed(self) -> list[Session]:
-        """Hand out the sessions that need a rollback in the log; one that did not get it comes again."""
-        self.failed.clear()
-        return [session for session in self._sessions.values() if session.state is SessionState.FAILED]
+        It does not give up before: only a rollback lets readers drop a transaction, and its log be truncated.
+        """
+        while True:
+            with anyio.move_on_after(EXPIRY_INTERVAL_S):
+                await self._failed.wait()
+            try:
+                await self.roll_back_due(append)
+            except FINAL as error:
+                _log.info("rollbacks_ended", reason=str(error))
+                return
+
+    async def roll_back_due(self, append: Append) -> int:
+        """Expire what is due and roll back what has failed; return how often the log took it. Raises `FINAL` errors."""
+        self.expire()
+        self._failed.clear()
+        rolled_back = 0
+        for session in [each for each in self._sessions.values() if each.state is SessionState.FAILED]:
+            if session.state is not SessionState.FAILED:
+                continue  # its client was faster
+            assert session.failure is not None, "a failed session has a reason"
+            failpoint("txn.expired")
+            header = RollbackTxnHeader(session.failure.value)
+            try:
+                await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
+            except FINAL:
+                raise
+            except StreamingNodeError as error:
+                _log.debug("rollback_delayed", txn_id=session.txn_id, error=str(error))
+            else:
+                rolled_back += 1
+        return rolled_back
+
+    def expire(self) -> None:
+        """Fail every session whose time is over, by idleness or age."""
+        now_ms = self._now_ms()
+        for session in self._sessions.values():
+            if failure := session.due(now_ms):
+                self._fail(session, failure)
 
     def end(self) -> None:
         """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
@@ -330,7 +357,7 @@ class TxnInterceptor(Interceptor):
 
     def _fail(self, session: Session, failure: Failure) -> None:
         session.fail(failure)
-        self.failed.set()
+        self._failed.set()
         self._let_commit_come_again(session)  # to hear the verdict
 
     def _let_commit_come_again(self, session: Session) -> None:
@@ -361,44 +388,3 @@ class TxnInterceptor(Interceptor):
             self._memory.keep(session.size_bytes)
         self._sessions[session.txn_id] = session
         self._begins[session.txn_id] = begin.position
-
-
-class RollbackWorker:
-    """Expires `transactions`, and appends rollbacks for those that may not commit any more.
-
-    It does not give up while the log takes appends: only a rollback lets readers drop one, and its log be truncated.
-    """
-
-    def __init__(self, transactions: TxnInterceptor) -> None:
-        self._transactions = transactions
-
-    async def run(self, append: Append) -> None:
-        """Work until cancelled, or until the log takes no more."""
-        while True:
-            with anyio.move_on_after(EXPIRY_INTERVAL_S):
-                await self._transactions.failed.wait()
-            try:
-                await self.roll_back_due(append)
-            except FINAL as error:
-                _log.info("rollbacks_ended", reason=str(error))
-                return
-
-    async def roll_back_due(self, append: Append) -> int:
-        """Expire what is due and roll back what has failed; return how often the log took it. Raises `FINAL` errors."""
-        self._transactions.expire()
-        rolled_back = 0
-        for session in self._transactions.take_failed():
-            if session.state is not SessionState.FAILED:
-                continue  # its client was faster
-            assert session.failure is not None, "a failed session has a reason"
-            failpoint("txn.expired")
-            header = RollbackTxnHeader(session.failure.value)
-            try:
-                await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
-            except FINAL:
-                raise
-            except StreamingNodeError as error:
-                _log.debug("rollback_delayed", txn_id=session.txn_id, error=str(error))
-            else:
-                rolled_back += 1
-        return rolled_back

@@ -26,7 +26,7 @@ from interceptors.timetick import (
     TimeTickInterceptor,
     TimeTickSyncOperator,
 )
-from interceptors.txn import RollbackWorker, TxnInterceptor
+from interceptors.txn import TxnInterceptor
 from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
 from streamingnode.config import NodeConfig
@@ -72,7 +72,7 @@ class ChannelTerm:
         self._workers = (
             SegmentAllocator(self.shards),
             SealWorker(self.shards, last_tick=lambda: channel.ticks.last),
-            RollbackWorker(self.transactions),
+            self.transactions,
             TimeTickInspector(self.ticks, interval_s=config.ticks.interval_s),
         )
         chain = Chain(

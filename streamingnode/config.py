@@ -60,7 +60,6 @@ FIXED = frozenset(
         "reopen.longest_pause_s",
         "retry.first_s",
         "retry.max_s",
-        "segments.bytes_jitter",
         "statistics.file_interval_s",
         "wal.group_messages_max",
     }

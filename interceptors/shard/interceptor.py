@@ -4,7 +4,6 @@ Nothing suspends before the log has the group: rows without a segment are sent b
 """
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import anyio
@@ -33,19 +32,12 @@ _log = event_log(__name__)
 class ShardManager(Interceptor):
     """The state of one channel, in step with the log: it decides and stamps groups in the step of their tick.
 
-    `bodies_of` names the bodies of an open transaction; `draw` returns random numbers from 0 up to 1.
+    `bodies_of` names the bodies of an open transaction.
     """
 
     name = "shard"
 
-    def __init__(
-        self,
-        state: ShardState,
-        *,
-        bodies_of: BodiesOf,
-        limits: SegmentLimits,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, state: ShardState, *, bodies_of: BodiesOf, limits: SegmentLimits) -> None:
         self.limits = limits
         self.wanted: dict[SegmentKey, asyncio.Future[None]] = {}
         """The segments that appends wait for."""
@@ -53,7 +45,6 @@ class ShardManager(Interceptor):
         """Set for the workers, which clear them."""
         self._state = state
         self._bodies_of = bodies_of
-        self._draw = draw
         self._next_id = 0
         self._closed = False
         self._pending: tuple[AppendGroup, Sequence[Change]] | None = None
@@ -125,7 +116,7 @@ class ShardManager(Interceptor):
             partition_id=key.partition_id,
             segment_id=self.allocate_id(),
             schema_version=self.catalog.collection(key.collection_id).schema_version,
-            bytes_max=self.limits.bytes_max_of_next(self._draw()),
+            bytes_max=self.limits.bytes_max,
             rows_max=self.limits.rows_max,
         )
         return MutableMessage(MessageType.CREATE_SEGMENT, header, key.vchannel)

@@ -296,15 +296,13 @@ class ShardState:
 class SegmentLimits:
     """When segments end. All of them are soft; a cut seals everything anyway.
 
-    A new segment's byte limit is taken up to `bytes_jitter` (a share of it) lower, so that segments that started together
-    do not all end together; `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new
+    `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new
     rows when it has `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the largest end until
     `growing_bytes_low` is reached.
     """
 
     bytes_max: int = 128 << 20
     rows_max: int = 0
-    bytes_jitter: float = 0.1
     life_s_max: float = 86_400
     idle_s_max: float = 600
     idle_bytes_min: int = 16 << 20
@@ -313,17 +311,13 @@ class SegmentLimits:
 
     def __post_init__(self) -> None:
         positive = (self.bytes_max, self.life_s_max, self.idle_s_max, self.growing_bytes_low)
-        if min(positive) <= 0 or self.rows_max < 0 or self.idle_bytes_min < 0 or not 0 <= self.bytes_jitter < 1:
-            raise InvalidArgument(f"segment limits are positive, the jitter a share below 1: {self} — correct it")
+        if min(positive) <= 0 or self.rows_max < 0 or self.idle_bytes_min < 0:
+            raise InvalidArgument(f"segment limits are positive: {self} — correct it")
         if self.growing_bytes_high <= self.growing_bytes_low:
             raise InvalidArgument(
                 f"growing_bytes_high ({self.growing_bytes_high}) is not over growing_bytes_low ({self.growing_bytes_low}) — "
                 "raise the one, or lower the other"
             )
-
-    def bytes_max_of_next(self, share: float) -> int:
-        """Return the byte limit of a new segment; `share` is a random number from 0 up to 1."""
-        return max(1, int(self.bytes_max * (1 - self.bytes_jitter * share)))
 
 
 def due_seals(

@@ -20,7 +20,7 @@ from wal.message import Message, TransactionBuffer, TransactionMessage
 
 TIGHT = Limits(
     txn=TxnLimits(size_bytes_max=2000, age_s_max=30, keepalive_ms_default=5_000),
-    segment=SegmentLimits(bytes_max=60, bytes_jitter=0, growing_bytes_high=300, growing_bytes_low=100),
+    segment=SegmentLimits(bytes_max=60, growing_bytes_high=300, growing_bytes_low=100),
 )
 
 
@@ -118,7 +118,7 @@ class History:
 
     async def pass_time(self, number: int) -> None:
         self.channel.pass_ms(1000 * (number % 8))
-        await self.channel.rollbacks.roll_back_due(self.channel.append_group)
+        await self.channel.txn.roll_back_due(self.channel.append_group)
 
     async def refused_insert(self, number: int) -> None:
         self.channel.log.refusal = lambda _: StorageFull("disk", 1, 2)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def channel() -> AsyncIterator[LiveChannel]:
-    limits = Limits(segment=SegmentLimits(bytes_max=100, bytes_jitter=0))
+    limits = Limits(segment=SegmentLimits(bytes_max=100))
     async with LiveChannel.open(limits=limits) as opened:
         yield opened
 

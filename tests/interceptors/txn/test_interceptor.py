@@ -165,7 +165,7 @@ async def test_transaction_over_its_size_is_rolled_back_with_a_typed_error(chann
     for attempt in (insert(info, 90, txn_id=txn_id), commit(txn_id)):
         with pytest.raises(TransactionExpired):
             await channel.append(attempt)
-    assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
+    assert await channel.txn.roll_back_due(channel.append_group) == 1
     assert (await channel.types())[-1] is MessageType.ROLLBACK_TXN
     assert await transactions(channel) == []
 
@@ -230,7 +230,7 @@ async def test_commit_given_up_and_not_repeated_is_rolled_back_by_expiry(channel
             patience.cancel_scope.cancel()
         channel.log.release()
     channel.pass_ms(10_001)
-    assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
+    assert await channel.txn.roll_back_due(channel.append_group) == 1
     assert await transactions(channel) == []
 
 
@@ -273,11 +273,11 @@ async def test_commit_that_the_log_refuses_is_rolled_back(channel: LiveChannel) 
     channel.log.refusal = lambda _: StorageFull("disk", 1, 2)
     with pytest.raises(StorageFull):
         await channel.commit(txn_id)
-    assert await channel.rollbacks.roll_back_due(channel.append_group) == 0
+    assert await channel.txn.roll_back_due(channel.append_group) == 0
     channel.log.refusal = lambda _: None
     with pytest.raises(TransactionExpired):
         await channel.commit(txn_id)
-    assert await channel.rollbacks.roll_back_due(channel.append_group) == 1
+    assert await channel.txn.roll_back_due(channel.append_group) == 1
     assert channel.txn.live == 0
     assert await transactions(channel) == []
 
