@@ -140,8 +140,7 @@ class TxnInterceptor(Interceptor):
             return self._control(group, append)
         if head.txn_id:
             return self._bodies(group, append)
-        if len(messages) > 1 and any(message.txn_id or message.type in _CONTROL for message in messages):
-            raise InvalidArgument("a group is either a transaction's or no transaction's — append them apart")
+        assert len(messages) == 1 or not any(message.txn_id or message.type in _CONTROL for message in messages)
         if head.type not in EXCLUSIVE:
             return append(group)  # rows that are a whole by themselves: nothing to do afterwards
         return self._exclusive(group, append)
@@ -150,8 +149,7 @@ class TxnInterceptor(Interceptor):
         head = group.messages[0]
         if head.type is MessageType.BEGIN_TXN and len(group.messages) > 1:
             return self._buffered(group, append)
-        if len(group.messages) > 1 or head.vchannel != ALL_VCHANNELS:
-            raise InvalidArgument(f"{head.type.name} comes alone and names no vchannel — append it by itself")
+        assert [message.vchannel for message in group.messages] == [ALL_VCHANNELS], "it comes alone"
         if head.type is MessageType.BEGIN_TXN:
             return self._begin(group, append)
         if head.type is MessageType.COMMIT_TXN:
@@ -166,10 +164,8 @@ class TxnInterceptor(Interceptor):
 
     async def _buffered(self, group: AppendGroup, append: Append) -> AppendResult:
         _, *bodies, last = group.messages
-        if last.type is not MessageType.COMMIT_TXN or any(body.type not in DML for body in bodies):
-            raise InvalidArgument(
-                "a transaction in one group is a begin, inserts and deletes, and a commit — leave out anything else"
-            )
+        assert last.type is MessageType.COMMIT_TXN, "a transaction in one group ends with its commit"
+        assert all(body.type in DML for body in bodies), "and has only inserts and deletes in it"
         for message in group.messages:
             message.txn_id = group.time_tick
         failpoint("txn.group_stamped")
@@ -203,8 +199,7 @@ class TxnInterceptor(Interceptor):
 
     async def _bodies(self, group: AppendGroup, append: Append) -> AppendResult:
         txn_id = group.messages[0].txn_id
-        if any(message.txn_id != txn_id or message.type not in DML for message in group.messages):
-            raise InvalidArgument("bodies are inserts and deletes of one transaction — append others apart")
+        assert all(message.txn_id == txn_id and message.type in DML for message in group.messages), "bodies come apart"
         session = self._session(txn_id)
         bodies = [Change.of(message) for message in group.messages]
         size_bytes = size_of_bodies(bodies)

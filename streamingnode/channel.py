@@ -221,7 +221,7 @@ class Channel:
 
     async def _cut(self) -> int:
         term = self.term
-        if term.shards.something_to_cut:
+        if term.shards.state.changes_since_cut:
             failpoint("flush.cut_requested")
             await self.wal.append_once(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
             failpoint("flush.cut_logged")

@@ -61,11 +61,6 @@ class ShardManager(Interceptor):
         """What exists as of the last group in the log's queue."""
         return self.state.catalog
 
-    @property
-    def something_to_cut(self) -> bool:
-        """Whether rows, deletes or drops came since the last cut."""
-        return self.state.changes_since_cut > 0
-
     def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
         """Check and stamp the group; one that does not fit, or lacks a segment, changes nothing."""
         headers, changes, row_offsets, missing = decide(
@@ -132,10 +127,6 @@ class ShardManager(Interceptor):
             else:
                 wanted.set_exception(error)
                 wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
-
-    def forget_below(self, tick: int) -> None:
-        """Forget what was dropped before `tick` and a cut has named; call once no reader starts below `tick`."""
-        self.state.forget_below(tick)
 
     def _settle(self) -> None:
         """Apply the pending group once the log has it; one that the log refused is replaced by the next."""

@@ -60,23 +60,6 @@ async def test_transaction_may_be_empty_either_way(channel: LiveChannel) -> None
     assert [txn.bodies for txn in await transactions(channel)] == [(), ()]
 
 
-@pytest.mark.parametrize("shape", ["no commit", "commit in the middle", "plain and body", "two begins", "lone commit"])
-async def test_group_that_is_no_transactions_shape_is_refused(channel: LiveChannel, shape: str) -> None:
-    info = await channel.create_collection("a")
-    txn_id = await channel.begin()
-    groups = {
-        "no commit": [begin(), insert(info)],
-        "commit in the middle": [insert(info), commit(txn_id)],
-        "plain and body": [insert(info), insert(info, txn_id=txn_id)],
-        "two begins": [begin(), begin(), commit()],
-        "lone commit": [commit(txn_id), commit(txn_id)],
-    }
-    before = channel.memory.next_position
-    with pytest.raises(InvalidArgument):
-        await channel.append(*groups[shape])
-    assert channel.memory.next_position == before
-
-
 # --- streamed ---------------------------------------------------------------------------------------------------------
 
 
