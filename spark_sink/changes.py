@@ -179,25 +179,16 @@ def live_collection(cut: Cut, name: str, *, tick: int | None = None) -> Collecti
     return live[name]
 
 
-def cut_at(cuts: CutLog, *, number: int | None = None) -> int:
-    """Return the newest cut at or before `number`, the newest of all for None.
-
-    Raises `Truncated` when the cut asked for is no longer kept, `InvalidArgument` when the node has made none yet.
-    """
-    _check_any(cuts)
-    chosen = min(cuts.newest, cuts.newest if number is None else number)
-    if chosen not in cuts:
-        raise Truncated(f"the cut at {number}", f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
-    return chosen
-
-
-def cut_covering(cuts: CutLog, tick: int) -> int:
-    """Return the first cut at or above a tick: with those before it, it holds everything up to the tick.
+def cut_covering(cuts: CutLog, tick: int | None) -> int:
+    """Return the first cut at or above a tick, the newest for None: with those before it, it holds everything up to there.
 
     Raises `InvalidArgument` for a tick past the newest cut, or when there is none, and `Truncated` for one that only cuts
     which are no longer kept cover.
     """
-    _check_any(cuts)
+    if not cuts.numbers:
+        raise InvalidArgument(f"{cuts.node} has no cut yet — run: streamingnode flush {cuts.node}")
+    if tick is None:
+        return cuts.newest
     newest = cuts.read(cuts.newest).tick
     if tick > newest:
         raise InvalidArgument(f"tick {tick} is past the newest cut, at {newest} — run: streamingnode flush {cuts.node}")
@@ -224,11 +215,6 @@ def _first_after(cuts: CutLog, tick: int) -> tuple[int, bool]:
     while number > cuts.first and cuts.read(number).manifest.previous_tick >= tick:
         number -= 1
     return number, number > 1 and cuts.read(number).manifest.previous_tick >= tick
-
-
-def _check_any(cuts: CutLog) -> None:
-    if not cuts.numbers:
-        raise InvalidArgument(f"{cuts.node} has no cut yet — run: streamingnode flush {cuts.node}")
 
 
 # --- whether the node's files are what its manifests say ---

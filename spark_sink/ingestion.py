@@ -14,7 +14,7 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ from flusher.manifest import CollectionEntry, arrow_schema, collection_info
 from interceptors.errors import AlreadyExists
 from spark_sink.changes import Changes, batches, changes_of, entries_of, first_with
 from spark_sink.commit import clean_up, holds_only_attempts, sync_log, write_files
-from spark_sink.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
+from spark_sink.cut_request import AnsweredCut, CuttingNode, node_directory
 from spark_sink.cut_request import request_cut as ask_for_cut
 from spark_sink.errors import TableAhead
 from spark_sink.runtime import telling_lost_jvm
@@ -87,9 +87,9 @@ class IngestReport:
     node_id: str
     cut: int
     tick: int
-    node_was_running: bool
-    seconds: float
-    tables: tuple[TableReport, ...] = field(default=())
+    tables: tuple[TableReport, ...] = ()
+    node_was_running: bool = False
+    seconds: float = 0.0
 
     @property
     def rows_added(self) -> int:
@@ -124,14 +124,14 @@ def ingest(
     nobody, `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
     """
     started = time.monotonic()
-    progress = progress or _silent
+    progress = progress or (lambda _stage, _done, _total: None)
     directory = node_directory(node, request_cut=request_cut)
     check_place(directory, Path(tables))
     progress("cut", 0, 1)
-    answer = ask_for_cut(node) if request_cut else Answer(None, running=False)
+    cut, running = ask_for_cut(node) if request_cut else (None, False)
     progress("cut", 1, 1)
-    report = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut).run(answer.cut)
-    return replace(report, node_was_running=answer.running, seconds=time.monotonic() - started)
+    report = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut).run(cut)
+    return replace(report, node_was_running=running, seconds=time.monotonic() - started)
 
 
 def check_place(node: Path, tables: Path) -> None:
@@ -188,7 +188,7 @@ class IngestJob:
 
     def _run(self) -> IngestReport:
         if not self._cuts.numbers:
-            return IngestReport(node_id="", cut=0, tick=0, node_was_running=False, seconds=0.0)
+            return IngestReport(node_id="", cut=0, tick=0)
         check_writable(self._node)
         newest = self._cuts.read(self._cuts.newest)
         held = self._held_tables(newest.manifest.node_id)
@@ -209,8 +209,6 @@ class IngestJob:
             node_id=newest.manifest.node_id,
             cut=newest.number,
             tick=newest.tick,
-            node_was_running=False,
-            seconds=0.0,
             tables=tuple(sorted(self._reports.values(), key=lambda report: report.table)),
         )
 
@@ -403,7 +401,3 @@ def _untouched(table: OpenTable) -> TableReport:
         tick=mark.tick,
         version=table.version,
     )
-
-
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    return None

@@ -5,7 +5,6 @@ It takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed
 the rows we hand it, and is right.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +24,6 @@ from flusher.manifest import OFFSET, TICK, DeleteFile, SegmentFile, arrow_schema
 from spark_sink.changes import (
     Changes,
     changes_of,
-    cut_at,
     cut_covering,
     first_with,
     live_collection,
@@ -45,7 +43,7 @@ DELETE_SETS_KEPT = 8
 GROUP_BYTES_TARGET = 32 << 20
 """Segments read by one task: a task costs milliseconds, and a laptop's cuts make many small segments."""
 
-OPTIONS = ("node", "subscribe", "columns", "asOfCut", "asOfTick")
+OPTIONS = ("node", "subscribe", "asOfTick")
 
 
 class StreamingNodeSource(DataSource):
@@ -55,21 +53,19 @@ class StreamingNodeSource(DataSource):
 
     * `node`: the node directory, as the driver and every executor see it; `data` if left out
     * `subscribe`: the collection
-    * `columns`: only these columns, separated by commas; Spark prunes nothing in a Python source
-    * `asOfCut`: the state at this cut, or the newest before it
     * `asOfTick`: the state at this tick, or at a time as `2026-11-22T12:00:00+00:00`
+
+    Spark prunes nothing in a Python source: `.schema("id bigint, amount double")` reads these columns only.
 
     Raises `InvalidArgument` for another option, and for a stream: a reader of the node follows what is to come.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        known = {option.lower(): option for option in OPTIONS}
         for option in options:
-            if option.lower() not in known:
-                near = difflib.get_close_matches(option.lower(), known, n=1, cutoff=0.5)
-                advice = f"did you mean {known[near[0]]!r}?" if near else f"there are: {', '.join(OPTIONS)}"
-                raise InvalidArgument(f"the source streamingnode has no option {option!r} — {advice}")
+            if option.lower() not in map(str.lower, OPTIONS):
+                known = ", ".join(OPTIONS)
+                raise InvalidArgument(f"the source streamingnode has no option {option!r} — there are: {known}")
 
     @classmethod
     def name(cls) -> str:
@@ -78,12 +74,7 @@ class StreamingNodeSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the collection's columns at the cut that will be read."""
-        full = table_schema(arrow_schema(collection_info(self._changes.entry)))
-        wanted = [name.strip() for name in self.options.get("columns", "").split(",") if name.strip()]
-        unknown = sorted(set(wanted) - set(full.names))
-        if unknown:
-            raise InvalidArgument(f"no column {unknown[0]} in {self._collection} — there are: {', '.join(full.names)}")
-        return from_arrow_schema(pa.schema([full.field(name) for name in wanted]) if wanted else full)
+        return from_arrow_schema(table_schema(arrow_schema(collection_info(self._changes.entry))))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`, a subset of the collection's."""
@@ -109,26 +100,16 @@ class StreamingNodeSource(DataSource):
         """Everything the cuts say about the collection, from its creation to the cut asked for."""
         cuts = CutLog(self._node)
         tick = self._tick
-        newest = cut_at(cuts, number=self._cut) if tick is None else cut_covering(cuts, tick)
+        newest = cut_covering(cuts, tick)
         entry = live_collection(cuts.read(newest), self._collection, tick=tick)
         span = cuts.span(first_with(cuts, entry.created_tick), newest)
         return changes_of(entry, span, after_tick=entry.created_tick - 1, until_tick=tick)
-
-    @cached_property
-    def _cut(self) -> int | None:
-        given = self.options.get("asOfCut")
-        try:
-            return None if given is None else int(given)
-        except ValueError:
-            raise InvalidArgument(f"option asOfCut is {given!r} — give a whole number") from None
 
     @cached_property
     def _tick(self) -> int | None:
         given = self.options.get("asOfTick")
         if given is None:
             return None
-        if self._cut is not None:
-            raise InvalidArgument("asOfCut and asOfTick are both given — give one of them")
         try:
             return tick_given("asOfTick", int(given) if given.isdecimal() else datetime.fromisoformat(given))
         except ValueError:

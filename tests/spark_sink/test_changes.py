@@ -10,7 +10,6 @@ from interceptors.errors import CollectionNotFound
 from spark_sink.changes import (
     batches,
     changes_of,
-    cut_at,
     cut_covering,
     first_with,
     live_collection,
@@ -187,14 +186,14 @@ def manifest(node: NodeBuilder, number: int) -> Path:
 
 def test_a_node_without_cuts_has_none_to_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="no cut yet"):
-        cut_at(CutLog(tmp_path))
+        cut_covering(CutLog(tmp_path), None)
 
 
 def test_the_cut_that_covers_a_tick_is_the_first_at_or_above_it(node: NodeBuilder) -> None:
     cuts = CutLog(node.path)
     first, second, third = (cuts.read(number).tick for number in (1, 2, 3))
     assert [cut_covering(cuts, tick) for tick in (1, first, first + 1, second, second + 1, third)] == [1, 1, 2, 2, 3, 3]
-    assert (cut_at(cuts), cut_at(cuts, number=2), cut_at(cuts, number=9)) == (3, 2, 3)
+    assert cut_covering(cuts, None) == 3
     with pytest.raises(InvalidArgument, match=f"past the newest cut, at {third}"):
         cut_covering(cuts, third + 1)
     manifest(node, 1).unlink()
