@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
+import anyio
+
 from wal.errors import ChannelFenced, Indeterminate, OnShutdown, Overloaded, StorageFailed
 from wal.failpoint import failpoint
 from wal.headers import DML, MessageType
@@ -19,6 +21,17 @@ from wal.queue import Budget
 
 FINAL = (OnShutdown, ChannelFenced, Indeterminate, StorageFailed)
 """Nothing that this owner appends can succeed after one of these."""
+
+
+async def repeat(step: Callable[[], Awaitable[object]], wanted: asyncio.Event, interval_s: float) -> None:
+    """Take a worker's step when it is wanted, and at an interval, until cancelled or until the log takes no more."""
+    while True:
+        with anyio.move_on_after(interval_s):
+            await wanted.wait()
+        try:
+            await step()
+        except FINAL:
+            return
 
 
 class Chain:

@@ -8,14 +8,14 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-import anyio
 import msgspec
 
-from interceptors.chain import FINAL, Redo
+from interceptors.chain import FINAL, Redo, repeat
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
-from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
+from wal.errors import Overloaded, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import DML, EXCLUSIVE, BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup, AppendResult, Interceptor
@@ -176,11 +176,7 @@ class TxnInterceptor(Interceptor):
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
         begin, limits, now_ms = group.messages[0], self._limits, self._now_ms()
         assert isinstance(begin.header, BeginTxnHeader), "a begin has its own header"
-        keepalive_ms = begin.header.keepalive_ms or limits.keepalive_ms_default
-        if not 1 <= keepalive_ms <= limits.age_s_max * 1000:
-            raise InvalidArgument(
-                f"a keepalive of {keepalive_ms} ms is not within 1 ms and {limits.age_s_max:g} s — ask for one that is"
-            )
+        keepalive_ms = min(begin.header.keepalive_ms or limits.keepalive_ms_default, int(limits.age_s_max * 1000))
         if len(self._sessions) >= limits.sessions_max:
             raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")
         txn_id = begin.txn_id = group.time_tick
@@ -281,14 +277,7 @@ class TxnInterceptor(Interceptor):
 
         It does not give up before: only a rollback lets readers drop a transaction, and its log be truncated.
         """
-        while True:
-            with anyio.move_on_after(EXPIRY_INTERVAL_S):
-                await self._failed.wait()
-            try:
-                await self.roll_back_due(append)
-            except FINAL as error:
-                _log.info("rollbacks_ended", reason=str(error))
-                return
+        await repeat(partial(self.roll_back_due, append), self._failed, EXPIRY_INTERVAL_S)
 
     async def roll_back_due(self, append: Append) -> int:
         """Expire what is due and roll back what has failed; return how often the log took it. Raises `FINAL` errors."""

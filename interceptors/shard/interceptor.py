@@ -5,10 +5,11 @@ Nothing suspends before the log has the group: rows without a segment are sent b
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import anyio
 
-from interceptors.chain import FINAL, Redo
+from interceptors.chain import FINAL, Redo, repeat
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.decision import BodiesOf, decide
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
@@ -201,18 +202,11 @@ class SealWorker:
 
     async def run(self, append: Append) -> None:
         """Work until cancelled, or until the log takes no more."""
-        while True:
-            with anyio.move_on_after(SEAL_INTERVAL_S):
-                await self._manager.segment_full.wait()
-            self._manager.segment_full.clear()
-            try:
-                await self.seal_due(append)
-            except FINAL as error:
-                _log.info("seals_ended", reason=str(error))
-                return
+        await repeat(partial(self.seal_due, append), self._manager.segment_full, SEAL_INTERVAL_S)
 
     async def seal_due(self, append: Append) -> int:
         """Seal what is due now, in one group; return how many. Raises the errors of `FINAL`."""
+        self._manager.segment_full.clear()
         due = due_seals(self._manager.state.segments.values(), self._manager.limits, tick=self._last_tick())
         messages = []
         for segment, reason in due:
