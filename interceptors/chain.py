@@ -38,11 +38,7 @@ class Chain:
     """`interceptors`, outermost first, around the log's end; with an observer each of them is timed."""
 
     def __init__(
-        self,
-        interceptors: Sequence[Interceptor],
-        end: Append,
-        *,
-        observer: AppendObserver | None = None,
+        self, interceptors: Sequence[Interceptor], end: Append, *, observer: AppendObserver | None = None
     ) -> None:
         self._interceptors = tuple(interceptors)
         self.append = end

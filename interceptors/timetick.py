@@ -272,8 +272,7 @@ class TimeTickInspector:
             await anyio.sleep(self._interval_s)
             try:
                 await self._operator.sync()
-            except (ChannelFenced, Indeterminate, OnShutdown) as error:
-                _log.info("idle_ticks_ended", reason=str(error))
+            except (ChannelFenced, Indeterminate, OnShutdown):
                 return
             except StreamingNodeError as error:  # the floor cannot be written now; the next interval tries again
                 _log.warning("tick_not_written", error=str(error))

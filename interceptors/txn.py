@@ -21,7 +21,6 @@ from wal.headers import DML, EXCLUSIVE, BeginTxnHeader, MessageType, RollbackTxn
 from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage, OpenTransaction
 from wal.queue import Budget
-from wal.runtime import event_log
 from wal.timetick import physical_ms
 
 COMMITS_MAX = 4096
@@ -31,7 +30,6 @@ EXPIRY_INTERVAL_S = 0.2
 
 _ENDS = frozenset({MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 _CONTROL = _ENDS | {MessageType.BEGIN_TXN}
-_log = event_log(__name__)
 
 
 class Commits:
@@ -292,12 +290,11 @@ class TxnInterceptor(Interceptor):
             header = RollbackTxnHeader(session.failure.value)
             try:
                 await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
+                rolled_back += 1
             except FINAL:
                 raise
-            except StreamingNodeError as error:
-                _log.debug("rollback_delayed", txn_id=session.txn_id, error=str(error))
-            else:
-                rolled_back += 1
+            except StreamingNodeError:  # the next look tries again
+                continue
         return rolled_back
 
     def expire(self) -> None:

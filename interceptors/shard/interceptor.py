@@ -174,15 +174,13 @@ class SegmentAllocator:
         for _ in range(ATTEMPTS_MAX):
             try:
                 await self._try(keys, append)
+                return None
             except StreamingNodeError as error:
                 reason = str(error)
                 if isinstance(error, FINAL):
                     break
-                _log.debug("segments_delayed", segments=len(keys), error=reason)
                 await self._sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
-            else:
-                return None
         else:
             _log.warning("segments_not_made", segments=len(keys), attempts=ATTEMPTS_MAX, error=reason)
         return Overloaded(f"no segment could be made for the rows: {reason} — try again")
@@ -218,7 +216,6 @@ class SealWorker:
             await append(AppendGroup(messages))
         except FINAL:
             raise
-        except StreamingNodeError as error:  # a cut or a drop was first; the next look will tell
-            _log.debug("seal_delayed", segments=len(due), error=str(error))
+        except StreamingNodeError:  # a cut or a drop was first; the next look will tell
             return 0
         return len(due)
