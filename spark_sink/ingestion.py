@@ -183,19 +183,15 @@ class IngestJob:
         if newest is not None:
             with suppress(Truncated):  # a running node told it seconds ago: tables may have taken it and those after it
                 self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
-        with telling_lost_jvm(self._spark):
-            return self._run()
-
-    def _run(self) -> IngestReport:
         if not self._cuts.numbers:
             return IngestReport(node_id="", cut=0, tick=0)
         check_writable(self._node)
-        newest = self._cuts.read(self._cuts.newest)
-        held = self._held_tables(newest.manifest.node_id)
-        cuts = self._cuts.span(self._first_needed(newest, held), newest.number)
+        last = self._cuts.read(self._cuts.newest)
+        held = self._held_tables(last.manifest.node_id)
+        cuts = self._cuts.span(self._first_needed(last, held), last.number)
         total, done = len(cuts), 0
         # A table may have to be retired although no cut is left to take.
-        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut) or [[newest]]
+        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut) or [[last]]
         for run in runs:
             for entry in self._collections(run, held):
                 self._progress(entry.name, done, total)
@@ -206,9 +202,9 @@ class IngestJob:
             done += len(run)
         self._progress("done", total, total)
         return IngestReport(
-            node_id=newest.manifest.node_id,
-            cut=newest.number,
-            tick=newest.tick,
+            node_id=last.manifest.node_id,
+            cut=last.number,
+            tick=last.tick,
             tables=tuple(sorted(self._reports.values(), key=lambda report: report.table)),
         )
 
@@ -330,7 +326,8 @@ class IngestJob:
             self._retire(table.path, entry)
 
     def _commit(self, table: OpenTable, changes: Changes) -> None:
-        written = write_files(self._spark, self._node, table, changes)
+        with telling_lost_jvm(self._spark):
+            written = write_files(self._spark, self._node, table, changes)
         name = written.attempt.name if written.attempt else ""
         at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
         try:

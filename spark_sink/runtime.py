@@ -161,7 +161,7 @@ def launcher_script(java: Java) -> str:
         f'  case "$option" in {"|".join(dropped)}) ;; *) set -- "$@" "$option" ;; esac\n'
         "done\n"
         "# A configuration of the caller's own comes after this one, and wins.\n"
-        f'set -- "-Dlog4j2.configurationFile=$(dirname "$0")/{LOG_CONFIG_NAME}" "$@"\n'
+        f'set -- "-Dlog4j2.configurationFile=${{0%/*}}/{LOG_CONFIG_NAME}" "$@"\n'
         f'exec {quote(str(java.home / "bin" / "java"))} "$@"\n'
     )
 

@@ -20,14 +20,7 @@ from pyspark.sql.types import StructType
 
 from flusher.directory import CutLog
 from flusher.manifest import OFFSET, DeleteFile, SegmentFile, arrow_schema, collection_info
-from spark_sink.changes import (
-    Changes,
-    changes_of,
-    first_with,
-    live_collection,
-    split_by_delete,
-    verify_file,
-)
+from spark_sink.changes import Changes, changes_of, first_with, live_collection, split_by_delete, verify_file
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
 
@@ -84,20 +77,15 @@ class StreamingNodeSource(DataSource):
     def _node(self) -> Path:
         return Path(self.options.get("node", "data")).resolve()
 
-    @property
-    def _collection(self) -> str:
-        name = self.options.get("subscribe")
-        if not name:
-            raise InvalidArgument('no collection named — add .option("subscribe", "<collection>")')
-        return name
-
     @cached_property
     def _changes(self) -> Changes:
         """Everything the cuts say about the collection, from its creation to the newest."""
-        cuts = CutLog(self._node)
+        name, cuts = self.options.get("subscribe"), CutLog(self._node)
+        if not name:
+            raise InvalidArgument('no collection named — add .option("subscribe", "<collection>")')
         if not cuts.numbers:
             raise InvalidArgument(f"{self._node} has no cut yet — run: streamingnode flush {self._node}")
-        entry = live_collection(cuts.read(cuts.newest), self._collection)
+        entry = live_collection(cuts.read(cuts.newest), name)
         span = cuts.span(first_with(cuts, entry.created_tick), cuts.newest)
         return changes_of(entry, span, after_tick=entry.created_tick - 1)
 
