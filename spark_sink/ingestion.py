@@ -87,9 +87,9 @@ class IngestReport:
     node_id: str
     cut: int
     tick: int
-    tables: tuple[TableReport, ...] = ()
     node_was_running: bool = False
     seconds: float = 0.0
+    tables: tuple[TableReport, ...] = ()
 
     @property
     def rows_added(self) -> int:

@@ -144,7 +144,8 @@ class Catalog:
     def check_delete(self, vchannel: str, header: DeleteHeader) -> None:
         """Raise `CollectionNotFound` for a misfit."""
         assert header.rows > 0, "an empty delete is left out"
-        assert vchannel in self.live(header.collection_id).vchannels, "keys go to vchannels of their collection"
+        info = self.live(header.collection_id)
+        assert vchannel in info.vchannels, "keys go to vchannels of their collection"
 
     def check_create_collection(self, header: CreateCollectionHeader) -> None:
         """Raise `AlreadyExists` unless the collection may be created."""

@@ -279,9 +279,9 @@ class ShardState:
 class SegmentLimits:
     """When segments end. All of them are soft; a cut seals everything anyway.
 
-    `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new
-    rows when it has `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the largest end until
-    `growing_bytes_low` is reached.
+    `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new rows when it has
+    `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the largest end until `growing_bytes_low` is
+    reached.
     """
 
     bytes_max: int = 128 << 20
