@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
+import anyio
+
 from wal.errors import ChannelFenced, Indeterminate, LogReopening, OnShutdown, Overloaded, StorageFailed
 from wal.failpoint import failpoint
 from wal.headers import DML, MessageType
@@ -21,16 +23,22 @@ FINAL = (OnShutdown, ChannelFenced, Indeterminate, LogReopening, StorageFailed)
 """Nothing that this owner appends can succeed after one of these."""
 
 
+async def repeat(step: Callable[[], Awaitable[object]], wanted: asyncio.Event, interval_s: float) -> None:
+    """Take a worker's step when it is wanted, and at an interval, until cancelled or until the log takes no more."""
+    while True:
+        with anyio.move_on_after(interval_s):
+            await wanted.wait()
+        try:
+            await step()
+        except FINAL:
+            return
+
+
 class Chain:
     """`interceptors`, outermost first, around the log's end; with an observer each of them is timed."""
 
     def __init__(
-        self,
-        interceptors: Sequence[Interceptor],
-        end: Append,
-        *,
-        observer: AppendObserver | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, interceptors: Sequence[Interceptor], end: Append, *, observer: AppendObserver | None = None
     ) -> None:
         self._interceptors = tuple(interceptors)
         self.append = end
@@ -38,7 +46,7 @@ class Chain:
             if observer is None:
                 self.append = partial(interceptor.do_append, append=self.append)
             else:
-                self.append = partial(_timed, interceptor, self.append, observer, clock)
+                self.append = partial(_timed, interceptor, self.append, observer)
 
     async def ready(self) -> None:
         """Return once every interceptor lets appends pass; they are waited for outermost first."""
@@ -52,13 +60,8 @@ class Chain:
                 steps.push_async_callback(interceptor.close)
 
 
-async def _timed(
-    interceptor: Interceptor,
-    inner: Append,
-    observer: AppendObserver,
-    clock: Callable[[], float],
-    group: AppendGroup,
-) -> AppendResult:
+async def _timed(interceptor: Interceptor, inner: Append, observer: AppendObserver, group: AppendGroup) -> AppendResult:
+    clock = time.perf_counter
     called_at = returned_at = 0.0
 
     async def append(group: AppendGroup) -> AppendResult:
@@ -125,36 +128,25 @@ class Redo(Exception):
 
 
 class RedoInterceptor(Interceptor):
-    """Runs the rest of the chain again for as long as it asks for that, with a new tick each time.
-
-    Past `attempts_max`, or when its waits together last `wait_s_max`, an append fails instead of spinning or hanging.
-    """
+    """Runs the rest of the chain again for as long as it asks for that, with a new tick each time, up to `wait_s_max`."""
 
     name = "redo"
 
-    def __init__(self, *, attempts_max: int = 1000, wait_s_max: float = 30.0) -> None:
-        self._attempts_max = attempts_max  # far above what a crowd on one full segment needs
+    def __init__(self, *, wait_s_max: float = 30.0) -> None:
         self._wait_s_max = wait_s_max  # longer than a busy disk, shorter than patience
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append, and append again after each `Redo`. Raises `Overloaded` at a bound."""
-        try:
-            return await append(group)
-        except Redo as redo:
-            signal = redo
-        deadline = asyncio.get_running_loop().time() + self._wait_s_max
-        for _ in range(self._attempts_max - 1):
-            assert group.ticket is None, "what has its place in the log is never redone"
-            await self._wait(signal, deadline)
+        """Append, and append again after each `Redo`. Raises `Overloaded` at the bound."""
+        deadline = 0.0
+        while True:
             try:
                 return await append(group)
             except Redo as redo:
                 signal = redo
-        raise Overloaded(
-            f"the append waited for {signal.waiting_for} and was redone {self._attempts_max} times in vain — "
-            "try again later"
-        )
+            assert group.ticket is None, "what has its place in the log is never redone"
+            deadline = deadline or asyncio.get_running_loop().time() + self._wait_s_max
+            await self._wait(signal, deadline)
 
     async def close(self) -> None:
         """Send every waiting append away with `OnShutdown`; one that is past its wait ends by itself."""
@@ -166,7 +158,7 @@ class RedoInterceptor(Interceptor):
         await asyncio.wait((until, self._stopping), timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if self._stopping.done():
             raise OnShutdown(f"the log closed while the append waited for {signal.waiting_for} — reopen the node")
-        if not until.done():
+        if not until.done() or not left:
             raise Overloaded(f"the append waited {self._wait_s_max:g} s for {signal.waiting_for} — try again later")
         if not until.cancelled():  # whoever owned it gave up without a verdict: the next attempt will tell
             until.result()

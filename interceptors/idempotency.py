@@ -6,7 +6,6 @@ that outcome. Otherwise it passes, as the first try, and what becomes of it is r
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,16 +138,6 @@ class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
     note: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedProducer:
-    """A producer as it was opened; `last_sequence` is its highest sequence in the log, 0 for none."""
-
-    producer_id: int
-    epoch: int
-    last_sequence: int
-    note: bytes
-
-
 class Producers:
     """The named producers of one pchannel, which outlive terms: each name's id, and its epoch, durable before it is used.
 
@@ -156,19 +145,11 @@ class Producers:
     here may still take place when its caller is cancelled.
     """
 
-    def __init__(
-        self,
-        store: LogStore,
-        pchannel: str,
-        limits: ProducerLimits | None = None,
-        *,
-        draw_id: Callable[[], int] = lambda: secrets.randbits(_ID_BITS),
-    ) -> None:
-        self.limits = limits or ProducerLimits()
+    def __init__(self, store: LogStore, pchannel: str, limits: ProducerLimits) -> None:
+        self.limits = limits
         self.places = Places()
         self._store = store
         self._prefix = f"producer/{pchannel}/"
-        self._draw_id = draw_id
         self._records: dict[str, ProducerRecord] = {}
         self._interceptor: IdempotencyInterceptor | None = None
         self._changing = asyncio.Lock()
@@ -206,7 +187,7 @@ class Producers:
             return place  # it keeps nothing, and the write will be refused
         return self.places.hold(place)
 
-    async def open(self, name: str) -> OpenedProducer:
+    async def open(self, name: str) -> ProducerRecord:
         """Open a producer, made if it is new, and fence whoever opened it before; durable when this returns.
 
         Raises `Overloaded` when there are too many, and what the log store raises; the older one may be fenced then.
@@ -221,12 +202,12 @@ class Producers:
         """Forget a producer; return whether there was one. It is fenced when nobody knows whether the store forgot it."""
         return await carry_on(self._delete(name))
 
-    async def _open(self, name: str) -> OpenedProducer:
+    async def _open(self, name: str) -> ProducerRecord:
         async with self._changing:
             record = self._next_record(name)
             await self._put(name, record)
             await self._fence(record)  # so that `last_sequence` says all there will ever be of the older one
-            return OpenedProducer(record.producer_id, record.epoch, self.last_sequence(record.producer_id), record.note)
+            return record
 
     async def _put_note(self, name: str, epoch: int, note: bytes) -> None:
         async with self._changing:
@@ -276,7 +257,7 @@ class Producers:
             raise Overloaded(f"there are {len(self._records)} producers, the limit — delete_producer() those of no use")
         # Never counted up, because the log remembers the ids of deleted ones.
         taken = {0} | self._live_ids()
-        while (drawn := self._draw_id()) in taken:
+        while (drawn := secrets.randbits(_ID_BITS)) in taken:
             pass
         return ProducerRecord(drawn, 1)
 

@@ -40,13 +40,14 @@ class VChannelMvcc(NamedTuple):
 class MvccManager:
     """The newest tick at which each vchannel changed in this term; `first_tick` stands for everything before.
 
-    A transaction changes its vchannels at its commit. `updates` counts how often one of them moved.
+    A transaction changes its vchannels at its commit. Everything at or below `confirmed_tick` is confirmed, as the ack
+    manager says; `updates` counts how often a vchannel moved.
     """
 
-    __slots__ = ("_confirmed_tick", "_first_tick", "_ticks", "updates")
+    __slots__ = ("_first_tick", "_ticks", "confirmed_tick", "updates")
 
     def __init__(self, first_tick: int) -> None:
-        self._first_tick = self._confirmed_tick = first_tick
+        self._first_tick = self.confirmed_tick = first_tick
         self._ticks: dict[str, int] = {}
         self.updates = 0
 
@@ -61,14 +62,10 @@ class MvccManager:
             elif message.vchannel and not message.txn_id:
                 self._changed(message.vchannel, entry.time_tick)
 
-    def confirm(self, tick: int) -> None:
-        """Everything at or below `tick` is confirmed."""
-        self._confirmed_tick = max(self._confirmed_tick, tick)
-
     def of(self, vchannel: str) -> VChannelMvcc:
         """Return the tick of a vchannel; one that has not changed in this term is complete at the term's first tick."""
         tick = self._ticks.get(vchannel, self._first_tick)
-        return VChannelMvcc(vchannel, tick, tick <= self._confirmed_tick)
+        return VChannelMvcc(vchannel, tick, tick <= self.confirmed_tick)
 
     def all_vchannels(self) -> list[VChannelMvcc]:
         """Return the ticks of the vchannels that changed in this term, by name."""
@@ -174,7 +171,7 @@ class AckManager:
                 if not ended.confirmed.done():
                     ended.confirmed.set_result(None)
             self.confirmed_tick = ended.tick
-        self._mvcc.confirm(self.confirmed_tick)
+        self._mvcc.confirmed_tick = self.confirmed_tick
 
     def _confirm_nothing_from(self, tick: int) -> None:
         if self._indeterminate_tick and self._indeterminate_tick <= tick:
@@ -274,8 +271,7 @@ class TimeTickInspector:
             await anyio.sleep(self._interval_s)
             try:
                 await self._operator.sync()
-            except (ChannelFenced, LogReopening, OnShutdown) as error:
-                _log.info("idle_ticks_ended", reason=str(error))
+            except (ChannelFenced, LogReopening, OnShutdown):
                 return
             except StreamingNodeError as error:  # the floor cannot be written now; the next interval tries again
                 _log.warning("tick_not_written", error=str(error))

@@ -8,20 +8,19 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-import anyio
 import msgspec
 
-from interceptors.chain import FINAL, Redo
+from interceptors.chain import FINAL, Redo, repeat
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
-from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
+from wal.errors import Overloaded, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import DDL, DML, BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage, OpenTransaction
 from wal.queue import Budget
-from wal.runtime import event_log
 from wal.timetick import physical_ms
 
 COMMITS_MAX = 4096
@@ -31,7 +30,6 @@ EXPIRY_INTERVAL_S = 0.2
 
 _ENDS = frozenset({MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 _CONTROL = _ENDS | {MessageType.BEGIN_TXN}
-_log = event_log(__name__)
 
 
 class Commits:
@@ -83,7 +81,7 @@ class TxnInterceptor(Interceptor):
         commits: Commits | None = None,
         now_ms: Callable[[], int] = steady_ms,
     ) -> None:
-        self.failed = asyncio.Event()
+        self._failed = asyncio.Event()
         """Set when a session needs a rollback in the log."""
         self._limits = limits
         self._memory = memory
@@ -140,8 +138,7 @@ class TxnInterceptor(Interceptor):
             return self._control(group, append)
         if head.txn_id:
             return self._bodies(group, append)
-        if len(messages) > 1 and any(message.txn_id or message.type in _CONTROL for message in messages):
-            raise InvalidArgument("a group is either a transaction's or no transaction's — append them apart")
+        assert len(messages) == 1 or not any(message.txn_id or message.type in _CONTROL for message in messages)
         if head.type not in DDL:
             return append(group)  # rows that are a whole by themselves: nothing to do afterwards
         return self._exclusive(group, append)
@@ -150,8 +147,7 @@ class TxnInterceptor(Interceptor):
         head = group.messages[0]
         if head.type is MessageType.BEGIN_TXN and len(group.messages) > 1:
             return self._buffered(group, append)
-        if len(group.messages) > 1 or head.vchannel != ALL_VCHANNELS:
-            raise InvalidArgument(f"{head.type.name} comes alone and names no vchannel — append it by itself")
+        assert [message.vchannel for message in group.messages] == [ALL_VCHANNELS], "it comes alone"
         if head.type is MessageType.BEGIN_TXN:
             return self._begin(group, append)
         if head.type is MessageType.COMMIT_TXN:
@@ -166,10 +162,8 @@ class TxnInterceptor(Interceptor):
 
     async def _buffered(self, group: AppendGroup, append: Append) -> AppendResult:
         _, *bodies, last = group.messages
-        if last.type is not MessageType.COMMIT_TXN or any(body.type not in DML for body in bodies):
-            raise InvalidArgument(
-                "a transaction in one group is a begin, inserts and deletes, and a commit — leave out anything else"
-            )
+        assert last.type is MessageType.COMMIT_TXN, "a transaction in one group ends with its commit"
+        assert all(body.type in DML for body in bodies), "and has only inserts and deletes in it"
         for message in group.messages:
             message.txn_id = group.time_tick
         failpoint("txn.group_stamped")
@@ -180,11 +174,7 @@ class TxnInterceptor(Interceptor):
     async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
         begin, limits, now_ms = group.messages[0], self._limits, self._now_ms()
         assert isinstance(begin.header, BeginTxnHeader), "a begin has its own header"
-        keepalive_ms = begin.header.keepalive_ms or limits.keepalive_ms_default
-        if not 1 <= keepalive_ms <= limits.age_s_max * 1000:
-            raise InvalidArgument(
-                f"a keepalive of {keepalive_ms} ms is not within 1 ms and {limits.age_s_max:g} s — ask for one that is"
-            )
+        keepalive_ms = min(begin.header.keepalive_ms or limits.keepalive_ms_default, int(limits.age_s_max * 1000))
         if len(self._sessions) >= limits.sessions_max:
             raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")
         txn_id = begin.txn_id = group.time_tick
@@ -203,8 +193,7 @@ class TxnInterceptor(Interceptor):
 
     async def _bodies(self, group: AppendGroup, append: Append) -> AppendResult:
         txn_id = group.messages[0].txn_id
-        if any(message.txn_id != txn_id or message.type not in DML for message in group.messages):
-            raise InvalidArgument("bodies are inserts and deletes of one transaction — append others apart")
+        assert all(message.txn_id == txn_id and message.type in DML for message in group.messages), "bodies come apart"
         session = self._session(txn_id)
         bodies = [Change.of(message) for message in group.messages]
         size_bytes = size_of_bodies(bodies)
@@ -251,9 +240,8 @@ class TxnInterceptor(Interceptor):
             # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
             if group.ticket is None:
                 session.fail(Failure.COMMIT_FAILED, SessionEvent.COMMIT_REFUSED)
-                self.failed.set()
+                self._failed.set()
             raise
-        session.apply(SessionEvent.COMMIT_DONE)
         self._commits.add(txn_id)
         self._forget(session)
         return result
@@ -269,7 +257,6 @@ class TxnInterceptor(Interceptor):
             if group.ticket is None:
                 session.fail(Failure.ROLLBACK_FAILED, SessionEvent.ROLLBACK_REFUSED)
             raise
-        session.apply(SessionEvent.ROLLBACK_DONE)
         self._forget(session)
         return result
 
@@ -283,18 +270,39 @@ class TxnInterceptor(Interceptor):
             if session.state in OPEN and self._is_fenced(session, session.vchannels):
                 self._fail(session, Failure.OVERTAKEN)
 
-    def expire(self) -> int:
-        """Fail every session whose time is over, by idleness or age; return how many. For a timer."""
-        now_ms = self._now_ms()
-        due = [(session, failure) for session in self._sessions.values() if (failure := session.due(now_ms))]
-        for session, failure in due:
-            self._fail(session, failure)
-        return len(due)
+    async def run(self, append: Append) -> None:
+        """Expire sessions and roll back failed ones, until cancelled or until the log takes no more.
 
-    def take_failed(self) -> list[Session]:
-        """Hand out the sessions that need a rollback in the log; one that did not get it comes again."""
-        self.failed.clear()
-        return [session for session in self._sessions.values() if session.state is SessionState.FAILED]
+        It does not give up before: only a rollback lets readers drop a transaction, and its log be truncated.
+        """
+        await repeat(partial(self.roll_back_due, append), self._failed, EXPIRY_INTERVAL_S)
+
+    async def roll_back_due(self, append: Append) -> int:
+        """Expire what is due and roll back what has failed; return how often the log took it. Raises `FINAL` errors."""
+        self.expire()
+        self._failed.clear()
+        rolled_back = 0
+        for session in [each for each in self._sessions.values() if each.state is SessionState.FAILED]:
+            if session.state is not SessionState.FAILED:
+                continue  # its client was faster
+            assert session.failure is not None, "a failed session has a reason"
+            failpoint("txn.expired")
+            header = RollbackTxnHeader(session.failure.value)
+            try:
+                await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
+                rolled_back += 1
+            except FINAL:
+                raise
+            except StreamingNodeError:  # the next look tries again
+                continue
+        return rolled_back
+
+    def expire(self) -> None:
+        """Fail every session whose time is over, by idleness or age."""
+        now_ms = self._now_ms()
+        for session in self._sessions.values():
+            if failure := session.due(now_ms):
+                self._fail(session, failure)
 
     def end(self) -> None:
         """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
@@ -330,7 +338,7 @@ class TxnInterceptor(Interceptor):
 
     def _fail(self, session: Session, failure: Failure) -> None:
         session.fail(failure)
-        self.failed.set()
+        self._failed.set()
         self._let_commit_come_again(session)  # to hear the verdict
 
     def _let_commit_come_again(self, session: Session) -> None:
@@ -361,44 +369,3 @@ class TxnInterceptor(Interceptor):
             self._memory.keep(session.size_bytes)
         self._sessions[session.txn_id] = session
         self._begins[session.txn_id] = begin.position
-
-
-class RollbackWorker:
-    """Expires `transactions`, and appends rollbacks for those that may not commit any more.
-
-    It does not give up while the log takes appends: only a rollback lets readers drop one, and its log be truncated.
-    """
-
-    def __init__(self, transactions: TxnInterceptor) -> None:
-        self._transactions = transactions
-
-    async def run(self, append: Append) -> None:
-        """Work until cancelled, or until the log takes no more."""
-        while True:
-            with anyio.move_on_after(EXPIRY_INTERVAL_S):
-                await self._transactions.failed.wait()
-            try:
-                await self.roll_back_due(append)
-            except FINAL as error:
-                _log.info("rollbacks_ended", reason=str(error))
-                return
-
-    async def roll_back_due(self, append: Append) -> int:
-        """Expire what is due and roll back what has failed; return how often the log took it. Raises `FINAL` errors."""
-        self._transactions.expire()
-        rolled_back = 0
-        for session in self._transactions.take_failed():
-            if session.state is not SessionState.FAILED:
-                continue  # its client was faster
-            assert session.failure is not None, "a failed session has a reason"
-            failpoint("txn.expired")
-            header = RollbackTxnHeader(session.failure.value)
-            try:
-                await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
-            except FINAL:
-                raise
-            except StreamingNodeError as error:
-                _log.debug("rollback_delayed", txn_id=session.txn_id, error=str(error))
-            else:
-                rolled_back += 1
-        return rolled_back

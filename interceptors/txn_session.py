@@ -1,7 +1,8 @@
 """One streamed transaction as a state machine. Pure: times come in as arguments, waits and the log are elsewhere.
 
 IN_FLIGHT takes bodies. A commit waits until no body is on its way (ON_COMMIT), then is in the log's hands (COMMITTING),
-where only the log's answer counts. A session that may not commit any more is FAILED until a rollback is in the log.
+where only the log's answer counts. A session that may not commit any more is FAILED until a rollback is in the log. When
+its end is in the log, the session is forgotten.
 """
 
 from dataclasses import dataclass, field
@@ -18,10 +19,8 @@ class SessionState(Enum):
     IN_FLIGHT = auto()
     ON_COMMIT = auto()
     COMMITTING = auto()
-    COMMITTED = auto()
     FAILED = auto()
     ON_ROLLBACK = auto()
-    ROLLED_BACK = auto()
 
 
 class SessionEvent(Enum):
@@ -32,11 +31,9 @@ class SessionEvent(Enum):
     HAND_OVER = auto()  # the commit goes to the log
     SENT_BACK = auto()  # the commit has to wait for a segment and will come again
     COMMIT_REFUSED = auto()  # the commit failed before the log had it
-    COMMIT_DONE = auto()
     FAIL = auto()
     ROLLBACK = auto()
     ROLLBACK_REFUSED = auto()  # the rollback failed before the log had it
-    ROLLBACK_DONE = auto()
 
 
 _S, _E = SessionState, SessionEvent
@@ -47,14 +44,12 @@ TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (_S.ON_COMMIT, _E.HAND_OVER): _S.COMMITTING,
     (_S.COMMITTING, _E.SENT_BACK): _S.ON_COMMIT,
     (_S.COMMITTING, _E.COMMIT_REFUSED): _S.FAILED,
-    (_S.COMMITTING, _E.COMMIT_DONE): _S.COMMITTED,
     (_S.IN_FLIGHT, _E.FAIL): _S.FAILED,
     (_S.ON_COMMIT, _E.FAIL): _S.FAILED,
     (_S.IN_FLIGHT, _E.ROLLBACK): _S.ON_ROLLBACK,
     (_S.ON_COMMIT, _E.ROLLBACK): _S.ON_ROLLBACK,
     (_S.FAILED, _E.ROLLBACK): _S.ON_ROLLBACK,
     (_S.ON_ROLLBACK, _E.ROLLBACK_REFUSED): _S.FAILED,
-    (_S.ON_ROLLBACK, _E.ROLLBACK_DONE): _S.ROLLED_BACK,
 }
 
 CLIENT_EVENTS = frozenset({_E.BODY, _E.COMMIT, _E.ROLLBACK})

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, unique
 
 from wal.errors import InvalidArgument, StreamingNodeError
 from wal.position import MessageId
@@ -15,20 +16,33 @@ class ReaderBusy(StreamingNodeError):
     retryable = "yes"
 
 
+@unique
+class Start(Enum):
+    """What a policy starts with."""
+
+    ALL = "all"
+    LATEST = "latest"
+    FROM = "message"
+    AFTER = "after message"
+    AFTER_TICK = "after tick"
+
+
+@dataclass(frozen=True, slots=True)
 class DeliverPolicy:
     """Where a reader starts; made by `all`, `latest`, `start_from` and `start_after`."""
 
-    __slots__ = ()
+    start: Start
+    at: MessageId | int | None = None
 
     @staticmethod
     def all() -> "DeliverPolicy":
         """Start with the earliest message still kept."""
-        return DeliverAll()
+        return DeliverPolicy(Start.ALL)
 
     @staticmethod
     def latest() -> "DeliverPolicy":
         """Start with what is confirmed after the reader was opened."""
-        return DeliverLatest()
+        return DeliverPolicy(Start.LATEST)
 
     @staticmethod
     def start_from(message_id: MessageId) -> "DeliverPolicy":
@@ -36,7 +50,7 @@ class DeliverPolicy:
 
         Opening the reader raises `Truncated` when the message is no longer kept.
         """
-        return StartFrom(_checked_id(message_id))
+        return DeliverPolicy(Start.FROM, _checked_id(message_id))
 
     @staticmethod
     def start_after(after: MessageId | int | datetime) -> "DeliverPolicy":
@@ -45,60 +59,11 @@ class DeliverPolicy:
         Opening the reader raises `Truncated` when something after it may no longer be kept.
         """
         if isinstance(after, MessageId):
-            return StartAfter(_checked_id(after))
-        return StartAfterTick(tick_given("after", after))
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverAll(DeliverPolicy):
-    """See `DeliverPolicy.all`."""
+            return DeliverPolicy(Start.AFTER, _checked_id(after))
+        return DeliverPolicy(Start.AFTER_TICK, tick_given("after", after))
 
     def __str__(self) -> str:
-        return "all"
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverLatest(DeliverPolicy):
-    """See `DeliverPolicy.latest`."""
-
-    def __str__(self) -> str:
-        return "latest"
-
-
-@dataclass(frozen=True, slots=True)
-class StartFrom(DeliverPolicy):
-    """See `DeliverPolicy.start_from`."""
-
-    message_id: MessageId
-
-    def __str__(self) -> str:
-        return f"message {self.message_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class StartAfter(DeliverPolicy):
-    """See `DeliverPolicy.start_after`."""
-
-    message_id: MessageId
-
-    def __str__(self) -> str:
-        return f"after message {self.message_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class StartAfterTick(DeliverPolicy):
-    """See `DeliverPolicy.start_after`."""
-
-    tick: int
-
-    def __str__(self) -> str:
-        return f"after tick {self.tick}"
-
-
-def check_policy(policy: object) -> None:
-    """Return for a policy that `DeliverPolicy` makes; raise `InvalidArgument` for its name, its class and the like."""
-    if not isinstance(policy, DeliverAll | DeliverLatest | StartFrom | StartAfter | StartAfterTick):
-        raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
+        return self.start.value if self.at is None else f"{self.start.value} {self.at}"
 
 
 def _checked_id(message_id: object) -> MessageId:

@@ -16,25 +16,18 @@ from wal.message import ALL_VCHANNELS, AnyMessage, LogEntry, Message
 class ReorderBuffer:
     """Entries above the last tick popped. One entry for each tick: ticks are never given twice."""
 
-    __slots__ = ("_entries", "last_tick", "late_count", "size_bytes")
+    __slots__ = ("_entries", "last_tick")
 
     def __init__(self) -> None:
         self._entries: dict[int, LogEntry] = {}
         self.last_tick = 0
-        self.size_bytes = 0
-        self.late_count = 0
-        """Entries refused: what arrives at or below the last tick is too late to be delivered in order."""
 
     def push(self, entry: LogEntry) -> bool:
-        """Take an entry; returns False when it is refused: it is late, or here already."""
+        """Take an entry; returns False when it is refused: here already, or too late to be delivered in order."""
         tick = entry.time_tick
-        if tick <= self.last_tick:
-            self.late_count += 1
-            return False
-        if tick in self._entries:
+        if tick <= self.last_tick or tick in self._entries:
             return False
         self._entries[tick] = entry
-        self.size_bytes += entry.size_bytes
         return True
 
     def pop_until(self, tick: int) -> list[LogEntry]:
@@ -43,9 +36,7 @@ class ReorderBuffer:
             return []
         self.last_tick = tick
         ticks = sorted(self._entries)
-        popped = [self._entries.pop(at) for at in ticks[: bisect_right(ticks, tick)]]
-        self.size_bytes -= sum(entry.size_bytes for entry in popped)
-        return popped
+        return [self._entries.pop(at) for at in ticks[: bisect_right(ticks, tick)]]
 
 
 class ScanFilter:

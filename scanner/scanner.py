@@ -7,30 +7,24 @@ between two waits is one step without suspension, so a cancelled caller finds th
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import msgspec
 
-from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartFrom
+from scanner.deliver_policy import DeliverPolicy, Start
 from scanner.reorder import ReorderBuffer, ScanFilter
-from scanner.source import Closing, EntrySource, LogReads, Mode, StartingPoint, find_start
+from scanner.source import Closing, EntrySource, LogReads, StartingPoint, find_start
 from wal.errors import Corrupt, OnShutdown, Overloaded, Truncated, UnsupportedFormat
 from wal.headers import MessageType
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.measure import Distribution, Histogram, Rate
 from wal.message import AnyMessage, LogEntry, Message, TransactionBuffer, TransactionMessage
-from wal.position import message_id_kind
+from wal.position import MessageId, message_id_kind
 from wal.timetick import physical_ms
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanLimits:
-    """Bounds of one scanner. A batch ends with the entry that reaches one of them; one batch is read ahead."""
-
-    batch_bytes: int = 1 << 20
-    batch_messages: int = 4096
+BATCH_BYTES, BATCH_MESSAGES = 1 << 20, 4096
+"""A batch ends with the entry that reaches one of them; one batch is read ahead."""
 
 
 class ScanBatch(NamedTuple):
@@ -46,14 +40,15 @@ class ScanBatch(NamedTuple):
 
 
 class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scanner holds, has met and has measured; sizes in bytes, times in seconds.
+    """What a scanner has delivered and measured; times in seconds.
 
-    `backlog` are the messages of the log (all of it, filtered or not) behind its place. `read_s` times reads of the log,
-    `delivery_s` goes from a message's tick, in whole milliseconds, to its delivery while the scanner tails.
+    `mode` is "opening", "catching up" from the log, or "tailing". `backlog` are the messages of the log (all of it, filtered
+    or not) behind its place. `read_s` times reads of the log, `delivery_s` goes from a message's tick, in whole
+    milliseconds, to its delivery while the scanner tails.
     """
 
     name: str
-    mode: Mode | None
+    mode: str
     position: int
     backlog: int
     batches: int
@@ -61,11 +56,7 @@ class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
     messages_per_s: float
     read_s: Distribution
     delivery_s: Distribution
-    reorder_bytes: int
     transaction_bytes: int
-    evictions: int
-    read_retries: int
-    late_entries: int
 
 
 class Scanner:
@@ -86,14 +77,15 @@ class Scanner:
         types: frozenset[MessageType] | None = None,
         after_tick: int = 0,
         name: str = "scanner",
-        limits: ScanLimits | None = None,
+        batch_bytes: int = BATCH_BYTES,
+        batch_messages: int = BATCH_MESSAGES,
     ) -> None:
         self.name = name
         self._log = log
         self._tail = tail
         self._policy = policy
         self._filter = ScanFilter(vchannels=vchannels, types=types, after_tick=after_tick)
-        self._limits = limits or ScanLimits()
+        self._batch_bytes, self._batch_messages = batch_bytes, batch_messages
         self._reads = LogReads(log)
         self._end_position, self._end_tick = log.durable_position, 0 if tail is None else tail.confirmed_tick
         self._closing = Closing(name)
@@ -119,11 +111,12 @@ class Scanner:
 
     @property
     def statistics(self) -> ScanStatistics:
-        """What the scanner holds and has met so far."""
+        """What the scanner has delivered and measured so far."""
         source = self._source
+        reading = "tailing" if source and source.tailing else "catching up"
         return ScanStatistics(
             name=self.name,
-            mode=source.mode if source else None,
+            mode=reading if source else "opening",
             position=self._resume_position,
             backlog=max(self._log.next_position - self._next_position, 0) if source else 0,
             batches=self._batches,
@@ -131,11 +124,7 @@ class Scanner:
             messages_per_s=self._messages.per_second,
             read_s=self._reads.seconds.distribution(),
             delivery_s=self._delivery_s.distribution(),
-            reorder_bytes=self._reorder.size_bytes,
             transaction_bytes=self._transactions.size_bytes,
-            evictions=source.evictions if source else 0,
-            read_retries=self._reads.retries,
-            late_entries=self._reorder.late_count,
         )
 
     @property
@@ -172,7 +161,7 @@ class Scanner:
             try:
                 read = await source.next()
             except (Corrupt, Truncated, UnsupportedFormat) as failure:
-                is_fresh = isinstance(self._policy, DeliverAll) and not self._confirmed_tick
+                is_fresh = self._policy.start is Start.ALL and not self._confirmed_tick
                 if not (isinstance(failure, Truncated) and is_fresh):
                     self._failure = failure
                     continue
@@ -204,21 +193,21 @@ class Scanner:
 
     async def _find_source(self) -> EntrySource:
         start = await find_start(self._reads, self._policy, self._end_position, self._end_tick)
-        if self._filter.after_tick and isinstance(self._policy, StartFrom):
-            # Resumed: the position is a last-confirmed one itself, and what lies before it may be given up at any time.
-            start = start._replace(position=max(start.position, self._policy.message_id.position))
+        match self._policy:
+            case DeliverPolicy(Start.FROM, MessageId() as resumed) if self._filter.after_tick:
+                # The position is a last-confirmed one itself, and what lies before it may be given up at any time.
+                start = start._replace(position=max(start.position, resumed.position))
         self._filter.after_tick = self._delivered_tick = max(self._filter.after_tick, start.after_tick)
         self._resume_position = self._next_position = start.position
-        read_bytes = self._limits.batch_bytes
-        return EntrySource(self._reads, self._tail, start.position, read_bytes=read_bytes, closing=self._closing)
+        return EntrySource(self._reads, self._tail, start.position, read_bytes=self._batch_bytes, closing=self._closing)
 
     def _next_released(self, source: EntrySource) -> ScanBatch | None:
         """Return the next batch of what is released, up to a bound; None when that would be no news."""
         messages: list[AnyMessage] = []
-        released, limits, tick, size_bytes = self._released, self._limits, self._delivered_tick, 0
+        released, tick, size_bytes = self._released, self._delivered_tick, 0
         observe, select = self._transactions.observe, self._filter.select
         while released and self._failure is None:
-            if size_bytes >= limits.batch_bytes or len(messages) >= limits.batch_messages:
+            if size_bytes >= self._batch_bytes or len(messages) >= self._batch_messages:
                 break
             entry = released.popleft()
             try:
@@ -241,13 +230,13 @@ class Scanner:
         if messages:
             self._batches += 1
             self._messages.add(len(messages))
-            if source.mode is Mode.TAILING:  # before that, the age of what it reads is not its doing
+            if source.tailing:  # before that, the age of what it reads is not its doing
                 self._delivery_s.record(time.time() - physical_ms(messages[-1].time_tick) / 1000)
         return ScanBatch(messages, tick, self._resume_position)
 
     def _miss_begin(self, commit: Message) -> None:
         # Only a scan of all that is kept accepts that a transaction in front of it is gone.
-        if isinstance(self._policy, DeliverAll) or not self._filter.wants_commit(commit):
+        if self._policy.start is Start.ALL or not self._filter.wants_commit(commit):
             return
         earliest = message_id_kind(self._log.wal_name)(self._log.first_position)
         raise Truncated(f"transaction {commit.txn_id}, begun before {self._policy},", earliest)

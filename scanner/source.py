@@ -7,10 +7,9 @@ so a switch, which an eviction takes back, can neither lose nor repeat an entry.
 import asyncio
 import time
 from collections.abc import Callable
-from enum import Enum, unique
 from typing import Any, NamedTuple, TypeVar
 
-from scanner.deliver_policy import DeliverAll, DeliverLatest, DeliverPolicy, StartAfter, StartAfterTick, StartFrom
+from scanner.deliver_policy import DeliverPolicy, Start
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed, Truncated
 from wal.live_tail import Evicted, LiveTail, TailRead, TailReader
 from wal.log import Log
@@ -77,7 +76,6 @@ class LogReads:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.retries = 0
         self.seconds = Histogram()
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
@@ -87,7 +85,6 @@ class LogReads:
             try:
                 return await self._read(position, bytes_max)
             except (StorageFailed, OSError):
-                self.retries += 1
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, READ_PAUSE_MAX_S)
         return await self._read(position, bytes_max)
@@ -136,13 +133,13 @@ async def find_start(reads: LogReads, policy: DeliverPolicy, end_position: int, 
     kind of log or of a message that does not exist yet. Cancelling loses nothing.
     """
     match policy:
-        case DeliverAll():
+        case DeliverPolicy(Start.ALL):
             return await _start_at_earliest(reads)
-        case DeliverLatest():
+        case DeliverPolicy(Start.LATEST):
             return await _start_at_end(reads, end_position, confirmed_tick)
-        case StartFrom(message_id=message_id) | StartAfter(message_id=message_id):
-            return await _start_at_message(reads, message_id, inclusive=isinstance(policy, StartFrom))
-        case StartAfterTick(tick=tick):
+        case DeliverPolicy(Start.FROM | Start.AFTER, MessageId() as message_id):
+            return await _start_at_message(reads, message_id, inclusive=policy.start is Start.FROM)
+        case DeliverPolicy(Start.AFTER_TICK, int() as tick):
             return await _start_after_tick(reads, tick)
         case _:
             raise AssertionError(f"nobody knows where {policy} starts")
@@ -222,15 +219,6 @@ async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
 # --- its entries ------------------------------------------------------------------------------------------------------
 
 
-@unique
-class Mode(Enum):
-    """Where a reader's entries come from: from the log, from nowhere as there are no more, or from the live tail."""
-
-    CATCH_UP = "catching up"
-    WAITING = "waiting"
-    TAILING = "tailing"
-
-
 class EntrySource:
     """Every entry of a log from a position on, once, in order; used by one task at a time.
 
@@ -248,15 +236,11 @@ class EntrySource:
         self._tailing: TailReader | None = None
         self._reading: asyncio.Task[list[LogEntry]] | None = None
         self._growing: asyncio.Task[None] | None = None
-        self.evictions = 0
-        """How often it was too slow for the tail."""
 
     @property
-    def mode(self) -> Mode:
-        """Where the next entries come from."""
-        if self._tailing is not None:
-            return Mode.TAILING
-        return Mode.CATCH_UP if self._growing is None else Mode.WAITING
+    def tailing(self) -> bool:
+        """Whether the next entries come from the live tail."""
+        return self._tailing is not None
 
     async def next(self) -> TailRead:
         """Wait for the next entries, or an idle tick, and return them. Cancelling loses nothing.
@@ -269,7 +253,6 @@ class EntrySource:
                     return await self._read_tail(self._tailing)
                 except Evicted:
                     self._position, self._tailing = self._tailing.position, None
-                    self.evictions += 1
             elif self._growing is not None:
                 growing = self._growing
                 await self._closing.wait(growing)

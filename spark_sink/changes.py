@@ -11,18 +11,19 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from flusher.directory import Cut, CutLog, check_file, file_paths, lives, living, measure_file
 from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
 from interceptors.errors import CollectionNotFound
-from wal.errors import Corrupt, InvalidArgument, Truncated
+from wal.errors import Corrupt, Truncated
 from wal.files import place_beneath
 
 if TYPE_CHECKING:
     from spark_sink.table import TableFile  # an executor that imports this has no need of deltalake
 
 _Range = tuple[int | str, int | str]
+F = TypeVar("F", "SegmentFile", "TableFile")
 
 THREADS_MAX = 16
 """Each has a file open, and a machine may have more processors than a process may open files beside its others."""
@@ -56,17 +57,9 @@ class Changes:
         return grouped
 
 
-def changes_of(
-    entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int, until_tick: int | None = None
-) -> Changes:
-    """Return what `cuts` (at least one) change in a table that is the collection's state at `after_tick`.
-
-    Partitions dropped after `until_tick` (the last cut's tick for None) live; whoever gives one leaves out rows after it.
-    Raises `Truncated` when rows that lived at `until_tick` were dropped before a cut took them.
-    """
-    until = cuts[-1].tick if until_tick is None else until_tick
-    collection_id = entry.collection_id
-    _check_state_kept(entry, cuts[-1], until)
+def changes_of(entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int) -> Changes:
+    """Return what `cuts` (at least one) change in a table that is the collection's state at `after_tick`."""
+    collection_id, until = entry.collection_id, cuts[-1].tick
     entries = [found for cut in cuts for found in entries_of(cut, collection_id)]
     partitions = {partition.partition_id: partition for found in (entry, *entries) for partition in found.partitions}
     dropped = {number: each.name for number, each in partitions.items() if after_tick < each.dropped_tick <= until}
@@ -87,25 +80,13 @@ def entries_of(cut: Cut, collection_id: int) -> list[CollectionEntry]:
     return [each for each in cut.manifest.collections if each.collection_id == collection_id]
 
 
-def split_by_delete(
-    segments: Iterable[SegmentFile], deletes: Sequence[DeleteFile]
-) -> tuple[list[SegmentFile], list[SegmentFile]]:
-    """Return the segments that some delete can reach, and the others."""
-    reached: list[SegmentFile] = []
-    others: list[SegmentFile] = []
-    for file in segments:
-        hit = any(_reaches(each, file.offset_min, (file.vchannel, file.vchannel), _key_range(file)) for each in deletes)
-        (reached if hit else others).append(file)
+def split_by_delete(files: "Iterable[F]", deletes: Sequence[DeleteFile]) -> "tuple[list[F], list[F]]":
+    """Return the files that may hold a row some delete removes, and the others; one without ranges may hold anything."""
+    reached: list[F] = []
+    others: list[F] = []
+    for file in files:
+        (reached if any(_reaches(each, file) for each in deletes) else others).append(file)
     return reached, others
-
-
-def reachable(files: "Iterable[TableFile]", deletes: Sequence[DeleteFile]) -> "list[TableFile]":
-    """Return the table's files that may hold a row some delete removes; a file without ranges may hold anything."""
-    return [
-        file
-        for file in files
-        if any(_reaches(each, file.offset_min, file.vchannel_range, file.key_range) for each in deletes)
-    ]
 
 
 def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> list[list[Cut]]:
@@ -119,15 +100,6 @@ def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> 
         runs[-1].append(cut)
         size += cut.data_bytes
     return runs
-
-
-def _check_state_kept(entry: CollectionEntry, last: Cut, until: int) -> None:
-    before = last.manifest.previous_tick
-    drops = [tick for tick in _drops(entry.collection_id, last) if tick > until]
-    if until > before and drops:
-        ended = any(each.dropped_tick for each in entries_of(last, entry.collection_id))
-        step = f"ask for {before}" + ("" if ended else f", or for {max(drops)} or later")
-        raise Truncated(f"the state of {entry.name!r} at {until}, before rows of it were dropped,", max(drops), step)
 
 
 def _drops(collection_id: int, cut: Cut) -> list[int]:
@@ -150,9 +122,13 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 
-def _reaches(delete: DeleteFile, offset_min: int | None, vchannels: _Range | None, keys: _Range | None) -> bool:
-    """Whether rows from an offset on, in these inclusive ranges, may be removed; one that is not known holds anything."""
-    older = offset_min is None or offset_min < delete.offset_max
+def _reaches(delete: DeleteFile, file: "SegmentFile | TableFile") -> bool:
+    if isinstance(file, SegmentFile):
+        vchannels: _Range | None = (file.vchannel, file.vchannel)
+        keys = _key_range(file)
+    else:
+        vchannels, keys = file.vchannel_range, file.key_range
+    older = file.offset_min is None or file.offset_min < delete.offset_max
     return older and _meet((delete.vchannel, delete.vchannel), vchannels) and _meet(_key_range(delete), keys)
 
 
@@ -170,41 +146,13 @@ def _meet(one: _Range | None, other: _Range | None) -> bool:
 # --- which cuts a reader asks for ---
 
 
-def live_collection(cut: Cut, name: str, *, tick: int | None = None) -> CollectionEntry:
-    """Return the collection that has `name` at a cut, or at a tick since the cut before. Raises `CollectionNotFound`."""
-    live = {each.name: each for each in cut.manifest.collections if lives(each, cut.tick if tick is None else tick)}
+def live_collection(cut: Cut, name: str) -> CollectionEntry:
+    """Return the collection that has `name` at a cut. Raises `CollectionNotFound`."""
+    live = {each.name: each for each in cut.manifest.collections if lives(each, cut.tick)}
     if name not in live:
         known = ", ".join(sorted(live)) or "none"
         raise CollectionNotFound(f"no collection {name!r} at cut {cut.number} — there are: {known}")
     return live[name]
-
-
-def cut_at(cuts: CutLog, *, number: int | None = None) -> int:
-    """Return the newest cut at or before `number`, the newest of all for None.
-
-    Raises `Truncated` when the cut asked for is no longer kept, `InvalidArgument` when the node has made none yet.
-    """
-    _check_any(cuts)
-    chosen = min(cuts.newest, cuts.newest if number is None else number)
-    if chosen not in cuts:
-        raise Truncated(f"the cut at {number}", f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
-    return chosen
-
-
-def cut_covering(cuts: CutLog, tick: int) -> int:
-    """Return the first cut at or above a tick: with those before it, it holds everything up to the tick.
-
-    Raises `InvalidArgument` for a tick past the newest cut, or when there is none, and `Truncated` for one that only cuts
-    which are no longer kept cover.
-    """
-    _check_any(cuts)
-    newest = cuts.read(cuts.newest).tick
-    if tick > newest:
-        raise InvalidArgument(f"tick {tick} is past the newest cut, at {newest} — run: streamingnode flush {cuts.node}")
-    number, is_gone = _first_after(cuts, tick)
-    if is_gone:
-        raise Truncated(f"the cut at {tick}", f"cut {cuts.first}", f"ask for cut {cuts.first} or later")
-    return number
 
 
 def first_with(cuts: CutLog, created_tick: int) -> int:
@@ -212,23 +160,12 @@ def first_with(cuts: CutLog, created_tick: int) -> int:
 
     Raises `Truncated` when that cut is no longer kept.
     """
-    number, is_gone = _first_after(cuts, created_tick)
-    if is_gone:
+    number = cuts.newest
+    while number > cuts.first and cuts.read(number).manifest.previous_tick >= created_tick:
+        number -= 1
+    if number > 1 and cuts.read(number).manifest.previous_tick >= created_tick:
         raise Truncated(f"cut {number - 1}", f"cut {number}", "read a table that has taken it, or copy that table")
     return number
-
-
-def _first_after(cuts: CutLog, tick: int) -> tuple[int, bool]:
-    """Return the first cut kept that can hold something of `tick`, and whether cuts that are gone can, too."""
-    number = cuts.newest
-    while number > cuts.first and cuts.read(number).manifest.previous_tick >= tick:
-        number -= 1
-    return number, number > 1 and cuts.read(number).manifest.previous_tick >= tick
-
-
-def _check_any(cuts: CutLog) -> None:
-    if not cuts.numbers:
-        raise InvalidArgument(f"{cuts.node} has no cut yet — run: streamingnode flush {cuts.node}")
 
 
 # --- whether the node's files are what its manifests say ---

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from flusher.manifest import SegmentFile
-from spark_sink.changes import Changes, reachable, split_by_delete, verify_files
+from spark_sink.changes import Changes, split_by_delete, verify_files
 from spark_sink.columns import PARTITION, stats_json
 from spark_sink.table import NewFile, OpenTable, TableFile
 from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
@@ -172,7 +172,8 @@ def write_files(spark: SparkSession, node: Path, table: OpenTable, changes: Chan
         }
 
     touched: list[TableFile] = []
-    if candidates := {str(table.path.resolve() / each.path): each for each in reachable(kept, changes.deletes)}:
+    reachable, _ = split_by_delete(kept, changes.deletes)
+    if candidates := {str(table.path.resolve() / each.path): each for each in reachable}:
         hit = paths_with_deleted(spark, schema, key, list(candidates), deletes())
         touched = [file for path, file in candidates.items() if path in hit]
     if not changes.segments and not touched:

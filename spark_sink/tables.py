@@ -73,13 +73,13 @@ def read_tables(
     if len({table.owner().node_id for table in loaded.values()}) != 1:
         raise InvalidArgument("tables of several nodes share no cut — read each with read_table(as_of_tick=...)")
     histories = {name: list(table.history()) for name, table in loaded.items()}
-    marks = {found.note.tick: found.note.cut for history in histories.values() for found in history}
     tick = newest_common(histories) if as_of_tick is None else tick_given("as_of_tick", as_of_tick)
     if tick is None:
         raise InvalidArgument(f"no cut is in all of {', '.join(loaded)} — ingest again, with every_cut=True")
     versions = _states_at(histories, tick)
     frames = {name: _frame(spark, table.at_version(versions[name])) for name, table in loaded.items()}
-    return TablesAt(max(cut for at, cut in marks.items() if at <= tick), tick, frames)
+    notes = [found.note for history in histories.values() for found in history]
+    return TablesAt(max(note.cut for note in notes if note.tick <= tick), tick, frames)
 
 
 def newest_common(histories: Mapping[str, Sequence[TableVersion]]) -> int | None:

@@ -26,7 +26,7 @@ from interceptors.timetick import (
     TimeTickInterceptor,
     TimeTickSyncOperator,
 )
-from interceptors.txn import RollbackWorker, TxnInterceptor
+from interceptors.txn import TxnInterceptor
 from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
 from streamingnode.config import NodeConfig
@@ -72,7 +72,7 @@ class ChannelTerm:
         self._workers = (
             SegmentAllocator(self.shards),
             SealWorker(self.shards, last_tick=lambda: channel.ticks.last),
-            RollbackWorker(self.transactions),
+            self.transactions,
             TimeTickInspector(self.ticks, interval_s=config.ticks.interval_s),
         )
         chain = Chain(
@@ -221,7 +221,7 @@ class Channel:
 
     async def _cut(self) -> int:
         term = self.term
-        if term.shards.something_to_cut:
+        if term.shards.state.changes_since_cut:
             failpoint("flush.cut_requested")
             await self.wal.append_once(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
             failpoint("flush.cut_logged")

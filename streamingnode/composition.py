@@ -93,7 +93,7 @@ async def compose(
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
         elapsed_ms=elapsed_ms or now_ms,
         reader_floor=lambda: readers.lease(PCHANNEL, live=channel.live_ids()),
-        on_kept_tick=lambda tick: channel.shards.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
+        on_kept_tick=lambda tick: channel.shards.state.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
         save_producers=channel.save_producers,
         log_is_back=channel.wal.wait_back,
         next_id=lambda: channel.shards.next_id,

@@ -64,7 +64,6 @@ FIXED = frozenset(
         "reopen.longest_pause_s",
         "retry.first_s",
         "retry.max_s",
-        "segments.bytes_jitter",
         "wal.group_messages_max",
     }
 )

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverAll, DeliverPolicy, StartAfterTick, check_policy
+from scanner.deliver_policy import DeliverPolicy, Start
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
@@ -62,7 +62,8 @@ class CollectionReader:
         include_ticks: bool,
         explain: Callable[[StreamingNodeError], None],
     ) -> None:
-        check_policy(policy)
+        if not isinstance(policy, DeliverPolicy):
+            raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
         if name is not None:
             check_name("reader", name)
         self._channel, self._readers, self._info = channel, readers, info
@@ -181,7 +182,7 @@ class CollectionReader:
             # The log was truncated between finding a place for a new reader and holding it.
             await self.close()
             await readers.delete_reader(self._info.id, name)
-            if not isinstance(policy, DeliverAll):
+            if policy.start is not Start.ALL:
                 raise
             await self._open()
 
@@ -256,7 +257,7 @@ class CollectionReader:
 
     def _check_passed(self, newest: int) -> None:
         """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
-        start = self._policy.tick if isinstance(self._policy, StartAfterTick) else 0
+        start = self._policy.at if isinstance(self._policy.at, int) else 0
         if (latest := max(start, self._until or 0)) > newest:
             advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
             raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")

@@ -266,7 +266,7 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
         monkeypatch.setattr(CollectionReader, "_find_position", find_position)
         policy = policy_of(first.message_ids[0])
         types = [sn.MessageType.INSERT]
-        if isinstance(policy, type(DeliverPolicy.all())):
+        if policy == DeliverPolicy.all():
             async with node.read("c", policy, name="billing", types=types) as messages:
                 assert (await anext(messages)).num_rows == 1
             return

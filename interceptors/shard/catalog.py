@@ -129,57 +129,49 @@ class Catalog:
     # --- checks: may this be appended? ----------------------------------------------------------------------------------
 
     def check_insert(self, vchannel: str, header: InsertHeader) -> None:
-        """Raise `CollectionNotFound`, `PartitionNotFound`, `SchemaMismatch` or `InvalidArgument` for a misfit."""
-        found = self._writable.get((vchannel, header.partition_id))
-        if found == (header.collection_id, header.schema_version) and header.rows > 0:
+        """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` for a misfit."""
+        assert header.rows > 0, "an empty insert is left out"
+        if self._writable.get((vchannel, header.partition_id)) == (header.collection_id, header.schema_version):
             return
-        info = self._check_vchannel(vchannel, header.collection_id)
+        info = self.live(header.collection_id)
         info.partition(header.partition_id)
-        if header.schema_version != info.schema_version:
-            raise SchemaMismatch(
-                f"rows of schema version {header.schema_version} do not fit collection {info.name!r}, "
-                f"which is at version {info.schema_version} — read its schema again"
-            )
-        raise InvalidArgument(f"an insert of {header.rows} rows inserts nothing — leave it out")
+        assert vchannel in info.vchannels, "rows go to vchannels of their collection"
+        raise SchemaMismatch(
+            f"rows of schema version {header.schema_version} do not fit collection {info.name!r}, "
+            f"which is at version {info.schema_version} — read its schema again"
+        )
 
     def check_delete(self, vchannel: str, header: DeleteHeader) -> None:
-        """Raise `CollectionNotFound` or `InvalidArgument` for a misfit."""
-        self._check_vchannel(vchannel, header.collection_id)
-        if header.rows <= 0:
-            raise InvalidArgument(f"a delete of {header.rows} keys deletes nothing — leave it out")
+        """Raise `CollectionNotFound` for a misfit."""
+        assert header.rows > 0, "an empty delete is left out"
+        info = self.live(header.collection_id)
+        assert vchannel in info.vchannels, "keys go to vchannels of their collection"
 
     def check_create_collection(self, header: CreateCollectionHeader) -> None:
-        """Raise `AlreadyExists` or `InvalidArgument` unless the collection may be created."""
+        """Raise `AlreadyExists` unless the collection may be created."""
         if header.name in self._ids:
             raise AlreadyExists(f"collection {header.name!r} exists — use it as it is, or choose another name")
-        taken = {vchannel for info in self.collections() for vchannel in info.vchannels}
-        if header.collection_id in self._collections or taken.intersection(header.vchannels):
-            raise AlreadyExists(f"collection id {header.collection_id} is taken — allocate a new one")
-        if not header.vchannels or len(set(header.vchannels)) < len(header.vchannels):
-            raise InvalidArgument("a collection has no vchannel, or one twice — name at least one, each once")
-        names = [name for _, name in header.partitions]
-        if names.count(DEFAULT_PARTITION) != 1 or len(set(names)) < len(names):
-            raise InvalidArgument(
-                f"a collection misses the partition {DEFAULT_PARTITION!r}, or has one twice — name it, and each once"
-            )
+        assert header.collection_id not in self._collections, "a collection gets a new id"
+        assert DEFAULT_PARTITION in [name for _, name in header.partitions], "every collection has it"
 
-    def check_create_partition(self, header: CreatePartitionHeader) -> None:
-        """Raise `CollectionNotFound`, `InvalidArgument` or `AlreadyExists` unless the partition may be created."""
+    def check_create_partition(self, header: CreatePartitionHeader) -> CollectionInfo:
+        """Return the collection. Raises `CollectionNotFound` or `AlreadyExists` unless the partition may be created."""
         info = self.live(header.collection_id)
         if any(header.name == each.name and not each.dropped_tick for each in info.partitions):
             raise AlreadyExists(
                 f"partition {header.name!r} of {info.name!r} exists — use it as it is, or choose another name"
             )
-        if any(header.partition_id == each.id for each in info.partitions):
-            raise AlreadyExists(f"partition id {header.partition_id} is taken — allocate a new one")
+        assert all(header.partition_id != each.id for each in info.partitions), "a partition gets a new id"
+        return info
 
-    def check_drop_partition(self, header: DropPartitionHeader) -> None:
-        """Raise `CollectionNotFound`, `PartitionNotFound` or `InvalidArgument` unless the partition may be dropped."""
+    def check_drop_partition(self, header: DropPartitionHeader) -> CollectionInfo:
+        """Return the collection. Raises `CollectionNotFound`, `PartitionNotFound`, or `InvalidArgument` for the default."""
         info = self.live(header.collection_id)
         if info.partition(header.partition_id).name == DEFAULT_PARTITION:
             raise InvalidArgument(
                 f"the partition {DEFAULT_PARTITION!r} cannot be dropped — drop the collection instead"
             )
+        return info
 
     # --- taking effect --------------------------------------------------------------------------------------------------
 
@@ -202,14 +194,13 @@ class Catalog:
         self._collections[info.id] = msgspec.structs.replace(info, dropped_tick=tick)
         return info
 
-    def create_partition(self, header: CreatePartitionHeader, tick: int) -> bool:
-        """Add a partition; return False if there is nothing to add to, or it is there already."""
+    def create_partition(self, header: CreatePartitionHeader, tick: int) -> None:
+        """Add a partition, unless there is nothing to add to, or it is there already."""
         info = self._collections.get(header.collection_id)
         if info is None or info.dropped_tick or any(each.id == header.partition_id for each in info.partitions):
-            return False
+            return
         added = PartitionInfo(header.partition_id, header.name, tick)
         self._put(msgspec.structs.replace(info, partitions=(*info.partitions, added)))
-        return True
 
     def drop_partition(self, header: DropPartitionHeader, tick: int) -> bool:
         """Mark a partition as dropped; return False if no such partition lives."""
@@ -244,11 +235,3 @@ class Catalog:
             for partition in info.partitions:
                 if not partition.dropped_tick:
                     self._writable[vchannel, partition.id] = (info.id, info.schema_version)
-
-    def _check_vchannel(self, vchannel: str, collection_id: int) -> CollectionInfo:
-        info = self.live(collection_id)
-        if vchannel not in info.vchannels:
-            raise InvalidArgument(
-                f"{vchannel!r} is no vchannel of collection {info.name!r} — one of {list(info.vchannels)}"
-            )
-        return info

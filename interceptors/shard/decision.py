@@ -47,15 +47,17 @@ class Decision(NamedTuple):
 
 
 def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: BodiesOf, *, tick: int) -> Decision:
-    """Return what becomes of a group at `tick`. Raises the typed error of the first message that does not fit."""
+    """Return what becomes of a group at `tick`. Raises the typed error of the first message that does not fit.
+
+    Its shape is the business of whoever builds it: a wrong one is a bug.
+    """
     head = messages[0]
     kind = head.type
     if kind in DML:
         return _decide_rows(state, messages, tick=tick)
     if kind is MessageType.BEGIN_TXN and len(messages) > 1:
         return _decide_buffered(state, messages, tick=tick)
-    if len(messages) > 1 and any(message.type is not kind for message in messages):
-        raise InvalidArgument(f"{kind.name} does not share a group with other types — append them apart")
+    assert all(message.type is kind for message in messages), "types other than rows share no group"
     if kind in DDL:
         return _decide_ddl(state, messages)
     match kind:
@@ -128,53 +130,37 @@ def _decide_commit(state: ShardState, bodies: Sequence[Change], *, tick: int) ->
 
 
 def _check_rows(state: ShardState, message: MutableMessage) -> Change:
-    header = message.header
-    if isinstance(header, InsertHeader) and message.type is MessageType.INSERT:
-        state.catalog.check_insert(message.vchannel, header)
-    elif isinstance(header, DeleteHeader) and message.type is MessageType.DELETE:
-        state.catalog.check_delete(message.vchannel, header)
+    if isinstance(message.header, InsertHeader):
+        state.catalog.check_insert(message.vchannel, message.header)
     else:
-        raise InvalidArgument(
-            f"{message.type.name} with {type(header).__name__} does not belong among rows — append it by itself"
-        )
+        assert isinstance(message.header, DeleteHeader), "rows come apart from everything else"
+        state.catalog.check_delete(message.vchannel, message.header)
     return Change.of(message)
 
 
 def _decide_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
-    head = messages[0]
-    assert all(message.header == head.header for message in messages), "the parts of one change say the same"
-    vchannels = _check_ddl(state, head.header)
-    if sorted(message.vchannel for message in messages) != sorted(vchannels):
-        raise InvalidArgument(
-            f"{head.type.name} misses vchannels of its collection, or names others — "
-            f"send one message to each of {list(vchannels)}"
-        )
+    header, catalog = messages[0].header, state.catalog
+    assert all(message.header == header for message in messages), "the parts of one change say the same"
+    match header:
+        case CreateCollectionHeader(vchannels=vchannels):
+            catalog.check_create_collection(header)
+        case DropCollectionHeader():
+            vchannels = catalog.live(header.collection_id).vchannels
+        case CreatePartitionHeader():
+            vchannels = catalog.check_create_partition(header).vchannels
+        case DropPartitionHeader():
+            vchannels = catalog.check_drop_partition(header).vchannels
+        case _:
+            raise AssertionError(f"{header!r} is no header of a DDL message")
+    assert sorted(message.vchannel for message in messages) == sorted(vchannels), "one part for each vchannel"
     return _unstamped(messages)
 
 
-def _check_ddl(state: ShardState, header: Header) -> tuple[str, ...]:
-    """Raise unless the change may happen; return the vchannels it concerns."""
-    catalog = state.catalog
-    match header:
-        case CreateCollectionHeader():
-            catalog.check_create_collection(header)
-            return header.vchannels
-        case DropCollectionHeader():
-            return catalog.live(header.collection_id).vchannels
-        case CreatePartitionHeader():
-            catalog.check_create_partition(header)
-        case DropPartitionHeader():
-            catalog.check_drop_partition(header)
-        case _:
-            raise InvalidArgument(f"{type(header).__name__} is no header of a DDL message — use that of its type")
-    return catalog.collection(header.collection_id).vchannels
-
-
 def _decide_cut(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
-    if len(messages) > 1 or messages[0].vchannel != ALL_VCHANNELS:
-        raise InvalidArgument("a cut has several messages, or names a vchannel — send one message to all vchannels")
+    (message,) = messages
+    assert message.vchannel == ALL_VCHANNELS, "a cut is one message to all vchannels"
     header = CutHeader(state.cut_number + 1, tuple(sorted(state.segments)))
-    return Decision([header], changes=[Change.of(messages[0])._replace(header=header)])
+    return Decision([header], changes=[Change.of(message)._replace(header=header)])
 
 
 def _decide_create_segments(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:

@@ -4,12 +4,12 @@ Nothing suspends before the log has the group: rows without a segment are sent b
 """
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import anyio
 
-from interceptors.chain import FINAL, Redo
+from interceptors.chain import FINAL, Redo, repeat
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.decision import BodiesOf, decide
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
@@ -33,19 +33,12 @@ _log = event_log(__name__)
 class ShardManager(Interceptor):
     """The state of one channel, in step with the log: it decides and stamps groups in the step of their tick.
 
-    `bodies_of` names the bodies of an open transaction; `draw` returns random numbers from 0 up to 1.
+    `bodies_of` names the bodies of an open transaction.
     """
 
     name = "shard"
 
-    def __init__(
-        self,
-        state: ShardState,
-        *,
-        bodies_of: BodiesOf,
-        limits: SegmentLimits,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, state: ShardState, *, bodies_of: BodiesOf, limits: SegmentLimits) -> None:
         self.limits = limits
         self.wanted: dict[SegmentKey, asyncio.Future[None]] = {}
         """The segments that appends wait for."""
@@ -53,7 +46,6 @@ class ShardManager(Interceptor):
         """Set for the workers, which clear them."""
         self._state = state
         self._bodies_of = bodies_of
-        self._draw = draw
         self._next_id = 0
         self._closed = False
         self._pending: tuple[AppendGroup, Sequence[Change]] | None = None
@@ -69,11 +61,6 @@ class ShardManager(Interceptor):
     def catalog(self) -> Catalog:
         """What exists as of the last group in the log's queue."""
         return self.state.catalog
-
-    @property
-    def something_to_cut(self) -> bool:
-        """Whether rows, deletes or drops came since the last cut."""
-        return self.state.changes_since_cut > 0
 
     def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
         """Check and stamp the group; one that does not fit, or lacks a segment, changes nothing."""
@@ -125,7 +112,7 @@ class ShardManager(Interceptor):
             partition_id=key.partition_id,
             segment_id=self.allocate_id(),
             schema_version=self.catalog.collection(key.collection_id).schema_version,
-            bytes_max=self.limits.bytes_max_of_next(self._draw()),
+            bytes_max=self.limits.bytes_max,
             rows_max=self.limits.rows_max,
         )
         return MutableMessage(MessageType.CREATE_SEGMENT, header, key.vchannel)
@@ -141,10 +128,6 @@ class ShardManager(Interceptor):
             else:
                 wanted.set_exception(error)
                 wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
-
-    def forget_below(self, tick: int) -> None:
-        """Forget what was dropped before `tick` and a cut has named; call once no reader starts below `tick`."""
-        self.state.forget_below(tick)
 
     def _settle(self) -> None:
         """Apply the pending group once the log has it; one that the log refused is replaced by the next."""
@@ -191,15 +174,13 @@ class SegmentAllocator:
         for _ in range(ATTEMPTS_MAX):
             try:
                 await self._try(keys, append)
+                return None
             except StreamingNodeError as error:
                 reason = str(error)
                 if isinstance(error, FINAL):
                     break
-                _log.debug("segments_delayed", segments=len(keys), error=reason)
                 await self._sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
-            else:
-                return None
         else:
             _log.warning("segments_not_made", segments=len(keys), attempts=ATTEMPTS_MAX, error=reason)
         return Overloaded(f"no segment could be made for the rows: {reason} — try again")
@@ -219,18 +200,11 @@ class SealWorker:
 
     async def run(self, append: Append) -> None:
         """Work until cancelled, or until the log takes no more."""
-        while True:
-            with anyio.move_on_after(SEAL_INTERVAL_S):
-                await self._manager.segment_full.wait()
-            self._manager.segment_full.clear()
-            try:
-                await self.seal_due(append)
-            except FINAL as error:
-                _log.info("seals_ended", reason=str(error))
-                return
+        await repeat(partial(self.seal_due, append), self._manager.segment_full, SEAL_INTERVAL_S)
 
     async def seal_due(self, append: Append) -> int:
         """Seal what is due now, in one group; return how many. Raises the errors of `FINAL`."""
+        self._manager.segment_full.clear()
         due = due_seals(self._manager.state.segments.values(), self._manager.limits, tick=self._last_tick())
         messages = []
         for segment, reason in due:
@@ -242,7 +216,6 @@ class SealWorker:
             await append(AppendGroup(messages))
         except FINAL:
             raise
-        except StreamingNodeError as error:  # a cut or a drop was first; the next look will tell
-            _log.debug("seal_delayed", segments=len(due), error=str(error))
+        except StreamingNodeError:  # a cut or a drop was first; the next look will tell
             return 0
         return len(due)

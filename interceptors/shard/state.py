@@ -97,8 +97,8 @@ def decode_snapshot(data: bytes) -> ShardSnapshot:
 class ShardState:
     """One channel as of `position` and `tick`; readers take what they need and change nothing.
 
-    What does not fit (a segment or collection unknown here) is counted in `skipped`, never fatal: a state that was damaged
-    once must not stop every later start. Anything but 0 means that something was lost before.
+    What does not fit (a segment or collection unknown here) is passed over, never fatal: a state that was damaged once must
+    not stop every later start.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,6 @@ class ShardState:
         self.cut_number = 0
         self.cut_tick = 0
         self.changes_since_cut = 0
-        self.skipped = 0
         self.segments: dict[int, GrowingSegment] = {}
         """The growing segments by id."""
         self._open: dict[tuple[str, int], GrowingSegment] = {}
@@ -141,8 +140,7 @@ class ShardState:
     def apply(self, changes: Iterable[Change], *, tick: int, position: int) -> None:
         """Apply stamped changes that are in the log at `tick`, the last of them at `position`."""
         for change in changes:
-            if not self._evolve(change, tick):
-                self.skipped += 1
+            self._evolve(change, tick)
         self.tick, self.position = tick, position
 
     def forget_below(self, tick: int) -> None:
@@ -179,28 +177,28 @@ class ShardState:
             state._add_segment(segment)
         return state
 
-    # --- the rules: False means that the message does not fit -------------------------------------------------------------
+    # --- the rules ------------------------------------------------------------------------------------------------------
 
-    def _evolve(self, change: Change, tick: int) -> bool:
+    def _evolve(self, change: Change, tick: int) -> None:
         match change.header:
             case InsertHeader() as header:
-                return self._insert(header, change, tick)
+                self._insert(header, change, tick)
             case DeleteHeader() as header:
-                return self._delete(header, change)
+                if change.vchannel in self.next_offsets:
+                    self.changes_since_cut += header.rows
             case CreateSegmentHeader() as header:
-                return self._create_segment(header, change.vchannel, tick)
+                self._create_segment(header, change.vchannel, tick)
             case FlushHeader() as header:
-                return self._seal(header.segment_id)
+                self._seal(header.segment_id)
             case CutHeader() as header:
-                return self._cut(header, tick)
-            case _:
-                return self._evolve_catalog(change.header, tick)
+                self._cut(header, tick)
+            case header:
+                self._evolve_catalog(header, tick)
 
-    def _evolve_catalog(self, header: Header, tick: int) -> bool:
+    def _evolve_catalog(self, header: Header, tick: int) -> None:
         match header:
             case CreateCollectionHeader():
                 self._create_collection(header, tick)
-                return True
             case CreatePartitionHeader():
                 self.catalog.create_partition(header, tick)
                 self._saw_id(header.partition_id)
@@ -210,53 +208,38 @@ class ShardState:
                 self._drop_partition(header, tick)
             case _:
                 raise AssertionError(f"{header!r} changes nothing that a channel keeps")
-        return self.catalog.knows(header.collection_id)
 
-    def _insert(self, header: InsertHeader, change: Change, tick: int) -> bool:
+    def _insert(self, header: InsertHeader, change: Change, tick: int) -> None:
         next_offset = self.next_offsets.get(change.vchannel)
         if next_offset is None:
-            return False
+            return
         self.next_offsets[change.vchannel] = max(next_offset, header.first_offset + header.rows)
         self.changes_since_cut += header.rows
-        segment = self.segments.get(header.segment_id)
-        if segment is None:
-            return False
-        stats = segment.stats
-        stats.rows += header.rows
-        stats.bytes += change.payload_bytes
-        stats.changed_tick = tick
-        return True
+        if (segment := self.segments.get(header.segment_id)) is not None:
+            segment.stats.rows += header.rows
+            segment.stats.bytes += change.payload_bytes
+            segment.stats.changed_tick = tick
 
-    def _delete(self, header: DeleteHeader, change: Change) -> bool:
-        if change.vchannel not in self.next_offsets:
-            return False
-        self.changes_since_cut += header.rows
-        return True
-
-    def _create_segment(self, header: CreateSegmentHeader, vchannel: str, tick: int) -> bool:
+    def _create_segment(self, header: CreateSegmentHeader, vchannel: str, tick: int) -> None:
         self._saw_id(header.segment_id)
         if not self.catalog.is_writable(vchannel, header.partition_id):
-            return False
+            return
         stats = SegmentStats(header.bytes_max, header.rows_max)
         segment = GrowingSegment(
             header.segment_id, vchannel, header.collection_id, header.partition_id, header.schema_version, tick, stats
         )
         self._add_segment(segment)
-        return True
 
-    def _seal(self, segment_id: int) -> bool:
+    def _seal(self, segment_id: int) -> None:
         segment = self.segments.pop(segment_id, None)
-        if segment is None:
-            return False
-        if self._open.get((segment.vchannel, segment.partition_id)) is segment:
+        if segment is not None and self._open.get((segment.vchannel, segment.partition_id)) is segment:
             del self._open[segment.vchannel, segment.partition_id]
-        return True
 
-    def _cut(self, header: CutHeader, tick: int) -> bool:
-        sealed = [self._seal(segment_id) for segment_id in header.segment_ids]
+    def _cut(self, header: CutHeader, tick: int) -> None:
+        for segment_id in header.segment_ids:
+            self._seal(segment_id)
         self.cut_number, self.cut_tick = header.number, tick
         self.changes_since_cut = 0
-        return all(sealed)
 
     def _create_collection(self, header: CreateCollectionHeader, tick: int) -> None:
         self._saw_id(max(header.collection_id, *(number for number, _ in header.partitions)))
@@ -296,15 +279,13 @@ class ShardState:
 class SegmentLimits:
     """When segments end. All of them are soft; a cut seals everything anyway.
 
-    A new segment's byte limit is taken up to `bytes_jitter` (a share of it) lower, so that segments that started together
-    do not all end together; `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new
-    rows when it has `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the largest end until
-    `growing_bytes_low` is reached.
+    `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new rows when it has
+    `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the largest end until `growing_bytes_low` is
+    reached.
     """
 
     bytes_max: int = 128 << 20
     rows_max: int = 0
-    bytes_jitter: float = 0.1
     life_s_max: float = 86_400
     idle_s_max: float = 600
     idle_bytes_min: int = 16 << 20
@@ -312,18 +293,11 @@ class SegmentLimits:
     growing_bytes_low: int = 256 << 20
 
     def __post_init__(self) -> None:
-        positive = (self.bytes_max, self.life_s_max, self.idle_s_max, self.growing_bytes_low)
-        if min(positive) <= 0 or self.rows_max < 0 or self.idle_bytes_min < 0 or not 0 <= self.bytes_jitter < 1:
-            raise InvalidArgument(f"segment limits are positive, the jitter a share below 1: {self} — correct it")
         if self.growing_bytes_high <= self.growing_bytes_low:
             raise InvalidArgument(
                 f"growing_bytes_high ({self.growing_bytes_high}) is not over growing_bytes_low ({self.growing_bytes_low}) — "
                 "raise the one, or lower the other"
             )
-
-    def bytes_max_of_next(self, share: float) -> int:
-        """Return the byte limit of a new segment; `share` is a random number from 0 up to 1."""
-        return max(1, int(self.bytes_max * (1 - self.bytes_jitter * share)))
 
 
 def due_seals(

@@ -357,7 +357,7 @@ def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
         + (f"; {flusher.last_error}" * bool(flusher.last_error)),
     }
     return fields | {
-        f"reader {each.name}": f"{each.mode.value if each.mode else 'opening'}, "
+        f"reader {each.name}": f"{each.mode}, "
         f"{format_count(each.backlog, 'message')} behind, {each.messages_per_s:.1f} messages/s, "
         f"delivered {_times(each.delivery_s)}"
         for each in statistics.readers

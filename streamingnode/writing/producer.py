@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 
-from interceptors.idempotency import OpenedProducer, Producers
+from interceptors.idempotency import ProducerRecord, Producers
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
 from streamingnode.writing.transaction import Transaction, check_keepalive_ms
@@ -93,7 +93,7 @@ class Producer:
     def __init__(
         self,
         name: str,
-        opened: OpenedProducer,
+        opened: ProducerRecord,
         wal: Wal,
         producers: Producers,
         writes: Writes,

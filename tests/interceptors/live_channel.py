@@ -16,7 +16,7 @@ from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.shard.state import SegmentLimits
-from interceptors.txn import RollbackWorker, TxnInterceptor
+from interceptors.txn import TxnInterceptor
 from interceptors.txn_session import TxnLimits
 from interceptors.window import Places
 from wal.headers import (
@@ -94,7 +94,7 @@ class Stamp(Interceptor):
 @dataclass
 class Limits:
     txn: TxnLimits = field(default_factory=TxnLimits)
-    segment: SegmentLimits = field(default_factory=lambda: SegmentLimits(bytes_jitter=0))
+    segment: SegmentLimits = field(default_factory=SegmentLimits)
 
 
 class LiveChannel:
@@ -116,12 +116,9 @@ class LiveChannel:
             fences=recovered.fences,
             now_ms=lambda: self.steady_ms,
         )
-        self.shard = ShardManager(
-            recovered.shard_state, bodies_of=self.txn.bodies_of, limits=limits.segment, draw=lambda: 0.0
-        )
+        self.shard = ShardManager(recovered.shard_state, bodies_of=self.txn.bodies_of, limits=limits.segment)
         self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
-        self.rollbacks = RollbackWorker(self.txn)
         self.places = Places()
         self.idempotency = IdempotencyInterceptor(recovered.window, self.places, MemoryMessageId)
         interceptors: list[Interceptor] = [

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,9 +62,10 @@ def end_noting(log: list[str]) -> Append:
     return end
 
 
-def counting_clock() -> Callable[[], float]:
+@pytest.fixture
+def counting_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
-    return lambda: float(next(ticks))
+    monkeypatch.setattr("interceptors.chain.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
 
 
 async def test_first_interceptor_is_outermost() -> None:
@@ -95,29 +96,32 @@ async def test_failing_interceptor_does_not_keep_the_others_open() -> None:
     assert log == ["a close", "b close"]
 
 
+@pytest.mark.usefixtures("counting_clock")
 async def test_observer_gets_time_before_and_after_the_next_one() -> None:
     log: list[str] = []
     timings = Timings()
-    chain = Chain([Scribe("a", log), Scribe("b", log)], end_noting(log), observer=timings, clock=counting_clock())
+    chain = Chain([Scribe("a", log), Scribe("b", log)], end_noting(log), observer=timings)
     await chain.append(group())
     # one reading at each border: a in, next called, b in, next called, next returned, b out, next returned, a out
     assert timings.seen == [("b", 1.0, 1.0, False), ("a", 1.0, 1.0, False)]
 
 
+@pytest.mark.usefixtures("counting_clock")
 async def test_observer_learns_that_an_interceptor_refused() -> None:
     log: list[str] = []
     timings = Timings()
-    chain = Chain([Scribe("a", log, fail_on="before")], end_noting(log), observer=timings, clock=counting_clock())
+    chain = Chain([Scribe("a", log, fail_on="before")], end_noting(log), observer=timings)
     with pytest.raises(OnShutdown):
         await chain.append(group())
     assert timings.seen == [("a", 1.0, 0.0, True)]
     assert "end" not in log
 
 
+@pytest.mark.usefixtures("counting_clock")
 async def test_observer_is_told_of_an_append_that_failed_further_in() -> None:
     log: list[str] = []
     timings = Timings()
     parts = [Scribe("a", log), Scribe("b", log, fail_on="before")]
     with pytest.raises(OnShutdown):
-        await Chain(parts, end_noting(log), observer=timings, clock=counting_clock()).append(group())
+        await Chain(parts, end_noting(log), observer=timings).append(group())
     assert [(name, failed) for name, _, _, failed in timings.seen] == [("b", True), ("a", False)]

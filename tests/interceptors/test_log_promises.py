@@ -17,7 +17,7 @@ from wal.headers import MessageType
 from wal.memory_store import MemoryLogStore
 from wal.message import LogEntry
 
-LIMITS = Limits(segment=SegmentLimits(bytes_jitter=0, rows_max=4))
+LIMITS = Limits(segment=SegmentLimits(rows_max=4))
 ACTIONS = (
     "insert",
     "upsert",
@@ -87,7 +87,7 @@ class Clients:
             case "seal":
                 self.start(channel.sealer.seal_due(channel.append_group))
             case "roll back":
-                self.start(channel.rollbacks.roll_back_due(channel.append_group))
+                self.start(channel.txn.roll_back_due(channel.append_group))
             case "hold":
                 channel.log.release()
                 channel.log.hold()

@@ -5,10 +5,10 @@ payloads a reader gets, written down at append time without any of the code unde
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from scanner.deliver_policy import DeliverPolicy
-from scanner.scanner import ScanBatch, ScanLimits, Scanner
+from scanner.scanner import ScanBatch, Scanner
 from tests.wal.entries import into_entry
 from wal.headers import (
     BeginTxnHeader,
@@ -28,7 +28,14 @@ from wal.message import AnyMessage, LogEntry, Message, MutableMessage, Transacti
 V0, V1 = "p0_1v0", "p0_1v1"
 
 
-SMALL = ScanLimits(batch_bytes=300, batch_messages=3)
+class Bounds(TypedDict, total=False):
+    """Bounds of a scanner's batches."""
+
+    batch_bytes: int
+    batch_messages: int
+
+
+SMALL = Bounds(batch_bytes=300, batch_messages=3)
 
 
 class Seen(NamedTuple):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from scanner.deliver_policy import DeliverPolicy, StartAfter, StartAfterTick
+from scanner.deliver_policy import DeliverPolicy, Start
 from wal.errors import InvalidArgument
 from wal.position import MemoryMessageId
 
 
 def test_start_after_takes_a_message_id_or_a_tick() -> None:
-    assert DeliverPolicy.start_after(MemoryMessageId(7)) == StartAfter(MemoryMessageId(7))
-    assert DeliverPolicy.start_after(7) == StartAfterTick(7)
+    assert DeliverPolicy.start_after(MemoryMessageId(7)) == DeliverPolicy(Start.AFTER, MemoryMessageId(7))
+    assert DeliverPolicy.start_after(7) == DeliverPolicy(Start.AFTER_TICK, 7)
 
 
 @pytest.mark.parametrize("after", ["7", True, -1, 1 << 63, None, 7.0])

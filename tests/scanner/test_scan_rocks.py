@@ -8,8 +8,8 @@ import pytest
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders, ReaderPosition
-from scanner.scanner import ScanLimits, Scanner
-from tests.scanner.journal import Journal, read_until, seen
+from scanner.scanner import Scanner
+from tests.scanner.journal import Bounds, Journal, read_until, seen
 from wal.live_tail import LiveTail
 from wal.message import AnyMessage
 from wal.position import RocksMessageId
@@ -17,7 +17,7 @@ from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = ScanLimits(batch_bytes=2000, batch_messages=20)
+LIMITS = Bounds(batch_bytes=2000, batch_messages=20)
 
 
 async def write_schedule(journal: Journal, rng: random.Random, count: int) -> None:
@@ -53,8 +53,8 @@ async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_p
     journal = await Journal.create(tail=LiveTail(capacity_bytes=4000), store=store)
     assert journal.tail is not None
     followers = [
-        Scanner(journal.log, journal.tail, DeliverPolicy.all(), limits=LIMITS),
-        Scanner(journal.log, None, DeliverPolicy.all(), limits=LIMITS),
+        Scanner(journal.log, journal.tail, DeliverPolicy.all(), **LIMITS),
+        Scanner(journal.log, None, DeliverPolicy.all(), **LIMITS),
     ]
     got: list[list[AnyMessage]] = [[], []]
     async with anyio.create_task_group() as tasks:
@@ -69,7 +69,7 @@ async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_p
         await follower.close()
     for message in rng.sample(got[0], 20):
         policy = DeliverPolicy.start_from(message.last_confirmed)
-        resumed = Scanner(journal.log, journal.tail, policy, after_tick=message.time_tick, limits=LIMITS)
+        resumed = Scanner(journal.log, journal.tail, policy, after_tick=message.time_tick, **LIMITS)
         rest = await read_until(resumed, end) if message.time_tick < end else []
         assert seen(rest) == [each for each in journal.visible if each.tick > message.time_tick]
         await resumed.close()
@@ -82,7 +82,7 @@ async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopen
     readers = NamedReaders(store)
     reader = await readers.open(1, "billing", start=ReaderPosition("p0", "rocksmq", 1, 0))
     await write_schedule(journal, random.Random(5), 60)
-    scanner = Scanner(journal.log, None, reader.position.policy, limits=LIMITS)
+    scanner = Scanner(journal.log, None, reader.position.policy, **LIMITS)
     messages = await read_until(scanner, journal.tick)
     acked = messages[len(messages) // 2]
     await reader.ack(acked.last_confirmed, acked.time_tick)
@@ -95,7 +95,7 @@ async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopen
     await readers.load()
     assert readers.lease("p0") == acked.last_confirmed_position
     reader = await readers.open(1, "billing", start=ReaderPosition("p0", "rocksmq", 1, 0))
-    scanner = Scanner(log, None, reader.position.policy, after_tick=reader.position.tick, limits=LIMITS)
+    scanner = Scanner(log, None, reader.position.policy, after_tick=reader.position.tick, **LIMITS)
     rest = [each for each in journal.visible if each.tick > acked.time_tick]
     assert rest
     assert seen(await read_until(scanner, journal.tick)) == rest

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scanner.deliver_policy import DeliverPolicy
-from scanner.scanner import ScanLimits, Scanner
+from scanner.scanner import Scanner
 from scanner.source import READ_TRIES_MAX
 from tests.scanner.faulty_log import Doors, FaultyLog, Pauses
 from tests.scanner.journal import (
@@ -31,7 +31,7 @@ async def test_a_passing_storage_fault_is_retried_from_the_position_reached(monk
     for _ in range(20):
         journal.insert(b"row")
     log, pauses = FaultyLog(journal.log), Pauses()
-    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=ScanLimits(batch_bytes=300))
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), batch_bytes=300)
     messages = (await scanner.next_batch()).messages
     monkeypatch.setattr("asyncio.sleep", pauses)
     log.failures = [StorageFailed("reads fail"), OSError("reads fail")]
@@ -85,7 +85,7 @@ async def test_a_cancelled_next_batch_is_returned_by_the_next_call() -> None:
         journal.insert(b"row")
     log, doors = FaultyLog(journal.log), Doors()
     log.gate = doors
-    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), limits=SMALL)
+    scanner = Scanner(log.as_log, None, DeliverPolicy.all(), **SMALL)
     messages: list[AnyMessage] = []
     cancelled = 0
     while not messages or messages[-1].time_tick < 10:
@@ -106,7 +106,7 @@ async def test_a_cancelled_next_batch_is_returned_by_the_next_call() -> None:
 @given(st.randoms(use_true_random=False))
 async def test_cancelling_at_any_moment_loses_nothing(rng: random.Random) -> None:
     journal = await tailed_journal(capacity_bytes=400)
-    scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), limits=SMALL)
+    scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), **SMALL)
     messages: list[AnyMessage] = []
     for _ in range(40):
         if rng.random() < 0.6:

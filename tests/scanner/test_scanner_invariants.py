@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanner.deliver_policy import DeliverPolicy
-from scanner.scanner import ScanLimits, Scanner
-from tests.scanner.journal import Journal, batches_until, read_until, scan, seen, tailed_journal
+from scanner.scanner import Scanner
+from tests.scanner.journal import Bounds, Journal, batches_until, read_until, scan, seen, tailed_journal
 from wal.message import TransactionMessage
 from wal.position import MemoryMessageId
 
@@ -30,8 +30,8 @@ async def test_tailing_and_catching_up_deliver_what_the_model_says(
 
 
 async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int) -> None:
-    limits = ScanLimits(batch_bytes=batch_bytes, batch_messages=5)
-    follower = Scanner(journal.log, journal.tail, DeliverPolicy.all(), limits=limits)
+    limits = Bounds(batch_bytes=batch_bytes, batch_messages=5)
+    follower = Scanner(journal.log, journal.tail, DeliverPolicy.all(), **limits)
     batches = []
     for number, step in enumerate(steps):
         apply(journal, step, number)
@@ -51,7 +51,7 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
         assert all(confirmed < message.time_tick <= batch.confirmed_tick for message in batch.messages), "I2"
         confirmed = batch.confirmed_tick
 
-    catching_up = Scanner(journal.log, None, DeliverPolicy.all(), limits=limits)
+    catching_up = Scanner(journal.log, None, DeliverPolicy.all(), **limits)
     assert await read_until(catching_up, end.time_tick) == messages, "the log and the tail hold the same"
     await catching_up.close()
 

@@ -10,16 +10,13 @@ from interceptors.errors import CollectionNotFound
 from spark_sink.changes import (
     batches,
     changes_of,
-    cut_at,
-    cut_covering,
     first_with,
     live_collection,
-    reachable,
     split_by_delete,
 )
 from spark_sink.table import TableFile
 from tests.spark_sink.node_builder import MS, NodeBuilder
-from wal.errors import Corrupt, InvalidArgument, Truncated
+from wal.errors import Corrupt, Truncated
 
 
 def delete(offset: int, *, vchannel: str = "v0", low: int | str | None = 0, high: int | str | None = 99) -> DeleteFile:
@@ -86,12 +83,12 @@ def test_a_delete_reaches_older_rows_of_its_keys_and_vchannel(given: SegmentFile
     ],
 )
 def test_a_file_is_read_unless_its_ranges_rule_every_delete_out(file: TableFile, hit: bool) -> None:
-    assert reachable([file], [delete(10)]) == ([file] if hit else [])
+    assert split_by_delete([file], [delete(10)]) == (([file], []) if hit else ([], [file]))
 
 
 def test_keys_without_ranges_may_be_anywhere() -> None:
     file = TableFile("p", 1, 1, "x", key_range=(100, 200))
-    assert reachable([file], [delete(10, low=None, high=None)]) == [file]
+    assert split_by_delete([file], [delete(10, low=None, high=None)]) == ([file], [])
 
 
 def test_runs_keep_order_and_bound_but_never_split_a_cut(tmp_path: Path) -> None:
@@ -128,13 +125,13 @@ def test_a_dropped_partition_takes_its_segments_along(tmp_path: Path) -> None:
     assert (second.dropped_names, second.changed) == (frozenset({"eu"}), (cuts[0].tick + 1, dropped))
 
 
-def test_states_before_a_drop_are_never_told_without_rows_that_no_cut_took(tmp_path: Path) -> None:
+def test_rows_that_no_cut_took_may_have_come_at_once_before_their_drop(tmp_path: Path) -> None:
     node = NodeBuilder(tmp_path)
     node.create("orders")
     node.create("ended")
     node.create_partition("orders", "eu")
     node.cut()
-    came, partition_dropped = node.tick + 1, node.tick + 2 * MS
+    partition_dropped = node.tick + 2 * MS
     node.tick += MS  # rows come, which the flusher discards at the drop
     node.drop_partition("orders", "eu")
     node.drop("ended")
@@ -143,11 +140,8 @@ def test_states_before_a_drop_are_never_told_without_rows_that_no_cut_took(tmp_p
     cuts = CutLog(tmp_path).span(1, 2)
     for entry, last in zip(cuts[1].manifest.collections[::-1], (partition_dropped, ended), strict=True):
         assert changes_of(entry, cuts[1:], after_tick=cuts[0].tick).changed == (cuts[0].tick + 1, last)
-        assert changes_of(entry, cuts[:1], after_tick=0, until_tick=cuts[0].tick).changed[1] <= cuts[0].tick
-        for tick in (came, last - 1):
-            with pytest.raises(Truncated, match=f"{entry.name}.* at {tick}, .*ask for {cuts[0].tick}"):
-                changes_of(entry, cuts, after_tick=0, until_tick=tick)
-        assert changes_of(entry, cuts, after_tick=0, until_tick=last).changed[1] == last
+        assert changes_of(entry, cuts[:1], after_tick=0).changed[1] <= cuts[0].tick
+        assert changes_of(entry, cuts, after_tick=0).changed[1] == last
 
 
 def test_cuts_without_files_of_a_collection_do_not_change_it(tmp_path: Path) -> None:
@@ -183,24 +177,6 @@ def node(tmp_path: Path) -> NodeBuilder:
 
 def manifest(node: NodeBuilder, number: int) -> Path:
     return node.path / "cuts" / f"{number:016d}.json"
-
-
-def test_a_node_without_cuts_has_none_to_read(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="no cut yet"):
-        cut_at(CutLog(tmp_path))
-
-
-def test_the_cut_that_covers_a_tick_is_the_first_at_or_above_it(node: NodeBuilder) -> None:
-    cuts = CutLog(node.path)
-    first, second, third = (cuts.read(number).tick for number in (1, 2, 3))
-    assert [cut_covering(cuts, tick) for tick in (1, first, first + 1, second, second + 1, third)] == [1, 1, 2, 2, 3, 3]
-    assert (cut_at(cuts), cut_at(cuts, number=2), cut_at(cuts, number=9)) == (3, 2, 3)
-    with pytest.raises(InvalidArgument, match=f"past the newest cut, at {third}"):
-        cut_covering(cuts, third + 1)
-    manifest(node, 1).unlink()
-    assert cut_covering(CutLog(node.path), first + 1) == 2
-    with pytest.raises(Truncated, match="ask for cut 2 or later"):
-        cut_covering(CutLog(node.path), first)
 
 
 def test_first_cut_of_a_collection_must_still_be_kept(node: NodeBuilder) -> None:

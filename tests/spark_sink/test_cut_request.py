@@ -9,7 +9,7 @@ import pytest
 
 import streamingnode as sn
 from flusher.directory import CutLog
-from spark_sink.cut_request import Answer, AnsweredCut, node_directory, request_cut
+from spark_sink.cut_request import AnsweredCut, node_directory, request_cut
 from streamingnode.statistics import STATISTICS_NAME, read_statistics
 from wal.errors import InvalidArgument, StorageFailed
 from wal.files import DirectoryLock
@@ -22,12 +22,12 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
         node.create_collection("orders", SCHEMA, primary_key="id")
         node.insert("orders", [{"id": 1}])
         assert node_directory(node, request_cut=True) == tmp_path / "data"
-        answer = request_cut(node)
-        assert answer.cut is not None
-        assert (answer.cut.number, answer.running) == (1, False)
+        cut, running = request_cut(node)
+        assert cut is not None
+        assert (cut.number, running) == (1, False)
         assert len(CutLog(tmp_path / "data").numbers) == 1
         node.insert("orders", [{"id": 2}])
-        assert request_cut(tmp_path / "data").running, "by its path it is somebody's: the cuts there are"
+        assert request_cut(tmp_path / "data")[1], "by its path it is somebody's: the cuts there are"
         assert len(CutLog(tmp_path / "data").numbers) == 1
 
 
@@ -41,7 +41,7 @@ def test_a_running_node_tells_its_newest_cut_to_who_asks_from_outside(
         cut = node.flush()
         while (said := read_statistics(tmp_path / "data", pid=os.getpid())) is None or not said.flusher.cut_number:
             node.consistent_tick()
-        assert request_cut(tmp_path / "data") == Answer(AnsweredCut(cut.number, cut.tick, cut.crc32c), running=True)
+        assert request_cut(tmp_path / "data") == (AnsweredCut(cut.number, cut.tick, cut.crc32c), True)
 
 
 def test_what_an_earlier_owner_said_is_not_believed(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_an_earlier_owner_said_is_not_believed(tmp_path: Path) -> None:
     (data / STATISTICS_NAME).write_bytes(said)
     lock = DirectoryLock(data)
     try:
-        assert request_cut(data) == Answer(None, running=True), "the pid is the same, the term is not"
+        assert request_cut(data) == (None, True), "the pid is the same, the term is not"
     finally:
         lock.release()
 

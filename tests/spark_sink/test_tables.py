@@ -83,17 +83,14 @@ def three_cuts(node: NodeBuilder, ingest: Ingest) -> list[int]:
 
 
 @pytest.mark.spark
-def test_tables_and_source_show_the_state_at_a_tick(
+def test_tables_show_the_state_at_a_tick_and_the_source_the_newest(
     spark: SparkSession, node: NodeBuilder, tables: Path, three_cuts: list[int]
 ) -> None:
     expected = ordered(node.history[2]["orders"])
     assert found(spark_sink.read_table(spark, tables / "orders", as_of_tick=three_cuts[1])) == expected
     together = spark_sink.read_tables(spark, tables, ["orders", "stock"], as_of_tick=three_cuts[1])
     assert (together.cut, together.tick, found(together["orders"])) == (2, three_cuts[1], expected)
-    for option, value in (("asOfCut", 2), ("asOfTick", three_cuts[1])):
-        assert found(source(spark, node).option(option, value).load()) == expected
-    moment = tick_to_time(three_cuts[1]).isoformat()  # these ticks are whole milliseconds
-    assert found(source(spark, node).option("asOfTick", moment).load()) == expected
+    assert found(source(spark, node).load()) == ordered(node.history[3]["orders"])
     at_moment = spark_sink.read_table(spark, tables / "orders", as_of_tick=tick_to_time(three_cuts[1]))
     assert found(at_moment) == expected
     with pytest.raises(InvalidArgument, match="is no table"):
@@ -135,31 +132,26 @@ def test_a_state_hidden_in_one_commit_is_refused_with_its_neighbours(
     ]:
         assert spark_sink.read_table(spark, apart / "orders", as_of_tick=tick).count() == rows
         assert spark_sink.read_tables(spark, apart, ["orders"], as_of_tick=tick)["orders"].count() == rows
-        assert source(spark, node).option("asOfTick", tick).load().count() == rows
 
 
 @pytest.mark.spark
-def test_the_source_shows_every_tick_exactly_between_cuts(spark: SparkSession, node: NodeBuilder) -> None:
+def test_the_source_leaves_out_what_was_deleted_or_dropped(spark: SparkSession, node: NodeBuilder) -> None:
     node.create(shards=1)
     node.create_partition("orders", "eu")
     node.insert("orders", orders(1, 2))
     node.insert("orders", orders(9), "eu")
-    before = node.tick
     node.delete("orders", [1])
-    after = node.tick
     node.cut()
-    between = node.cut_tick
+    assert sorted(row["id"] for row in source(spark, node).load().collect()) == [2, 9]
     node.drop_partition("orders", "eu")
     node.cut()
-    ids = {
-        tick: sorted(row["id"] for row in source(spark, node).option("asOfTick", tick).load().collect())
-        for tick in (before, after, between, node.cut_tick)
-    }
-    assert ids == {before: [1, 2, 9], after: [2, 9], between: [2, 9], node.cut_tick: [2]}
-    with pytest.raises(AnalysisException, match="before rows of it were dropped"):
-        source(spark, node).option("asOfTick", between + 1).load()
-    with pytest.raises(AnalysisException, match="past the newest cut"):
-        source(spark, node).option("asOfTick", node.cut_tick + 1).load()
+    assert [row["id"] for row in source(spark, node).load().collect()] == [2]
+
+
+@pytest.mark.spark
+def test_the_source_says_when_there_is_no_cut_yet(spark: SparkSession, node: NodeBuilder) -> None:
+    with pytest.raises(AnalysisException, match="no cut yet"):
+        source(spark, node).load()
 
 
 @pytest.mark.spark
@@ -167,8 +159,8 @@ def test_the_source_refuses_streams_and_what_it_does_not_know(spark: SparkSessio
     node.create(shards=1)
     node.insert("orders", orders(1))
     node.cut()
-    with pytest.raises(AnalysisException, match=r"no option 'asoftik'.* did you mean 'asOfTick'"):
-        source(spark, node).option("asOfTik", 3).load()
+    with pytest.raises(AnalysisException, match=r"no option 'asoftick'.* there are: node, subscribe"):
+        source(spark, node).option("asOfTick", 3).load()
     stream = spark.readStream.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders")
     with pytest.raises(StreamingQueryException, match="reads batches, not streams"):
         stream.load().writeStream.format("noop").start().processAllAvailable()
@@ -176,7 +168,7 @@ def test_the_source_refuses_streams_and_what_it_does_not_know(spark: SparkSessio
 
 @pytest.mark.spark
 def test_source_reads_only_the_columns_asked_for(spark: SparkSession, node: NodeBuilder, three_cuts: list[int]) -> None:
-    narrow = source(spark, node).option("columns", "amount, _offset").load()
+    narrow = source(spark, node).schema("amount double, _offset bigint").load()
     assert narrow.columns == ["amount", "_offset"]
     assert narrow.count() == len(node.expected("orders"))
 
@@ -215,8 +207,6 @@ def test_a_segment_that_is_gone_or_damaged_fails_the_read(
 def test_source_names_what_is_wrong(spark: SparkSession, node: NodeBuilder, three_cuts: list[int]) -> None:
     for bad, message in (
         (source(spark, node).option("subscribe", "nothing"), "no collection 'nothing'"),
-        (source(spark, node).option("columns", "price"), "no column price"),
-        (source(spark, node).option("asOfCut", "two"), "whole number"),
         (source(spark, node).option("node", str(node.path / "none")), "no node directory"),
     ):
         with pytest.raises(AnalysisException, match=message):

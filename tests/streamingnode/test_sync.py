@@ -174,7 +174,6 @@ def test_reader_outside_of_its_block_says_how_to_use_it(use: Callable[[SyncReade
 MISTAKES: dict[str, Callable[[SyncNode], object]] = {
     "a policy in text": lambda node: node.read("orders", cast("Any", "all")),
     "a policy that is not called": lambda node: node.read("orders", cast("Any", sn.DeliverPolicy.all)),
-    "a policy of no kind": lambda node: node.read("orders", sn.DeliverPolicy()),
     "a time for a tick": lambda node: node.read("orders", until=cast("Any", 1.5)),
     "a name of a reader": lambda node: node.read("orders", name="A"),
     "types in text": lambda node: node.read("orders", types=cast("Any", "INSERT")),

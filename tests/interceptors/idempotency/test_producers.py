@@ -1,7 +1,8 @@
 """Names of producers: their epochs rise with each opening and are durable before they are used."""
 
 import asyncio
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable
 
 import anyio
 import pytest
@@ -19,43 +20,51 @@ from wal.position import NODE_PRODUCER_ID, MemoryMessageId, ProducerStamp
 pytestmark = pytest.mark.anyio
 
 
-def ids(*numbers: int) -> Iterator[int]:
-    return iter(numbers)
+@pytest.fixture
+def ids(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say which numbers are drawn next."""
+
+    def draw(*numbers: int) -> None:
+        drawn = iter(numbers)
+        monkeypatch.setattr(secrets, "randbits", lambda _bits: next(drawn))
+
+    return draw
 
 
-async def opened(
-    store: MemoryLogStore, window: Window | None = None, *, draw: Iterator[int] | None = None
-) -> Producers:
-    producers = Producers(store, "p0", ProducerLimits(producers_max=2), draw_id=lambda: next(draw or ids()))
+async def opened(store: MemoryLogStore, window: Window | None = None) -> Producers:
+    producers = Producers(store, "p0", ProducerLimits(producers_max=2))
     await producers.load()
     producers.bind(IdempotencyInterceptor(window or Window(), producers.places, MemoryMessageId))
     return producers
 
 
-async def test_epoch_rises_with_each_opening_and_over_restarts() -> None:
+async def test_epoch_rises_with_each_opening_and_over_restarts(ids: Callable[..., None]) -> None:
     store = MemoryLogStore()
-    producers = await opened(store, draw=ids(5))
+    ids(5)
+    producers = await opened(store)
     epochs = [(await producers.open("feed")).epoch for _ in range(2)]
     after = await (await opened(store)).open("feed")
     assert (*epochs, after.epoch) == (1, 2, 3)
     assert after.producer_id == 5
 
 
-async def test_opening_fences_the_one_before_and_says_how_far_it_came() -> None:
+async def test_opening_fences_the_one_before_and_says_how_far_it_came(ids: Callable[..., None]) -> None:
     window = Window()
-    producers = await opened(MemoryLogStore(), window, draw=ids(5))
+    ids(5)
+    producers = await opened(MemoryLogStore(), window)
     first = await producers.open("feed")
     window.add(ProducerStamp(first.producer_id, first.epoch, 41), result_at(1))
     second = await producers.open("feed")
-    assert (first.last_sequence, second.last_sequence) == (0, 41)
+    assert producers.last_sequence(second.producer_id) == 41
     with pytest.raises(ProducerFenced):
         window.find(ProducerStamp(first.producer_id, first.epoch, 42))
     assert window.find(ProducerStamp(second.producer_id, second.epoch, 41)) == result_at(1)
 
 
-async def test_opening_waits_for_what_the_one_before_has_under_way() -> None:
+async def test_opening_waits_for_what_the_one_before_has_under_way(ids: Callable[..., None]) -> None:
     store, window = MemoryLogStore(), Window()
-    producers = Producers(store, "p0", draw_id=lambda: 5)
+    ids(5)
+    producers = Producers(store, "p0", ProducerLimits())
     interceptor = IdempotencyInterceptor(window, producers.places, MemoryMessageId)
     producers.bind(interceptor)
     first = await producers.open("feed")
@@ -74,13 +83,14 @@ async def test_opening_waits_for_what_the_one_before_has_under_way() -> None:
     await anyio.wait_all_tasks_blocked()
     assert not opening.done()
     acknowledged.set_result(result_at(1))
-    assert (await opening).last_sequence == 9
+    assert producers.last_sequence((await opening).producer_id) == 9
     assert await writing == result_at(1)
 
 
-async def test_epoch_given_out_after_the_last_write_fences_after_a_restart() -> None:
+async def test_epoch_given_out_after_the_last_write_fences_after_a_restart(ids: Callable[..., None]) -> None:
     store, window = MemoryLogStore(), Window()
-    producers = await opened(store, window, draw=ids(5))
+    ids(5)
+    producers = await opened(store, window)
     zombie = await producers.open("feed")
     await producers.open("feed")
     rebuilt = Window()
@@ -90,9 +100,10 @@ async def test_epoch_given_out_after_the_last_write_fences_after_a_restart() -> 
         rebuilt.find(ProducerStamp(5, zombie.epoch, 1))
 
 
-async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_id() -> None:
+async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_id(ids: Callable[..., None]) -> None:
     window = Window()
-    producers = await opened(MemoryLogStore(), window, draw=ids(5, 6))
+    ids(5, 6)
+    producers = await opened(MemoryLogStore(), window)
     first = await producers.open("feed")
     window.add(ProducerStamp(first.producer_id, first.epoch, 41), result_at(1))
     assert await producers.delete("feed")
@@ -100,16 +111,18 @@ async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_
     with pytest.raises(ProducerFenced, match="deleted"):
         window.find(ProducerStamp(first.producer_id, first.epoch, 41))
     again = await producers.open("feed")
-    assert (again.producer_id, again.epoch, again.last_sequence) == (6, 1, 0)
+    assert (again.producer_id, again.epoch, producers.last_sequence(6)) == (6, 1, 0)
 
 
-async def test_ids_of_the_node_and_of_others_are_never_drawn() -> None:
-    producers = await opened(MemoryLogStore(), draw=ids(0, NODE_PRODUCER_ID, 5, 5, 6))
+async def test_ids_of_the_node_and_of_others_are_never_drawn(ids: Callable[..., None]) -> None:
+    ids(0, NODE_PRODUCER_ID, 5, 5, 6)
+    producers = await opened(MemoryLogStore())
     assert [(await producers.open(name)).producer_id for name in ("a", "b")] == [5, 6]
 
 
-async def test_one_producer_too_many_is_refused_and_deleting_one_helps() -> None:
-    producers = await opened(MemoryLogStore(), draw=ids(5, 6, 7))
+async def test_one_producer_too_many_is_refused_and_deleting_one_helps(ids: Callable[..., None]) -> None:
+    ids(5, 6, 7)
+    producers = await opened(MemoryLogStore())
     for name in ("a", "b"):
         await producers.open(name)
     with pytest.raises(Overloaded, match="delete_producer"):
@@ -135,9 +148,10 @@ async def test_record_that_does_not_decode_is_corrupt_and_named() -> None:
 
 
 @pytest.mark.parametrize("call", ["open", "delete"])
-async def test_call_that_is_cancelled_fences_the_producer_with_its_write(call: str) -> None:
+async def test_call_that_is_cancelled_fences_the_producer_with_its_write(ids: Callable[..., None], call: str) -> None:
     store, window = SlowStore(), Window()
-    producers = await opened(store, window, draw=ids(5))
+    ids(5)
+    producers = await opened(store, window)
     store.gate.set()
     first = await producers.open("feed")
     store.gate.clear()
@@ -151,10 +165,13 @@ async def test_call_that_is_cancelled_fences_the_producer_with_its_write(call: s
         window.find(ProducerStamp(first.producer_id, first.epoch, 1))
 
 
-async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it_is_opened_again() -> None:
+async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it_is_opened_again(
+    ids: Callable[..., None],
+) -> None:
     store, window = SlowStore(), Window()
     store.gate.set()
-    producers = await opened(store, window, draw=ids(5))
+    ids(5)
+    producers = await opened(store, window)
     first = await producers.open("feed")
     store.failures.append(Indeterminate("nobody knows"))
     with pytest.raises(Indeterminate):
@@ -166,10 +183,13 @@ async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the window was rebuilt", "meanwhile"])
-async def test_place_counts_only_if_nothing_of_its_write_was_forgotten_since(before: bool) -> None:
+async def test_place_counts_only_if_nothing_of_its_write_was_forgotten_since(
+    ids: Callable[..., None], before: bool
+) -> None:
     """The log has the write, from a failed try whose caller gave up, and the rebuilt window keeps one result."""
     store = MemoryLogStore()
-    producers = await opened(store, draw=ids(5))
+    ids(5)
+    producers = await opened(store)
     feed = await producers.open("feed")
     stamps = [ProducerStamp(feed.producer_id, feed.epoch, sequence) for sequence in (1, 2)]
     place = producers.place(feed.producer_id, feed.epoch, 1) if before else None

@@ -80,17 +80,12 @@ def test_no_segment_is_sealed_twice_and_the_rest_is_within_the_marks(sizes: list
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"bytes_max": 0}, {"rows_max": -1}, {"bytes_jitter": 1.0}, {"growing_bytes_low": 512 << 20}, {"idle_s_max": 0}],
+    [{"growing_bytes_low": 512 << 20}],
     ids=str,
 )
 def test_limits_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidArgument):
         SegmentLimits(**wrong)
-
-
-def test_jitter_lowers_the_byte_limit_by_its_share_at_most() -> None:
-    limits = SegmentLimits(bytes_max=1000, bytes_jitter=0.1)
-    assert [limits.bytes_max_of_next(share) for share in (0, 0.5, 1)] == [1000, 950, 900]
 
 
 # --- how full a segment is --------------------------------------------------------------------------------------------

