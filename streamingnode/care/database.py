@@ -59,7 +59,7 @@ from wal.rocks.recovery import (
     chain_end,
     check_framing,
     first_sequence,
-    is_cut_short,
+    has_torn_end,
     judge,
     scan_prefix,
     survey,
@@ -358,7 +358,7 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
             detail = f"begins no later than {original.name}, which is older: it is a copy of what came before"
             report.damage(Kind.DUPLICATE, f"{DATABASE_NAME}/{copied.name}", detail, f"{_AWAY}, or {RESTORE}")
     manifest = path / (path / "CURRENT").read_text("utf-8").strip()
-    if is_cut_short(manifest):
+    if has_torn_end(path):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
         step = "nothing to do: the next start writes it anew"
         report.warn(Kind.TORN, f"{DATABASE_NAME}/{manifest.name}", detail, step)

@@ -8,25 +8,41 @@ import ctypes
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
-from rocksdict import Checkpoint, ColumnFamily, Rdict
+from rocksdict import AccessType, Checkpoint, ColumnFamily, DBRecoveryMode, Rdict
 
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.files import no_descriptor_left
-from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY
+from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
 from wal.rocks.space import REPLAY_BYTES, free_bytes_of, log_bytes_of
 from wal.runtime import outlast
 
 READERS_MAX = 2
 """Reading is decoding, which holds the interpreter lock: more threads would only take turns."""
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+def open_rocksdb(
+    path: Path, options: RocksOptions, *, writable: bool = False, create: bool = False, past_damage: bool = False
+) -> Rdict:
+    """Open a database: as far as its log is whole, or with `past_damage` what is behind damage in it, too.
+
+    Raises what RocksDB's failure means. Nothing is changed unless it is `writable`.
+    """
+    recovery = DBRecoveryMode.skip_any_corrupted_record() if past_damage else DBRecoveryMode.point_in_time()
+    with classified(path):
+        return Rdict(
+            str(path),
+            database_options(options, recovery=recovery, create=create),
+            column_families=families(options),
+            access_type=AccessType.read_write() if writable else AccessType.read_only(),
+        )
 
 
 class Engine:
@@ -49,15 +65,9 @@ class Engine:
         self._compactor = anyio.CapacityLimiter(1)
         self.install(database)
 
-    async def read(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
+    async def read(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
         """Run a call that reads, on a reader thread; its failures are typed."""
-        reading = partial(self._run, partial(call, *arguments, **options))
-        return await outlast(anyio.to_thread.run_sync(reading, limiter=self._readers))
-
-    async def look(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
-        """Run a call that reads while all others are held back."""
-        assert self._held, "the others are held back"
-        return await anyio.to_thread.run_sync(self._run, partial(call, *arguments, **options))
+        return await outlast(anyio.to_thread.run_sync(self.run, call, *arguments, limiter=self._readers))
 
     def get(self, key: bytes) -> bytes | None:
         """Return the record of the default family under `key`. Reader thread."""
@@ -72,7 +82,7 @@ class Engine:
             self.entries.compact_range(begin, end)
             self.database.flush()  # RocksDB keeps its own log while it holds a record of either family that is in no table
 
-        await outlast(anyio.to_thread.run_sync(self._run, compact, limiter=self._compactor))
+        await outlast(anyio.to_thread.run_sync(self.run, compact, limiter=self._compactor))
 
     async def close(self) -> None:
         """Wait for the calls under way, hold new ones back, then close the database; idempotent."""
@@ -82,7 +92,7 @@ class Engine:
             await self._readers.acquire_on_behalf_of(self)
             await self._compactor.acquire_on_behalf_of(self)
         if self._is_open:
-            await anyio.to_thread.run_sync(self._run, self._close)
+            await anyio.to_thread.run_sync(self.run, self._close)
 
     def leave(self) -> None:
         """Never close the database: another process has it open, whose files RocksDB would take for left-overs and remove.
@@ -122,13 +132,14 @@ class Engine:
         self._is_open = False
         del self.database, self.entries, self.entry_family, self.meta_family
 
-    def _run(self, call: Callable[[], _T]) -> _T:
+    def run(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+        """Run a call in this thread, held back or not; its failures are typed."""
         with classified(self.path):
             if not self._is_open:
                 raise StorageFailed(
                     f"the database at {self.path} is closed since a write failed — it is being reopened"
                 )
-            return call()
+            return call(*arguments)
 
 
 def link_database(engine: Engine, target: Path) -> None:

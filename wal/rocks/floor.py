@@ -103,8 +103,7 @@ def encode_promise(tick: int) -> bytes:
 
 def decode_promise(data: bytes) -> int:
     """Return the promised tick, 0 when there is none or its write was cut short."""
-    body = _checked(data, _PROMISE.size)
-    return 0 if body is None else int(_PROMISE.unpack(body)[0])
+    return _first_number(data, _PROMISE)
 
 
 def encode_token(term: int, nonce: bytes) -> bytes:
@@ -114,8 +113,12 @@ def encode_token(term: int, nonce: bytes) -> bytes:
 
 def decode_token_term(data: bytes) -> int:
     """Return the term of a fencing token, 0 when there is none or its write was cut short."""
-    body = _checked(data, _TOKEN.size)
-    return 0 if body is None else int(_TOKEN.unpack(body)[0])
+    return _first_number(data, _TOKEN)
+
+
+def _first_number(data: bytes, layout: struct.Struct) -> int:
+    body = _checked(data, layout.size)
+    return 0 if body is None else int(layout.unpack(body)[0])
 
 
 def _with_checksum(body: bytes) -> bytes:
@@ -124,12 +127,9 @@ def _with_checksum(body: bytes) -> bytes:
 
 def _checked(data: bytes, size: int) -> bytes | None:
     """Return so many bytes behind a checksum, None when they fail it or are not there."""
-    body = data[_CHECKSUM_BYTES : _CHECKSUM_BYTES + size]
-    return (
-        body
-        if len(body) == size and data[:_CHECKSUM_BYTES] == crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
-        else None
-    )
+    end = _CHECKSUM_BYTES + size
+    body = data[_CHECKSUM_BYTES:end]
+    return body if len(body) == size and _with_checksum(body) == data[:end] else None
 
 
 def decode_floor(data: bytes) -> Floor:
@@ -199,10 +199,8 @@ class FloorFile:
         """Write the token for `term`, durably."""
         token = encode_token(term, self._nonce)
         os.pwrite(self._descriptor, token, TOKEN_OFFSET)
-        self._token = (
-            token  # not before: after a write that failed, the token on the disk is still the last one of ours
-        )
-        self.token_term = term
+        # Not before: after a write that failed, the token on the disk is still the last one of ours.
+        self._token, self.token_term = token, term
         os.fsync(self._descriptor)
 
     def check_token(self) -> None:

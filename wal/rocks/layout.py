@@ -66,17 +66,10 @@ def open_tables_max(open_files: int | None) -> int:
     return OPEN_TABLES_MAX if open_files is None else min(OPEN_TABLES_MAX, open_files // OPEN_TABLES_SHARE)
 
 
-def replay_memtable_bytes(options: RocksOptions) -> int:
-    """Return how much room replaying needs: RocksDB writes what is full to a table there and then, and nobody else runs."""
-    return (WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes
-
-
-def database_options(
-    options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False, memtable_bytes: int | None = None
-) -> Options:
-    """Return the settings of the database as a whole; `memtable_bytes` takes the place of the option."""
+def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False) -> Options:
+    """Return the settings that the database as a whole is opened with."""
     database, _ = Options.load_latest(str(_SETTINGS))
-    _tune(database, memtable_bytes or options.memtable_bytes)
+    _tune(database, options)
     database.create_if_missing(create)
     database.create_missing_column_families(create)
     database.set_wal_recovery_mode(recovery)
@@ -91,18 +84,17 @@ def database_options(
     return database
 
 
-def families(options: RocksOptions, *, memtable_bytes: int | None = None) -> dict[str, Options]:
-    """Return the column families beside the default one.
-
-    Raw mode always: RocksDB's own notes on keys do not survive a power cut.
-    """
-    entries = Options(raw_mode=True)
-    _tune(entries, memtable_bytes or options.memtable_bytes)
+def families(options: RocksOptions) -> dict[str, Options]:
+    """Return the column families beside the default one."""
+    entries = Options(raw_mode=True)  # always: rocksdict's own notes on keys do not survive a power cut
+    _tune(entries, options)
     return {ENTRY_FAMILY: entries}
 
 
-def _tune(family: Options, memtable_bytes: int) -> None:
-    family.set_write_buffer_size(memtable_bytes)
+def _tune(family: Options, options: RocksOptions) -> None:
+    # Room for replaying all of the log: RocksDB writes what is full to a table there and then, and nobody else runs.
+    # Whoever opens the database for writing sets the size of the options once that is done.
+    family.set_write_buffer_size((WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes)
     family.set_max_write_buffer_number(WAITING_MEMTABLES_MAX + 1)
     family.set_compression_type(DBCompressionType.none())
 

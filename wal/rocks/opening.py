@@ -11,13 +11,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocksdict import AccessType, DBRecoveryMode, Rdict
+from rocksdict import Rdict
 
 from wal import files
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import DIRECTORY_MODE, LOCK_NAME, DirectoryLock, read_regular, sync_directory
-from wal.rocks.database import classified
+from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import (
     FLOOR_BYTES,
     FLOOR_NAME,
@@ -28,14 +28,7 @@ from wal.rocks.floor import (
     read_floor,
     write_floor,
 )
-from wal.rocks.layout import (
-    DATABASE_NAME,
-    ENTRY_FAMILY,
-    RocksOptions,
-    database_options,
-    families,
-    replay_memtable_bytes,
-)
+from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
 from wal.rocks.recovery import (
     Survey,
     check_framing,
@@ -60,23 +53,14 @@ BACKUP_RECORD_NAME = "backup.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedDatabase:
-    """A verified database, open for writing under `term`, with what was found in it."""
-
-    database: Rdict
-    found: Survey
-    term: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedDirectory:
-    """What an owner holds for as long as it owns the directory; `opened` is the database as it was found first."""
+    """What an owner holds for as long as it owns the directory, whichever database is open."""
 
     directory: Path
+    options: RocksOptions
     lock: DirectoryLock
     floor: FloorFile
     space: SpaceWatch
-    opened: OpenedDatabase
 
     def release(self) -> None:
         """Give the directory up; idempotent. The database is closed before."""
@@ -84,7 +68,7 @@ class OwnedDirectory:
         self.lock.release()
 
 
-def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
+def take_directory(directory: Path, options: RocksOptions) -> tuple[OwnedDirectory, Rdict, Survey]:
     """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
     _make_directory(directory)
     failpoint("recovery.directory_made")
@@ -93,58 +77,58 @@ def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
         lock = DirectoryLock(directory)
         undo.callback(lock.release)
         failpoint("recovery.directory_locked")
-        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min)
-        space.make_room_to_start()
         check_place(directory)  # once more, now that nobody else makes a node here
         if not (directory / DATABASE_NAME).exists():
             create_database(directory, options, uuid.uuid4().hex)
         failpoint("recovery.database_prepared")
         floor = FloorFile(directory)
         undo.callback(floor.close)
-        opened = _open_verified(directory, options, floor)
-        undo.callback(opened.database.close)
-        space.look()
+        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min)
+        owned = OwnedDirectory(directory=directory, options=options, lock=lock, floor=floor, space=space)
+        database, found = open_owned(owned)
         undo.pop_all()
-    return OwnedDirectory(directory=directory, lock=lock, floor=floor, space=space, opened=opened)
+    return owned, database, found
 
 
-def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:
-    """Verify and open the database of an owned directory after it was closed.
+def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rdict, Survey]:
+    """Verify the database of an owned directory, open it and take the term; return it with what was found in it.
 
-    Raises as `take_directory`, and `ChannelFenced`. It opens under the term of the token, until something was acknowledged
-    in that (`term_is_spent`): so a disk on which no term gets that far does not use them up.
+    Raises as `take_directory`, and `ChannelFenced`. After a failed write it opens under the term of the token, until
+    something was acknowledged in that (`term_is_spent`): so a disk on which no term gets that far does not use them up.
     """
+    directory, options, floor = owned.directory, owned.options, owned.floor
+    path, is_first = directory / DATABASE_NAME, not floor.token_term
     owned.space.make_room_to_start()
     # Raises for damage; what counts is the floor in memory, which knows all that was acknowledged.
-    read_floor(owned.directory)
-    opened = _open_verified(owned.directory, options, owned.floor, term=0 if term_is_spent else owned.floor.token_term)
-    owned.space.look()
-    return opened
-
-
-def _open_verified(directory: Path, options: RocksOptions, floor: FloorFile, *, term: int = 0) -> OpenedDatabase:
-    """Verify the database and open it under `term`, 0 for the next one."""
-    is_first = not floor.token_term
-    found = verify_database(directory, options, floor.known)
+    read_floor(directory)
+    found = verify_database(path, options, floor.known)
     failpoint("recovery.verified")
     # The token is written before the database is opened for good, and the floor read once more: so everything is found
     # that an owner which no lock kept out had acknowledged before it was fenced.
     if not is_first:
         floor.check_token()  # verifying takes long: that of an owner which came meanwhile is not to be written over
-    floor.take_token(term or 1 + max(found.term, floor.known.term))
+    floor.take_token(1 + max(found.term, floor.known.term) if is_first or term_is_spent else floor.token_term)
     failpoint("recovery.token_taken")
     if is_first:
         floor.reload()
-    database, found = open_database(directory, options, floor.known)
-    failpoint("recovery.database_opened")
-    with classified(directory / DATABASE_NAME):
-        try:
+    with classified(path):
+        drop_torn_end(path)
+    database = open_rocksdb(path, options, writable=True)
+    try:
+        with classified(path):
+            found = drop_behind_holes(database, survey(database), floor.known)
+            # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what
+            # was in them is in new tables, synced, before anything is done.
+            _bring_into_tables(database, options)
+            judge(found, found, floor.known, place=str(path))
+            failpoint("recovery.database_opened")
             _take_term(database, floor, found, options)
-        except BaseException:
-            with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
-                database.close()
-            raise
-    return OpenedDatabase(database=database, found=found, term=floor.token_term)
+            owned.space.look()
+    except BaseException:
+        with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
+            database.close()
+        raise
+    return database, found
 
 
 def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksOptions) -> None:
@@ -186,8 +170,6 @@ def check_place(directory: Path) -> None:
         if floor is None:
             raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
     elif floor is not None and floor.term:
-        if "log.repaired" in names:  # left by a command that is gone
-            raise Corrupt(f"{directory} was being repaired by an earlier release — restore it from a backup")
         raise Corrupt(f"{directory} has a floor file and no database — restore it from a backup")
     elif strangers := sorted(name for name in names if not _is_of_creation(directory, name, begun=floor is not None)):
         named = ", ".join(map(repr, strangers[:NAMED_MAX])) + (" and more" if len(strangers) > NAMED_MAX else "")
@@ -209,9 +191,8 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
     return not content.strip(b"0123456789\n\0")  # a power cut leaves zeros where the process's number was to be
 
 
-def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Survey:
+def verify_database(path: Path, options: RocksOptions, floor: Floor) -> Survey:
     """Check, changing nothing, that the database holds all it should, and return what it holds. Raises `Corrupt`."""
-    path = directory / DATABASE_NAME
     check_framing(path)
     try:
         return _verify(path, options, floor)
@@ -224,9 +205,9 @@ def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Sur
 
 
 def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
-    found = _survey_read_only(path, options, DBRecoveryMode.point_in_time())
+    found = _survey(path, options)
     try:
-        behind_damage = _survey_read_only(path, options, DBRecoveryMode.skip_any_corrupted_record())
+        behind_damage = _survey(path, options, past_damage=True)
     except Corrupt:
         # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such
         # record, and refuses the database for it. Under durability `os` a power cut leaves both, and it proves nothing.
@@ -241,36 +222,13 @@ def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
     return found
 
 
-def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
-    """Open a database that cannot be written now, so that what is in it can be read meanwhile; changes nothing."""
-    path = directory / DATABASE_NAME
-    with classified(path):
-        return _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_only())
-
-
-def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple[Rdict, Survey]:
-    """Open a verified database for writing, and check once more that it holds what the floor says."""
-    path = directory / DATABASE_NAME
-    with classified(path):
-        if has_torn_end(path):
-            _log.warning("torn_manifest_dropped", path=str(path))
-            drop_torn_end(path)
-        room_bytes = replay_memtable_bytes(options)
-        database = _open(
-            path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), memtable_bytes=room_bytes
-        )
+def _survey(path: Path, options: RocksOptions, *, past_damage: bool = False) -> Survey:
+    database = open_rocksdb(path, options, past_damage=past_damage)
     try:
         with classified(path):
-            found = drop_behind_holes(database, survey(database), floor)
-            # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what
-            # was in them is in new tables, synced, before anything is done.
-            _bring_into_tables(database, options)
-        judge(found, found, floor, place=str(path))
-    except BaseException:
-        with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
-            database.close()
-        raise
-    return database, found
+            return survey(database)
+    finally:
+        database.close()
 
 
 def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
@@ -296,38 +254,14 @@ def create_database(directory: Path, options: RocksOptions, node_id: str) -> Non
     sync_directory(directory)
     path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
     shutil.rmtree(path, ignore_errors=True)  # made behind a floor of ours: nobody else's
-    with classified(directory):
-        path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
-        database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), create=True)
-        write_facts(database, node_id)
-        failpoint("recovery.facts_written")
-        database.flush_wal(sync=True)
-        database.close()
+    path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
+    database = open_rocksdb(path, options, writable=True, create=True)
+    write_facts(database, node_id)
+    failpoint("recovery.facts_written")
+    database.flush_wal(sync=True)
+    database.close()
     sync_directory(path)
     failpoint("recovery.database_created")
     path.rename(directory / DATABASE_NAME)
     failpoint("recovery.database_renamed")
     sync_directory(directory)
-
-
-def _survey_read_only(path: Path, options: RocksOptions, recovery: DBRecoveryMode) -> Survey:
-    with classified(path):
-        database = _open(path, options, recovery, AccessType.read_only())
-        try:
-            return survey(database)
-        finally:
-            database.close()
-
-
-def _open(
-    path: Path,
-    options: RocksOptions,
-    recovery: DBRecoveryMode,
-    access: AccessType,
-    *,
-    create: bool = False,
-    memtable_bytes: int | None = None,
-) -> Rdict:
-    settings = database_options(options, recovery=recovery, create=create, memtable_bytes=memtable_bytes)
-    column_families = families(options, memtable_bytes=memtable_bytes)
-    return Rdict(str(path), settings, column_families=column_families, access_type=access)

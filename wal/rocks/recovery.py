@@ -243,7 +243,10 @@ def without_torn_end(database: Path) -> Iterator[Path]:
 
 
 def drop_torn_end(database: Path) -> None:
-    """Cut the torn end off a manifest that has one, of a database that was found sound without it; durable."""
+    """Cut the torn end off a manifest, if it has one, of a database that was found sound without it; durable."""
+    if not has_torn_end(database):
+        return
+    _log.warning("torn_manifest_dropped", path=str(database))
     manifest = manifest_of(database)
     with manifest.open("r+b") as file:
         file.truncate(torn_end(manifest))
@@ -379,25 +382,11 @@ def first_sequence(path: Path) -> int | None:
 def torn_end(path: Path) -> int | None:
     """Return where a file ends before what is torn at its end; None when nothing is, or when more follows that is whole."""
     with _mapped(path) as data:
-        return whole_bytes(data) if _torn_bytes(data) and not _begins_behind_damage(data) else None
-
-
-def is_cut_short(path: Path) -> bool:
-    """Whether a file ends with something that is no whole record."""
-    with _mapped(path) as data:
-        return _torn_bytes(data) > 0
-
-
-def _torn_bytes(data: bytes | mmap.mmap) -> int:
-    """Return how much there is behind the last whole record, without room that was made ahead."""
-    return len(data[whole_bytes(data) :].rstrip(b"\0"))
-
-
-def _begins_behind_damage(data: bytes | mmap.mmap) -> bool:
-    damaged = False
-    for at, following, kind in _fragments(data):
-        sound = _is_sound(data, at, following)
-        if damaged and sound and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
-            return True
-        damaged = damaged or not sound
-    return False
+        damaged = False
+        for at, following, kind in _fragments(data):
+            sound = _is_sound(data, at, following)
+            if damaged and sound and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
+                return None
+            damaged = damaged or not sound
+        whole = whole_bytes(data)
+        return whole if data[whole:].rstrip(b"\0") else None  # zeros are room that was made ahead

@@ -1,5 +1,6 @@
 """The writer thread: takes what is queued, writes it, syncs once, raises the floor, and tells the event loop once."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -26,11 +27,11 @@ THREAD_NAME = "rocksmq-writer"
 
 
 class Writer:
-    """Owns the thread. `queue` brings the writes, in their order on disk; None in it asks for the end.
+    """Owns the thread. `submit` takes the writes, in their order on disk; `commit` hears of each batch, on the event loop.
 
-    Each batch is synced when `sync_interval_s` is None, else at least that often. `tell` runs a call on the event loop,
-    where `commit` hears of each batch in order. A write or sync that fails may have left its records or not, and RocksDB
-    says nothing more about them in this process: all from that batch on is indeterminate, until the directory is verified.
+    Each batch is synced when `sync_interval_s` is None, else at least that often. A write or sync that fails may have left
+    its records or not, and RocksDB says nothing more about them in this process: all from that batch on is indeterminate,
+    until the directory is verified.
     """
 
     def __init__(
@@ -38,15 +39,15 @@ class Writer:
         engine: Engine,
         floor: FloorFile,
         space: SpaceWatch,
+        commit: GroupCommit,
         *,
         sync_interval_s: float | None,
-        queue: SimpleQueue[Write | None],
-        commit: GroupCommit,
-        tell: Callable[..., object],
     ) -> None:
-        self._engine, self._floor, self._space = engine, floor, space
+        self._engine, self._floor, self._space, self._group_commit = engine, floor, space, commit
         self._sync_interval_s = sync_interval_s
-        self._queue, self._group_commit, self._tell_loop = queue, commit, tell
+        self._queue: SimpleQueue[Write | None] = SimpleQueue()
+        self.submit: Callable[[Write], None] = self._queue.put
+        self._tell_loop = asyncio.get_running_loop().call_soon_threadsafe
         self._taken: list[Write] = []
         self._unsynced: list[Write] = []
         self._failure: Exception | None = None
@@ -55,9 +56,6 @@ class Writer:
         self._unlooked_bytes = self._unasked_bytes = self._table_failures = 0
         self._sync_due = self._floor_due = self._space_due = monotonic()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -146,9 +144,7 @@ class Writer:
         failpoint("append.synced")
         try:
             self._floor.check_token()
-        except (
-            ChannelFenced
-        ) as error:  # another owner came between the write and now: it may have read the write, or not
+        except ChannelFenced as error:  # the other owner came after the write: it may have read that, or not
             raise Indeterminate(f"{error}; what was being written may be in the log, or not") from error
         landed = self._unsynced
         if not self._floor.dirty:
