@@ -69,12 +69,6 @@ class Engine:
         """Run a call that reads, on a reader thread; its failures are typed."""
         return await outlast(anyio.to_thread.run_sync(self.run, call, *arguments, limiter=self._readers))
 
-    def get(self, key: bytes) -> bytes | None:
-        """Return the record of the default family under `key`. Reader thread."""
-        value = self.database.get(key)
-        assert value is None or isinstance(value, bytes)
-        return value
-
     async def compact(self, begin: bytes, end: bytes) -> None:
         """Give back the space of deleted entries between two keys; one compaction at a time."""
 

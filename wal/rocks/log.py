@@ -5,7 +5,7 @@ come from reader threads, which check every entry.
 """
 
 import asyncio
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import anyio
 from rocksdict import Rdict, RdictIter
@@ -24,38 +24,31 @@ from wal.rocks.layout import decode_number, encode_number, entry_key, first_posi
 WAL_NAME = RocksMessageId.wal_name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogEnds:
-    """What is known of a log without reading it: its first entry kept and its last one."""
+class LogEnds(NamedTuple):
+    """What is known of a log without reading it; by default, of an empty one."""
 
-    first_position: int
-    last_position: int
-    last_tick: int
-    last_crc32c: int
-
-
-NEW_LOG = LogEnds(first_position=FIRST_POSITION, last_position=0, last_tick=0, last_crc32c=0)
+    first_position: int = FIRST_POSITION
+    last_position: int = 0
+    last_tick: int = 0
+    last_crc32c: int = 0
 
 
 def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
     """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do not fit."""
-    recorded = engine.get(first_position_key(log_id))
-    first_position = FIRST_POSITION if recorded is None else decode_number(recorded)
-    first, last = first_entry(engine.entries, log_id), last_entry(engine.entries, log_id)
+    begin, iterator = first_kept(engine.database, log_id), engine.entries.iter()
+    iterator.seek(entry_key(log_id, 0))
+    first = _current(iterator, log_id)
+    iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
+    last = _current(iterator, log_id)
     if first is None or last is None:
-        if first_position > FIRST_POSITION:
-            raise Corrupt(f"log {name!r} begins at position {first_position} and has no entries")
-        return NEW_LOG
+        if begin > FIRST_POSITION:
+            raise Corrupt(f"log {name!r} begins at position {begin} and has no entries")
+        return LogEnds()
     earliest = decode_entry(first[1], wal_name=WAL_NAME, previous_crc32c=None)
-    if earliest.first_position != first_position:
-        raise Corrupt(f"log {name!r}: positions {first_position} to {earliest.first_position - 1} are missing")
+    if earliest.first_position != begin:
+        raise Corrupt(f"log {name!r}: positions {begin} to {earliest.first_position - 1} are missing")
     latest = decode_entry(last[1], wal_name=WAL_NAME, previous_crc32c=None)
-    return LogEnds(
-        first_position=first_position,
-        last_position=latest.last_position,
-        last_tick=latest.time_tick,
-        last_crc32c=latest.crc32c,
-    )
+    return LogEnds(begin, latest.last_position, latest.time_tick, latest.crc32c)
 
 
 class RocksLog:
@@ -167,18 +160,10 @@ class RocksLog:
         return found
 
 
-def first_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position of the first entry of a log, and its bytes; None when it has none."""
-    iterator = entries.iter()
-    iterator.seek(entry_key(log_id, 0))
-    return _current(iterator, log_id)
-
-
-def last_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position of a log, and its last entry's bytes; None when it has none."""
-    iterator = entries.iter()
-    iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
-    return _current(iterator, log_id)
+def first_kept(database: Rdict, log_id: int) -> int:
+    """Return the first position of a log that is kept; of the database as a whole, since a record says it."""
+    recorded = database.get(first_position_key(log_id))
+    return decode_number(recorded) if isinstance(recorded, bytes) else FIRST_POSITION
 
 
 def last_position(entries: Rdict, log_id: int) -> int:
@@ -203,6 +188,7 @@ def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) 
 
 
 def _current(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:
+    """Return the last position and the bytes of the entry where the iterator is, None when it is outside of the log."""
     position = _current_position(iterator, log_id)
     return None if position is None else (position, iterator.value())
 

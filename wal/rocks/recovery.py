@@ -34,10 +34,9 @@ from wal.rocks.layout import (
     decode_number,
     encode_number,
     entry_key,
-    first_position_key,
     split_entry_key,
 )
-from wal.rocks.log import last_position
+from wal.rocks.log import first_kept, last_position
 from wal.runtime import event_log
 
 _log = event_log(__name__)
@@ -173,9 +172,7 @@ def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
 
 def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
     """Return the last position of a log up to which entry follows on entry, behind the last that the floor knows."""
-    recorded = database.get(first_position_key(log_id))
-    first = decode_number(recorded) if isinstance(recorded, bytes) else 1
-    end, previous_crc32c = max(floor.positions.get(log_id, 0), first - 1), None
+    end, previous_crc32c = max(floor.positions.get(log_id, 0), first_kept(database, log_id) - 1), None
     iterator = database.get_column_family(ENTRY_FAMILY).iter()
     # Behind it: what is wrong with a synced entry is damage and no hole, and nothing is given up for it.
     iterator.seek(entry_key(log_id, end + 1))

@@ -126,7 +126,9 @@ class RocksStore:
     async def get_meta(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none. Raises after a failed write: what was not synced is no value."""
         self._commit.check_writable()
-        return await self._engine.read(self._engine.get, meta_key(key))
+        value = await self._engine.read(lambda: self._engine.database.get(meta_key(key)))
+        assert value is None or isinstance(value, bytes)
+        return value
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return all keys that start with `prefix`, and their values, in key order. Raises as `get_meta`."""
