@@ -160,44 +160,28 @@ def classified(path: Path) -> Iterator[None]:
         raise classify_failure(error, path) from error
 
 
-# RocksDB's exceptions are bare `Exception`s with a text. Tests hold the texts, so that another wording is noticed.
-_LOCK_HELD = ("While lock file", "lock hold by current process")
-_CORRUPT = ("Corruption:", "No such file or directory", "create_if_missing is false")
-_READ_ONLY = ("Read-only file system", "Permission denied")
-_FULL = ("No space left on device",)
-_NO_DESCRIPTOR = ("Too many open files",)
-_CLOSED = ("DB instance already closed", "DB already closed")
-
-
 def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
     """Return what a failed call on the database at `path` means for the caller, except a write: its outcome is open."""
+    # RocksDB's exceptions are bare `Exception`s with a text. Tests hold the texts, so that another wording is noticed.
     text = str(error)
 
-    def says(patterns: tuple[str, ...]) -> bool:
+    def says(*patterns: str) -> bool:
         return any(pattern in text for pattern in patterns)
 
-    if says(_LOCK_HELD):
+    if says("While lock file", "lock hold by current process"):
         return AlreadyOwned(str(path), None)
-    if says(_CLOSED) or type(error).__name__ == "DbClosedError":
+    if says("DB instance already closed", "DB already closed") or type(error).__name__ == "DbClosedError":
         return OnShutdown(f"the database at {path} is closed")
-    if says(_FULL):
-        return _disk_full(path)
-    if says(_NO_DESCRIPTOR):
+    if says("No space left on device"):
+        free_bytes = free_bytes_of(path)
+        return StorageFull(str(path), free_bytes, max(log_bytes_of(path), free_bytes) + REPLAY_BYTES)
+    if says("Too many open files"):
         return no_descriptor_left(path, error)
-    if says(_READ_ONLY):
+    if says("Read-only file system", "Permission denied"):
         return StorageFailed(f"{path} cannot be written — make it writable for this user: {text}")
-    if says(_CORRUPT):
+    if says("Corruption:", "No such file or directory", "create_if_missing is false"):
         return Corrupt(
             f"the database at {path} is damaged: {text} — restore the node from a backup, "
             "or take out what can be read: streamingnode export DIR OUT --salvage"
         )
     return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
-
-
-def _disk_full(path: Path) -> StorageFull:
-    """Return the error for a database that found no room: with what is free, and the least that a start has to write."""
-    try:
-        free_bytes = free_bytes_of(path)
-    except OSError:  # not made yet
-        free_bytes = 0
-    return StorageFull(str(path), free_bytes, max(log_bytes_of(path), free_bytes) + REPLAY_BYTES)

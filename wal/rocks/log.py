@@ -37,9 +37,9 @@ def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
     """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do not fit."""
     begin, iterator = first_kept(engine.database, log_id), engine.entries.iter()
     iterator.seek(entry_key(log_id, 0))
-    first = _current(iterator, log_id)
+    first = current_entry(iterator, log_id)
     iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
-    last = _current(iterator, log_id)
+    last = current_entry(iterator, log_id)
     if first is None or last is None:
         if begin > FIRST_POSITION:
             raise Corrupt(f"log {name!r} begins at position {begin} and has no entries")
@@ -179,7 +179,7 @@ def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) 
     The entry before it is looked at too: so the chain is checked across batches, and no entry can be missing in between.
     """
     iterator.seek_for_prev(entry_key(log_id, position - 1))
-    before = _current(iterator, log_id)
+    before = current_entry(iterator, log_id)
     if before is None:
         iterator.seek(entry_key(log_id, first_position))
         return None, first_position
@@ -187,7 +187,7 @@ def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) 
     return entry_crc32c(before[1]), before[0] + 1
 
 
-def _current(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:
+def current_entry(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:
     """Return the last position and the bytes of the entry where the iterator is, None when it is outside of the log."""
     position = _current_position(iterator, log_id)
     return None if position is None else (position, iterator.value())

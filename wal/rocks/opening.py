@@ -13,10 +13,17 @@ from pathlib import Path
 
 from rocksdict import Rdict
 
-from wal import files
-from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
+from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, UnsupportedFormat
 from wal.failpoint import failpoint
-from wal.files import DIRECTORY_MODE, LOCK_NAME, DirectoryLock, read_regular, sync_directory
+from wal.files import (
+    DIRECTORY_MODE,
+    LOCK_NAME,
+    DirectoryLock,
+    disk_errors_typed,
+    make_directory,
+    read_regular,
+    sync_directory,
+)
 from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import (
     FLOOR_BYTES,
@@ -70,7 +77,10 @@ class OwnedDirectory:
 
 def take_directory(directory: Path, options: RocksOptions) -> tuple[OwnedDirectory, Rdict, Survey]:
     """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
-    _make_directory(directory)
+    with disk_errors_typed(directory):
+        if directory.exists() and not directory.is_dir():
+            raise InvalidArgument(f"{directory} is a file — name a directory")
+        make_directory(directory)
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
         check_place(directory)  # before anything is put there, the lock included
@@ -143,15 +153,6 @@ def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksO
     failpoint("recovery.floor_recorded")
     floor.sync()
     failpoint("recovery.floor_synced")
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        if directory.exists() and not directory.is_dir():
-            raise InvalidArgument(f"{directory} is a file — name a directory")
-        files.make_directory(directory)
-    except OSError as error:
-        raise StorageFailed(f"cannot make {directory}: {error.strerror} — choose a writable place") from error
 
 
 def check_place(directory: Path) -> None:

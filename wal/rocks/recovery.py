@@ -4,10 +4,10 @@ RocksDB itself opens a damaged or missing log file without an error. So a databa
 and held against the floor; and its own files are looked at before it reads them.
 """
 
-import math
 import mmap
 import os
 import shutil
+import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +19,6 @@ from rocksdict import Rdict, WriteBatch
 from wal.codec import crc32c, decode_entry
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
-from wal.position import RocksMessageId
 from wal.rocks.floor import Floor
 from wal.rocks.layout import (
     DURABILITY_KEY,
@@ -34,9 +33,8 @@ from wal.rocks.layout import (
     decode_number,
     encode_number,
     entry_key,
-    split_entry_key,
 )
-from wal.rocks.log import first_kept, last_position
+from wal.rocks.log import WAL_NAME, current_entry, first_kept, last_position
 from wal.runtime import event_log
 
 _log = event_log(__name__)
@@ -176,26 +174,22 @@ def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
     iterator = database.get_column_family(ENTRY_FAMILY).iter()
     # Behind it: what is wrong with a synced entry is damage and no hole, and nothing is given up for it.
     iterator.seek(entry_key(log_id, end + 1))
-    while iterator.valid():
-        found_id, last_position = split_entry_key(iterator.key())
-        if found_id != log_id:
-            return end
+    while (current := current_entry(iterator, log_id)) is not None:
+        last_position, data = current
         try:
-            entry = decode_entry(iterator.value(), wal_name=RocksMessageId.wal_name, previous_crc32c=previous_crc32c)
+            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
         except Corrupt:
-            return end
+            break
         if entry.first_position > end + 1:
-            return end
+            break
         end, previous_crc32c = last_position, entry.crc32c
         iterator.next()
-    iterator.status()  # without this a damaged block looks like the end
     return end
 
 
 LOOK_ALIKE_SUFFIX = ".look.tmp"
-_COPIED = ("CURRENT", "rocksdict-config.json")
-"""Written in place by whoever opens a database, so never shared with the original."""
-_LEFT_OUT = ("LOCK", "LOG")
+_LEFT_OUT = ("LOCK", "LOG", "rocksdict-config.json")
+"""Written by whoever opens a database, so never shared with the original."""
 _CURRENT_BYTES_MAX = 4096
 
 
@@ -222,16 +216,14 @@ def has_torn_end(database: Path) -> bool:
 def without_torn_end(database: Path) -> Iterator[Path]:
     """Yield a database of the same files with a manifest that ends before what is torn; for reading, and gone afterwards.
 
-    Its tables and logs are hard links. Raises `OSError`, as where there are no links. A kill leaves it to the next time.
+    The others are hard links. Raises `OSError`, as where there are no links. A kill leaves it to the next time.
     """
     look_alike, manifest = database.with_name(database.name + LOOK_ALIKE_SUFFIX), manifest_of(database)
     shutil.rmtree(look_alike, ignore_errors=True)
     look_alike.mkdir(DIRECTORY_MODE)
     try:
         for file in database.iterdir():
-            if file.name in _COPIED:
-                shutil.copyfile(file, look_alike / file.name)
-            elif file != manifest and not file.name.startswith(_LEFT_OUT):
+            if file != manifest and not file.name.startswith(_LEFT_OUT):
                 (look_alike / file.name).hardlink_to(file)
         (look_alike / manifest.name).write_bytes(manifest.read_bytes()[: torn_end(manifest)])
         yield look_alike
@@ -281,29 +273,23 @@ def check_framing(database: Path) -> None:
     takes such a record for one of an older file, begins again, and never ends. All else that can be wrong with a record it
     finds by itself.
     """
-    for entry in sorted(os.scandir(database), key=lambda each: each.name):
-        if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
-            raise not_regular(Path(entry.path))  # RocksDB would wait for ever for a pipe
-        bytes_max = _bytes_max(entry.name)
+    for path in sorted(database.iterdir()):
+        is_journal = path.name.startswith("MANIFEST-") or path.name.endswith(".log")
+        is_note = path.name.startswith("OPTIONS-") or path.name in {"CURRENT", "IDENTITY"}
         with suppress(FileNotFoundError):  # a running owner has removed it
-            if (size_bytes := entry.stat().st_size) > bytes_max:
-                raise Corrupt(
-                    f"{entry.path} has {size_bytes} bytes, it never gets {bytes_max} — restore it from a backup"
-                )
-    for path in sorted((*database.glob("MANIFEST-*"), *database.glob("*.log"))):
-        with _mapped(path) as data:
-            at = first_recycled(data)
-        if at is not None:
-            raise Corrupt(
-                f"{path} is damaged at byte {at}: a record of a type that it is never given — restore it from a backup"
-            )
-
-
-def _bytes_max(name: str) -> float:
-    """Return how long a file may be that is read before its table says its length: one of holes costs nothing to make."""
-    if name in {"CURRENT", "IDENTITY"} or name.startswith("OPTIONS-"):
-        return NOTE_BYTES_MAX
-    return JOURNAL_BYTES_MAX if name.startswith("MANIFEST-") or name.endswith(".log") else math.inf
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise not_regular(path)  # RocksDB would wait for ever for a pipe
+            bytes_max = JOURNAL_BYTES_MAX if is_journal else NOTE_BYTES_MAX
+            if (is_journal or is_note) and status.st_size > bytes_max:  # a file of holes costs nothing to make
+                length = f"{status.st_size} bytes, it never gets {bytes_max}"
+                raise Corrupt(f"{path} has {length} — restore it from a backup")
+            if is_journal:
+                with _mapped(path) as data:
+                    at = first_recycled(data)
+                if at is not None:
+                    damage = f"damaged at byte {at}: a record of a type that it is never given"
+                    raise Corrupt(f"{path} is {damage} — restore it from a backup")
 
 
 def first_recycled(data: bytes | mmap.mmap) -> int | None:
@@ -369,11 +355,10 @@ def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 def first_sequence(path: Path) -> int | None:
     """Return the number that RocksDB gave the first change in one of its log files; None when nothing is in it."""
-    with open_binary(path) as file:
-        head = file.read(_HEADER.size + _SEQUENCE.size)
-    if len(head) < _HEADER.size + _SEQUENCE.size or head[_HEADER.size - 1] == _PADDING:
-        return None
-    return int(_SEQUENCE.unpack_from(head, _HEADER.size)[0])
+    with _mapped(path) as data:
+        if len(data) < _HEADER.size + _SEQUENCE.size or data[_HEADER.size - 1] == _PADDING:
+            return None
+        return int(_SEQUENCE.unpack_from(data, _HEADER.size)[0])
 
 
 def torn_end(path: Path) -> int | None:

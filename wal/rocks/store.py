@@ -82,7 +82,6 @@ class RocksStore:
         self._closed = False
         self._begin(found)
         _open_stores.add(self)
-        _guard_forks()
 
     @property
     def queued_bytes(self) -> int:
@@ -208,7 +207,12 @@ class RocksStore:
                 # Before the database is closed: closing would remove files of the owner that took over.
                 await anyio.to_thread.run_sync(self._owned.floor.check_token)
                 self._commit.reopening = True
-                await self._release_database()
+                await anyio.to_thread.run_sync(self._writer.stop)
+                if self._commit.taken_over:  # its last batch met another owner's token
+                    raise self._commit.refusal()
+                with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
+                    await self._engine.close()
+                failpoint("recovery.database_released")
                 try:
                     await self._install_next()
                 finally:
@@ -218,14 +222,6 @@ class RocksStore:
                 raise
             finally:
                 self._commit.reopening = False
-
-    async def _release_database(self) -> None:
-        await anyio.to_thread.run_sync(self._writer.stop)
-        if self._commit.taken_over:  # its last batch met another owner's token
-            raise self._commit.refusal()
-        with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
-            await self._engine.close()
-        failpoint("recovery.database_released")
 
     async def _install_next(self) -> None:
         """Verify what is on the disk and open it under the next term; failing that, leave what can be read."""
@@ -275,7 +271,6 @@ class RocksStore:
                     self._owned.release()
 
     async def _make_log(self, name: str) -> int:
-        self._commit.check_writable()
         if len(self._log_ids) >= LOGS_MAX:
             raise InvalidArgument(
                 f"{self._directory} has {LOGS_MAX} logs, as many as a node can have — use another directory"
@@ -296,12 +291,10 @@ class RocksStore:
 _open_stores: "weakref.WeakSet[RocksStore]" = weakref.WeakSet()
 
 
-@functools.cache
-def _guard_forks() -> None:
+def _abandon_in_child() -> None:
     """Have every store refuse everything in a forked child: RocksDB takes writes there and loses them."""
+    for store in _open_stores:
+        store.abandon()
 
-    def abandon_all() -> None:
-        for store in _open_stores:
-            store.abandon()
 
-    os.register_at_fork(after_in_child=abandon_all)
+os.register_at_fork(after_in_child=_abandon_in_child)
