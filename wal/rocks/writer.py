@@ -94,7 +94,9 @@ class Writer:
         return writes
 
     def _patience(self) -> float | None:
-        """Return how long nothing has to be done, None for ever."""
+        """Return how long nothing has to be done, None for ever: after a failure nothing is."""
+        if self._failure is not None:
+            return None
         dues = []
         if self._unsynced:
             dues.append(self._sync_due)
@@ -167,17 +169,18 @@ class Writer:
 
     def _tend(self) -> None:
         """Do what is due: the background sync, the floor's sync, a look at the disk's space."""
+        if self._failure is not None:
+            return
         now = monotonic()
-        if self._failure is None:
-            try:
-                if self._unsynced and now >= self._sync_due:
-                    self._sync()
-                if self._floor.dirty and now >= self._floor_due:
-                    self._sync_floor()
-            except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is open
-                self._fail(error)
-        if now >= self._space_due and self._space.verdict.level is not SpaceLevel.AMPLE:
-            self._look_at_space(now)
+        try:
+            if self._unsynced and now >= self._sync_due:
+                self._sync()
+            if self._floor.dirty and now >= self._floor_due:
+                self._sync_floor()
+            if self._space.verdict.level is not SpaceLevel.AMPLE and now >= self._space_due:
+                self._look_at_space(now)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is open
+            self._fail(error)
 
     def _look_before(self, size_bytes: int) -> None:
         """Look at the disk unless that was just done: an exhausted one gives its reserve up before a write fails."""
