@@ -16,7 +16,7 @@ import anyio.to_thread
 from rocksdict import AccessType, Checkpoint, ColumnFamily, DBRecoveryMode, Rdict
 
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
-from wal.files import no_descriptor_left
+from wal.files import DIRECTORY_MODE, no_descriptor_left
 from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
 from wal.rocks.space import REPLAY_BYTES, free_bytes_of, log_bytes_of
 from wal.runtime import outlast
@@ -37,6 +37,8 @@ def open_rocksdb(
     """
     recovery = DBRecoveryMode.skip_any_corrupted_record() if past_damage else DBRecoveryMode.point_in_time()
     with classified(path):
+        if create:
+            path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
         return Rdict(
             str(path),
             database_options(options, recovery=recovery, create=create),

@@ -60,16 +60,8 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_slot(floor: Floor) -> bytes:
     """Return the used bytes of a slot."""
-    head = _HEAD.pack(
-        FLOOR_MAGIC,
-        FLOOR_FORMAT,
-        len(floor.positions),
-        floor.node_id.encode(),
-        floor.generation,
-        floor.term,
-        floor.tick,
-        floor.meta_version,
-    )
+    numbers = floor.generation, floor.term, floor.tick, floor.meta_version
+    head = _HEAD.pack(FLOOR_MAGIC, FLOOR_FORMAT, len(floor.positions), floor.node_id.encode(), *numbers)
     return _with_checksum(head + b"".join(_POSITION.pack(*item) for item in floor.positions.items()))
 
 
@@ -223,14 +215,9 @@ class FloorFile:
     def record(self, positions: Mapping[int, int], *, tick: int = 0, term: int = 0, meta: int = 0) -> None:
         """Raise the floor to what a completed sync made durable; survives a kill at once. Writer thread only."""
         old = self.known
-        self._positions.update(positions)
-        self.known = Floor(
-            node_id=old.node_id,
-            generation=old.generation,
-            term=max(old.term, term),
-            tick=max(old.tick, tick),
-            meta_version=max(old.meta_version, meta),
-            positions=self._positions,
+        self._positions.update(positions)  # which are those of `known`
+        self.known = msgspec.structs.replace(
+            old, term=max(old.term, term), tick=max(old.tick, tick), meta_version=max(old.meta_version, meta)
         )
         os.pwrite(self._descriptor, encode_slot(self.known), (self.known.generation & 1) * SLOT_BYTES)
         self.dirty = True

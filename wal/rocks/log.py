@@ -115,9 +115,9 @@ class RocksLog:
             position = min(position, self.durable_position)
             if position <= self.first_position:
                 return
-            entries = await self._engine.read(self._read_range, position, self.first_position, 1)
-            if entries[0].first_position > self.first_position:
-                await self._drop_before(entries[0].first_position)
+            [entry] = await self._engine.read(self._read_range, position, self.first_position, 1)
+            if entry.first_position > self.first_position:
+                await self._drop_before(entry.first_position)
 
     def restart(self, ends: LogEnds) -> None:
         """Go on from what was found when the database was opened again; readers see what is new to them."""

@@ -13,17 +13,9 @@ from pathlib import Path
 
 from rocksdict import Rdict
 
-from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, UnsupportedFormat
+from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
 from wal.failpoint import failpoint
-from wal.files import (
-    DIRECTORY_MODE,
-    LOCK_NAME,
-    DirectoryLock,
-    disk_errors_typed,
-    make_directory,
-    read_regular,
-    sync_directory,
-)
+from wal.files import LOCK_NAME, DirectoryLock, disk_errors_typed, make_directory, read_regular, sync_directory
 from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import (
     FLOOR_BYTES,
@@ -35,23 +27,9 @@ from wal.rocks.floor import (
     read_floor,
     write_floor,
 )
-from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
-from wal.rocks.recovery import (
-    Survey,
-    check_framing,
-    drop_behind_holes,
-    drop_torn_end,
-    has_torn_end,
-    judge,
-    survey,
-    without_torn_end,
-    write_facts,
-    write_term,
-)
+from wal.rocks.layout import DATABASE_NAME, RocksOptions
+from wal.rocks.recovery import Survey, drop_torn_end, recover, verify_database, write_facts, write_term
 from wal.rocks.space import SpaceWatch
-from wal.runtime import event_log
-
-_log = event_log(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
 NAMED_MAX = 5
@@ -126,11 +104,7 @@ def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rd
     database = open_rocksdb(path, options, writable=True)
     try:
         with classified(path):
-            found = drop_behind_holes(database, survey(database), floor.known)
-            # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what
-            # was in them is in new tables, synced, before anything is done.
-            _bring_into_tables(database, options)
-            judge(found, found, floor.known, place=str(path))
+            found = recover(path, database, options, floor.known)
             failpoint("recovery.database_opened")
             _take_term(database, floor, found, options)
             owned.space.look()
@@ -192,57 +166,6 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
     return not content.strip(b"0123456789\n\0")  # a power cut leaves zeros where the process's number was to be
 
 
-def verify_database(path: Path, options: RocksOptions, floor: Floor) -> Survey:
-    """Check, changing nothing, that the database holds all it should, and return what it holds. Raises `Corrupt`."""
-    check_framing(path)
-    try:
-        return _verify(path, options, floor)
-    except Corrupt:
-        if has_torn_end(path):
-            # When that is not all that is wrong, what is wrong with the original is the error to tell.
-            with suppress(StreamingNodeError, OSError), without_torn_end(path) as look_alike:
-                return _verify(look_alike, options, floor)
-        raise
-
-
-def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
-    found = _survey(path, options)
-    try:
-        behind_damage = _survey(path, options, past_damage=True)
-    except Corrupt:
-        # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such
-        # record, and refuses the database for it. Under durability `os` a power cut leaves both, and it proves nothing.
-        if found.synced_each_batch:
-            raise
-        behind_damage = found
-    judge(found, behind_damage, floor, place=str(path))
-    for name, log_id in found.log_ids.items():
-        kept, reached = found.last_positions[log_id], behind_damage.last_positions.get(log_id, 0)
-        if reached > kept:  # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
-            _log.warning("torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept)
-    return found
-
-
-def _survey(path: Path, options: RocksOptions, *, past_damage: bool = False) -> Survey:
-    database = open_rocksdb(path, options, past_damage=past_damage)
-    try:
-        with classified(path):
-            return survey(database)
-    finally:
-        database.close()
-
-
-def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
-    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
-    entries = database.get_column_family(ENTRY_FAMILY)
-    try:
-        for family in (entries, database):
-            family.set_options({"write_buffer_size": str(options.memtable_bytes)})
-            family.flush()
-    finally:
-        entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
-
-
 def create_database(directory: Path, options: RocksOptions, node_id: str) -> None:
     """Make a node, each step synced: the floor, the database under a temporary name, the database under its own.
 
@@ -255,7 +178,6 @@ def create_database(directory: Path, options: RocksOptions, node_id: str) -> Non
     sync_directory(directory)
     path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
     shutil.rmtree(path, ignore_errors=True)  # made behind a floor of ours: nobody else's
-    path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
     database = open_rocksdb(path, options, writable=True, create=True)
     write_facts(database, node_id)
     failpoint("recovery.facts_written")

@@ -17,8 +17,9 @@ import msgspec
 from rocksdict import Rdict, WriteBatch
 
 from wal.codec import crc32c, decode_entry
-from wal.errors import Corrupt, UnsupportedFormat
+from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
+from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import Floor
 from wal.rocks.layout import (
     DURABILITY_KEY,
@@ -29,6 +30,7 @@ from wal.rocks.layout import (
     NODE_ID_KEY,
     TERM_KEY,
     Durability,
+    RocksOptions,
     decode_log_id,
     decode_number,
     encode_number,
@@ -120,6 +122,46 @@ def _require(found: int, wanted: int, what: str, verdict: str) -> None:
         raise Corrupt(f"{what} {verdict.format(found=found, wanted=wanted)} — restore the node directory from a backup")
 
 
+def verify_database(path: Path, options: RocksOptions, floor: Floor) -> Survey:
+    """Check, changing nothing, that the database holds all it should, and return what it holds. Raises `Corrupt`."""
+    check_framing(path)
+    try:
+        return _verify(path, options, floor)
+    except Corrupt:
+        if has_torn_end(path):
+            # When that is not all that is wrong, what is wrong with the original is the error to tell.
+            with suppress(StreamingNodeError, OSError), without_torn_end(path) as look_alike:
+                return _verify(look_alike, options, floor)
+        raise
+
+
+def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
+    found = _survey(path, options)
+    try:
+        behind_damage = _survey(path, options, past_damage=True)
+    except Corrupt:
+        # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such
+        # record, and refuses the database for it. Under durability `os` a power cut leaves both, and it proves nothing.
+        if found.synced_each_batch:
+            raise
+        behind_damage = found
+    judge(found, behind_damage, floor, place=str(path))
+    for name, log_id in found.log_ids.items():
+        kept, reached = found.last_positions[log_id], behind_damage.last_positions.get(log_id, 0)
+        if reached > kept:  # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
+            _log.warning("torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept)
+    return found
+
+
+def _survey(path: Path, options: RocksOptions, *, past_damage: bool = False) -> Survey:
+    database = open_rocksdb(path, options, past_damage=past_damage)
+    try:
+        with classified(path):
+            return survey(database)
+    finally:
+        database.close()
+
+
 def scan_prefix(family: Rdict, prefix: bytes) -> dict[bytes, bytes]:
     """Return all records of a family whose keys start with `prefix`, in key order."""
     iterator = family.iter()
@@ -141,6 +183,27 @@ def _fact(database: Rdict, key: bytes) -> bytes:
         raise Corrupt(f"the database lacks its record {key!r} — restore the node directory from a backup")
     assert isinstance(value, bytes)
     return value
+
+
+def recover(path: Path, database: Rdict, options: RocksOptions, floor: Floor) -> Survey:
+    """Drop what a crash tore of a database that was verified and is open for writing; return what is left, durable."""
+    found = drop_behind_holes(database, survey(database), floor)
+    # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what was in
+    # them is in new tables, synced, before anything is done.
+    _bring_into_tables(database, options)
+    judge(found, found, floor, place=str(path))
+    return found
+
+
+def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
+    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
+    entries = database.get_column_family(ENTRY_FAMILY)
+    try:
+        for family in (entries, database):
+            family.set_options({"write_buffer_size": str(options.memtable_bytes)})
+            family.flush()
+    finally:
+        entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
 
 
 def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:

@@ -199,7 +199,7 @@ async def test_error_of_an_attempt_that_somebody_keeps_does_not_keep_the_lock_of
     await append(await store.open_log("p0"), b"before")
     await poison(store, disk)
     with monkeypatch.context() as broken, pytest.raises(StorageFailed) as kept:
-        broken.setattr("wal.rocks.opening.drop_behind_holes", unreadable)
+        broken.setattr("wal.rocks.recovery.drop_behind_holes", unreadable)
         await store.reopen()
     await store.reopen()
     assert store.taking_writes
