@@ -34,13 +34,10 @@ _CHECKSUM_BYTES = 4
 """Before each part: the CRC32C of the rest of it, little endian."""
 _HEAD = struct.Struct("<4sHH32sQQQQ")
 """magic, format, log count, node id, generation, term, tick, version of the state map."""
-_POSITION = struct.Struct("<IQ")
-"""log id, last durable position."""
-_PROMISE = struct.Struct("<Q")
-"""tick."""
+_POSITION = struct.Struct("<IQ")  # log id, last durable position
+_PROMISE = struct.Struct("<Q")  # tick
 _NONCE_BYTES = 16
-_TOKEN = struct.Struct(f"<Q{_NONCE_BYTES}s")
-"""term, a number of the owner's own."""
+_TOKEN = struct.Struct(f"<Q{_NONCE_BYTES}s")  # term, a number of the owner's own
 TOKEN_BYTES = _CHECKSUM_BYTES + _TOKEN.size
 
 LOGS_MAX = (SLOT_BYTES - _CHECKSUM_BYTES - _HEAD.size) // _POSITION.size

