@@ -147,10 +147,11 @@ class RocksLog:
         found: list[LogEntry] = []
         size = 0
         while size < bytes_max and expected <= end_position:
-            last_position = _current_position(iterator, self.log_id)
-            if last_position is None:
+            current = current_entry(iterator, self.log_id)
+            if current is None:
                 raise _missing(expected, end_position)
-            entry = decode_entry(iterator.value(), wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
+            last_position, data = current
+            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
             if entry.first_position != expected or entry.last_position != last_position:
                 raise _missing(expected, entry.first_position - 1)
             previous_crc32c, expected = entry.crc32c, last_position + 1
@@ -167,10 +168,11 @@ def first_kept(database: Rdict, log_id: int) -> int:
 
 
 def last_position(entries: Rdict, log_id: int) -> int:
-    """Return the last position of a log without looking at the entry, 0 when it has none."""
+    """Return the last position of a log, 0 when it has no entry; its last entry is not decoded."""
     iterator = entries.iter()
     iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
-    return _current_position(iterator, log_id) or 0
+    last = current_entry(iterator, log_id)
+    return 0 if last is None else last[0]
 
 
 def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) -> tuple[int | None, int]:
@@ -188,19 +190,16 @@ def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) 
 
 
 def current_entry(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position and the bytes of the entry where the iterator is, None when it is outside of the log."""
-    position = _current_position(iterator, log_id)
-    return None if position is None else (position, iterator.value())
+    """Return the last position and the bytes of the entry that an iterator is at, None when it is outside of the log.
 
-
-def _current_position(iterator: RdictIter, log_id: int) -> int | None:
-    """Return where the iterator is in a log, None when it is outside. Raises when damage took it there."""
+    Raises when damage took it there.
+    """
     # RocksDB's iteration bounds would spare the look at each key, but rocksdict encodes them as if not in raw mode.
     if not iterator.valid():
         iterator.status()  # raises: an iteration ends early over a damaged block, and only this says so
         return None
     found_id, position = split_entry_key(iterator.key())
-    return position if found_id == log_id else None
+    return (position, iterator.value()) if found_id == log_id else None
 
 
 def _missing(first: int, last: int) -> Corrupt:

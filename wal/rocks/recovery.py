@@ -74,7 +74,7 @@ def write_term(database: Rdict, term: int, durability: Durability) -> None:
 
 
 def survey(database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position) -> Survey:
-    """Look at the end of every log, without reading any entry. Raises `UnsupportedFormat` for another layout."""
+    """Look at the end of every log, without decoding an entry. Raises `UnsupportedFormat` for another layout."""
     version = decode_number(_fact(database, FORMAT_KEY))
     if version != STORE_FORMAT:
         raise UnsupportedFormat(

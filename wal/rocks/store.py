@@ -192,9 +192,7 @@ class RocksStore:
         owned = self._owned
         self.term, self._log_ids, self._meta_version = owned.floor.token_term, dict(found.log_ids), found.meta_version
         self._commit.space_changed(owned.space.verdict)  # reopening looked, and no writer was there to tell
-        self._writer = Writer(
-            self._engine, owned.floor, owned.space, self._commit, sync_interval_s=owned.options.sync_interval_s
-        )
+        self._writer = Writer(self._engine, owned, self._commit)
         self._commit.hand_over = self._writer.submit
 
     async def _reopen(self) -> None:

@@ -11,10 +11,10 @@ from rocksdict import WriteBatch
 from wal.errors import ChannelFenced, Indeterminate
 from wal.failpoint import failpoint
 from wal.rocks.database import Engine
-from wal.rocks.floor import FloorFile
 from wal.rocks.group_commit import GroupCommit, Write
 from wal.rocks.layout import WAITING_MEMTABLES_MAX
-from wal.rocks.space import SpaceLevel, SpaceWatch
+from wal.rocks.opening import OwnedDirectory
+from wal.rocks.space import SpaceLevel
 
 WRITE_BYTES_MAX = 1 << 20
 """One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go into one."""
@@ -29,22 +29,14 @@ THREAD_NAME = "rocksmq-writer"
 class Writer:
     """Owns the thread. `submit` takes the writes, in their order on disk; `commit` hears of each batch, on the event loop.
 
-    Each batch is synced when `sync_interval_s` is None, else at least that often. A write or sync that fails may have left
+    Each batch is synced, or as often as the options say. A write or sync that fails may have left
     its records or not, and RocksDB says nothing more about them in this process: all from that batch on is indeterminate,
     until the directory is verified.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        floor: FloorFile,
-        space: SpaceWatch,
-        commit: GroupCommit,
-        *,
-        sync_interval_s: float | None,
-    ) -> None:
-        self._engine, self._floor, self._space, self._group_commit = engine, floor, space, commit
-        self._sync_interval_s = sync_interval_s
+    def __init__(self, engine: Engine, owned: OwnedDirectory, commit: GroupCommit) -> None:
+        self._engine, self._floor, self._space, self._group_commit = engine, owned.floor, owned.space, commit
+        self._sync_interval_s = owned.options.sync_interval_s
         self._queue: SimpleQueue[Write | None] = SimpleQueue()
         self.submit: Callable[[Write], None] = self._queue.put
         self._tell_loop = asyncio.get_running_loop().call_soon_threadsafe
