@@ -1,7 +1,6 @@
-"""The open database, the threads that may touch it, and what its failures mean.
+"""The open database, the threads that may touch it beside the writer's, and what its failures mean.
 
-Besides the writer thread, which writes and syncs, there are two that read and one that compacts. Their calls cannot be
-abandoned, so that no iterator outlives the database.
+Two of them read and one compacts. Their calls cannot be abandoned, so that no iterator outlives the database.
 """
 
 import ctypes
@@ -91,10 +90,7 @@ class Engine:
             await anyio.to_thread.run_sync(self.run, self._close)
 
     def leave(self) -> None:
-        """Never close the database: another process has it open, whose files RocksDB would take for left-overs and remove.
-
-        What RocksDB holds in memory stays with this process until it ends.
-        """
+        """Never close the database: another process has it open, whose files RocksDB would remove as left-overs."""
         if self._is_open:
             self.database.cancel_all_background(False)
             for part in (self.database, self.entries, self.entry_family, self.meta_family):

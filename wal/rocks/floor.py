@@ -63,10 +63,7 @@ def encode_slot(floor: Floor) -> bytes:
 
 
 def decode_slot(data: bytes) -> Floor | None:
-    """Return the floor in a slot, None when the slot was never written or its write was cut short.
-
-    Raises `UnsupportedFormat` for a whole slot of a newer release.
-    """
+    """Return the floor in a slot, None when it has no whole one. Raises `UnsupportedFormat` for a newer release's."""
     if len(data) < _CHECKSUM_BYTES + _HEAD.size:
         return None
     magic, version, count, node_id, generation, term, tick, meta_version = _HEAD.unpack_from(data, _CHECKSUM_BYTES)
@@ -155,15 +152,12 @@ def read_floor(directory: Path) -> Floor | None:
 
 
 class FloorFile:
-    """The open floor file of an owner of the directory. Nothing waits for the disk but `sync` and `take_token`.
+    """The open floor file of an owner of the directory. `sync`, `promise` and `take_token` wait for the disk.
 
     The writer thread alone writes the slots, one call at a time the promise, an opening alone the token, so there is no
-    lock. Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and loses
-    at most one sync interval of the floor, never of the log.
-
-    Where `flock` does not work, or the directory is replaced under its owner, the token tells: the owner's term and a random
-    number. Each opening writes its own before it opens the database for good, and the writer compares before each batch and
-    again before it acknowledges.
+    lock. Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and
+    loses at most one sync interval of the floor, never of the log. Where `flock` does not work, or the directory is
+    replaced under its owner, the token tells: the writer compares it before each batch and before it acknowledges.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -40,8 +40,8 @@ class RocksOptions:
     `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the operating system, which
     loses up to `sync_interval_ms` of it in a power cut, never a hole). `queue_bytes_max` bounds appends that wait for
     the disk. Appends are refused while the disk has less than `free_bytes_min` left, or less than twice RocksDB's own log;
-    0 refuses nothing. See `wal.rocks.space`. RocksDB's log is at most about two memtables, four on a slow disk, which bounds
-    what a start has to replay, with the interpreter lock held.
+    0 refuses nothing. See `wal.rocks.space`. RocksDB's log is at most about two memtables, four on a slow disk: so much
+    a start has to replay, with the interpreter lock held.
     """
 
     durability: Durability = "fsync"

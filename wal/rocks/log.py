@@ -106,10 +106,7 @@ class RocksLog:
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
 
     async def truncate(self, position: int) -> None:
-        """Give up everything before the entry that holds `position`, and its space; the last entry always stays.
-
-        Cancelling may leave the space to a later truncation.
-        """
+        """Give up all before the entry that holds `position`, and its space; cancelling may leave that to a later call."""
         async with self._truncating:
             self._commit.check_readable()
             position = min(position, self.durable_position)

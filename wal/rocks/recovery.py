@@ -188,8 +188,8 @@ def _fact(database: Rdict, key: bytes) -> bytes:
 def recover(path: Path, database: Rdict, options: RocksOptions, floor: Floor) -> Survey:
     """Drop what a crash tore of a database that was verified and is open for writing; return what is left, durable."""
     found = drop_behind_holes(database, survey(database), floor)
-    # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what was in
-    # them is in new tables, synced, before anything is done.
+    # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what was
+    # in them is in new tables, synced, before anything is done.
     _bring_into_tables(database, options)
     judge(found, found, floor, place=str(path))
     return found
@@ -318,7 +318,7 @@ RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
 _HEADER = struct.Struct("<IHB")  # checksum, length, type
 _SEQUENCE = struct.Struct("<Q")  # begins the content of the first record of a log file
 _NOTE_BYTES_MAX, _JOURNAL_BYTES_MAX = 16 << 20, 64 << 30
-"""Of a small file, which RocksDB reads as a whole; of its manifest and of a log file, which it begins anew long before."""
+"""Of a small file, which RocksDB reads as a whole; of its manifest and a log file, which it begins anew long before."""
 _PADDING = 0
 _WHOLE_RECORD, _FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 1, 2, 3
 _CRC_MASK = 0xA282EAD8  # RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak

@@ -147,10 +147,7 @@ class RocksStore:
         failpoint("append.record_durable")
 
     async def link_copy(self, target: Path) -> None:
-        """Make a database at `target`, on the node's disk, that has all logs and the state map as they are now.
-
-        Its tables are hard links to this one's. Everything acknowledged before the call is in it.
-        """
+        """Make a database at `target` that has all that was acknowledged before; see `link_database`."""
         self._commit.check_readable()
         await self._engine.read(link_database, self._engine, target)
 

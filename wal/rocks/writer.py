@@ -27,11 +27,11 @@ THREAD_NAME = "rocksmq-writer"
 
 
 class Writer:
-    """Owns the thread. `submit` takes the writes, in their order on disk; `commit` hears of each batch, on the event loop.
+    """Owns the thread. `submit` takes writes, in their order on disk; `commit` hears of each batch, on the event loop.
 
-    Each batch is synced, or as often as the options say. A write or sync that fails may have left
-    its records or not, and RocksDB says nothing more about them in this process: all from that batch on is indeterminate,
-    until the directory is verified.
+    Each batch is synced, or as often as the options say. A write or sync that fails may have left its records or not, and
+    RocksDB says nothing more about them in this process: all from that batch on is indeterminate, until the directory is
+    verified.
     """
 
     def __init__(self, engine: Engine, owned: OwnedDirectory, commit: GroupCommit) -> None:
