@@ -331,7 +331,7 @@ def check_framing(database: Path) -> None:
     takes such a record for one of an older file, begins again, and never ends. All else that can be wrong with a record it
     finds by itself.
     """
-    for path in sorted(database.iterdir()):
+    for path in database.iterdir():
         is_journal = path.name.startswith("MANIFEST-") or path.name.endswith(".log")
         is_note = path.name.startswith("OPTIONS-") or path.name in {"CURRENT", "IDENTITY"}
         with suppress(FileNotFoundError):  # a running owner has removed it
