@@ -109,11 +109,10 @@ async def test_a_writer_that_failed_waits_for_its_end_also_when_the_floor_was_no
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = await store.open_log("p0")
-    await append(log, b"before")  # its floor would be synced a while later
     fail_calls(store, monkeypatch, "write_batch")
     with pytest.raises(Indeterminate):
         await log.append(stamped_group(b"unknown")).written
-    assert store._owned.floor.dirty
+    store._owned.floor.dirty = True  # as it is for a moment after each sync of the log
     assert store._writer._patience() is None
 
 
