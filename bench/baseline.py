@@ -181,8 +181,13 @@ def plain_scan(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
 
 def open_database(path: Path) -> Rdict:
     """Return a database with the settings that a node's log has, in one column family."""
-    options = database_options(RocksOptions(), recovery=DBRecoveryMode.point_in_time(), create=True)
-    return Rdict(str(path), options)
+    options = RocksOptions()
+    settings = database_options(options, recovery=DBRecoveryMode.point_in_time(), create=True)
+    database = Rdict(str(path), settings)
+    database.set_options(
+        {"write_buffer_size": str(options.memtable_bytes)}
+    )  # as a node does once it has replayed its log
+    return database
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from streamingnode.channel import flush
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk
 from wal.errors import Indeterminate, LogReopening, OnShutdown, StorageFull, StreamingNodeError
-from wal.rocks.opening import OpenedDatabase, open_again
+from wal.rocks.opening import open_owned
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -110,12 +110,12 @@ async def test_term_that_opens_while_appends_are_stopped_takes_none(
 ) -> None:
     disk, reopens, stopped = FailingDisk(monkeypatch), threading.Event(), threading.Event()
 
-    def open_when_stopped(*given: Any, **options: Any) -> OpenedDatabase:
+    def open_when_stopped(*given: Any, **options: Any) -> object:
         reopens.set()
         assert stopped.wait(HANGS_S)
-        return open_again(*given, **options)
+        return open_owned(*given, **options)
 
-    monkeypatch.setattr("wal.rocks.store.open_again", open_when_stopped)
+    monkeypatch.setattr("wal.rocks.store.open_owned", open_when_stopped)
     with anyio.fail_after(HANGS_S):
         async with opened(tmp_path) as node:
             await node.create_collection("a", SCHEMA, primary_key="key")

@@ -24,7 +24,7 @@ from tests.failing_disk import FailingDisk, Fault
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, StreamingNodeError
 from wal.lifecycle import ReopenOptions
 from wal.rocks.floor import FloorFile
-from wal.rocks.opening import OpenedDatabase, open_again
+from wal.rocks.opening import open_owned
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -263,7 +263,7 @@ async def test_node_ends_when_verification_finds_that_something_acknowledged_is_
     with anyio.fail_after(HANGS_S), pytest.raises(Corrupt, match="an entry is missing"):
         async with opened(tmp_path) as node:
             await node.insert("a", [row(1)])
-            monkeypatch.setattr("wal.rocks.store.open_again", damaged)
+            monkeypatch.setattr("wal.rocks.store.open_owned", damaged)
             disk.fail_at(1)
             await error_of(node.insert("a", [row(2)]))
             await read_for_ever(node)
@@ -294,14 +294,14 @@ async def test_damage_that_is_gone_at_the_second_look_is_outlived(
 ) -> None:
     looks = 0
 
-    def unreadable_once(*given: Any, **options: Any) -> OpenedDatabase:
+    def unreadable_once(*given: Any, **options: Any) -> object:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise Corrupt("an entry is missing")
-        return open_again(*given, **options)
+        return open_owned(*given, **options)
 
-    monkeypatch.setattr("wal.rocks.store.open_again", unreadable_once)
+    monkeypatch.setattr("wal.rocks.store.open_owned", unreadable_once)
     async with opened(tmp_path) as node:
         disk.fail_at(1)
         await node.insert("a", [row(1)])

@@ -11,7 +11,7 @@ import pytest
 from tests.failing_disk import FailingDisk
 from tests.test_failed_write import HANGS_S, error_of, keys_of, opened, read_for_ever, row
 from wal.errors import AlreadyOwned
-from wal.rocks.opening import OpenedDatabase, open_again
+from wal.rocks.opening import open_owned
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -30,19 +30,19 @@ async def test_node_ends_when_another_process_has_the_database_that_it_wants_to_
     disk = FailingDisk(monkeypatch)
     holders: list[subprocess.Popen[str]] = []
 
-    def taken_meanwhile(*given: Any, **options: Any) -> OpenedDatabase:
+    def taken_meanwhile(*given: Any, **options: Any) -> object:
         if not holders:
             command = [sys.executable, "-c", HOLDER, str(tmp_path / "log")]
             holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
             assert holders[0].stdout is not None
             holders[0].stdout.readline()
-        return open_again(*given, **options)
+        return open_owned(*given, **options)
 
     try:
         with anyio.fail_after(HANGS_S), pytest.raises(AlreadyOwned, match="in use by another process"):
             async with opened(tmp_path) as node:
                 await node.insert("a", [row(1)])
-                monkeypatch.setattr("wal.rocks.store.open_again", taken_meanwhile)
+                monkeypatch.setattr("wal.rocks.store.open_owned", taken_meanwhile)
                 disk.fail_at(1)
                 await error_of(node.insert("a", [row(2)]))
                 await read_for_ever(node)

@@ -62,7 +62,6 @@ from wal.rocks.recovery import (
     check_framing,
     first_sequence,
     has_torn_end,
-    is_cut_short,
     judge,
     manifest_of,
     survey,
@@ -288,7 +287,7 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
             detail = f"begins no later than {original.name}, which is older: it is a copy of what came before"
             report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
     manifest = manifest_of(path)
-    if is_cut_short(manifest):
+    if has_torn_end(path):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
         report.warn(f"{DATABASE_NAME}/{manifest.name}", detail, _AT_START)
 

@@ -1,32 +1,49 @@
-"""The open database, the threads that may touch it, and what its failures mean.
+"""The open database, the threads that may touch it beside the writer's, and what its failures mean.
 
-Besides the writer thread, which writes and syncs, there are two that read and one that compacts. Their calls cannot be
-abandoned, so that no iterator outlives the database.
+Two of them read and one compacts. Their calls cannot be abandoned, so that no iterator outlives the database.
 """
 
 import ctypes
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
-from rocksdict import Checkpoint, ColumnFamily, Rdict
+from rocksdict import AccessType, Checkpoint, ColumnFamily, DBRecoveryMode, Rdict
 
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
-from wal.files import no_descriptor_left
-from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY
+from wal.files import DIRECTORY_MODE, no_descriptor_left
+from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
 from wal.rocks.space import REPLAY_BYTES, free_bytes_of, log_bytes_of
 from wal.runtime import outlast
 
 READERS_MAX = 2
 """Reading is decoding, which holds the interpreter lock: more threads would only take turns."""
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+def open_rocksdb(
+    path: Path, options: RocksOptions, *, writable: bool = False, create: bool = False, past_damage: bool = False
+) -> Rdict:
+    """Open a database: as far as its log is whole, or with `past_damage` what is behind damage in it, too.
+
+    Raises what RocksDB's failure means. Nothing is changed unless it is `writable`.
+    """
+    recovery = DBRecoveryMode.skip_any_corrupted_record() if past_damage else DBRecoveryMode.point_in_time()
+    with classified(path):
+        if create:
+            path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
+        return Rdict(
+            str(path),
+            database_options(options, recovery=recovery, create=create),
+            column_families=families(options),
+            access_type=AccessType.read_write() if writable else AccessType.read_only(),
+        )
 
 
 class Engine:
@@ -49,21 +66,9 @@ class Engine:
         self._compactor = anyio.CapacityLimiter(1)
         self.install(database)
 
-    async def read(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
+    async def read(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
         """Run a call that reads, on a reader thread; its failures are typed."""
-        reading = partial(self._run, partial(call, *arguments, **options))
-        return await outlast(anyio.to_thread.run_sync(reading, limiter=self._readers))
-
-    async def look(self, call: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
-        """Run a call that reads while all others are held back."""
-        assert self._held, "the others are held back"
-        return await anyio.to_thread.run_sync(self._run, partial(call, *arguments, **options))
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return the record of the default family under `key`. Reader thread."""
-        value = self.database.get(key)
-        assert value is None or isinstance(value, bytes)
-        return value
+        return await outlast(anyio.to_thread.run_sync(self.run, call, *arguments, limiter=self._readers))
 
     async def compact(self, begin: bytes, end: bytes) -> None:
         """Give back the space of deleted entries between two keys; one compaction at a time."""
@@ -72,7 +77,7 @@ class Engine:
             self.entries.compact_range(begin, end)
             self.database.flush()  # RocksDB keeps its own log while it holds a record of either family that is in no table
 
-        await outlast(anyio.to_thread.run_sync(self._run, compact, limiter=self._compactor))
+        await outlast(anyio.to_thread.run_sync(self.run, compact, limiter=self._compactor))
 
     async def close(self) -> None:
         """Wait for the calls under way, hold new ones back, then close the database; idempotent."""
@@ -82,13 +87,10 @@ class Engine:
             await self._readers.acquire_on_behalf_of(self)
             await self._compactor.acquire_on_behalf_of(self)
         if self._is_open:
-            await anyio.to_thread.run_sync(self._run, self._close)
+            await anyio.to_thread.run_sync(self.run, self._close)
 
     def leave(self) -> None:
-        """Never close the database: another process has it open, whose files RocksDB would take for left-overs and remove.
-
-        What RocksDB holds in memory stays with this process until it ends.
-        """
+        """Never close the database: another process has it open, whose files RocksDB would remove as left-overs."""
         if self._is_open:
             self.database.cancel_all_background(False)
             for part in (self.database, self.entries, self.entry_family, self.meta_family):
@@ -122,13 +124,14 @@ class Engine:
         self._is_open = False
         del self.database, self.entries, self.entry_family, self.meta_family
 
-    def _run(self, call: Callable[[], _T]) -> _T:
+    def run(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+        """Run a call in this thread, held back or not; its failures are typed."""
         with classified(self.path):
             if not self._is_open:
                 raise StorageFailed(
                     f"the database at {self.path} is closed since a write failed — it is being reopened"
                 )
-            return call()
+            return call(*arguments)
 
 
 def link_database(engine: Engine, target: Path) -> None:
@@ -155,44 +158,28 @@ def classified(path: Path) -> Iterator[None]:
         raise classify_failure(error, path) from error
 
 
-# RocksDB's exceptions are bare `Exception`s with a text. Tests hold the texts, so that another wording is noticed.
-_LOCK_HELD = ("While lock file", "lock hold by current process")
-_CORRUPT = ("Corruption:", "No such file or directory", "create_if_missing is false")
-_READ_ONLY = ("Read-only file system", "Permission denied")
-_FULL = ("No space left on device",)
-_NO_DESCRIPTOR = ("Too many open files",)
-_CLOSED = ("DB instance already closed", "DB already closed")
-
-
 def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
     """Return what a failed call on the database at `path` means for the caller, except a write: its outcome is open."""
+    # RocksDB's exceptions are bare `Exception`s with a text. Tests hold the texts, so that another wording is noticed.
     text = str(error)
 
-    def says(patterns: tuple[str, ...]) -> bool:
+    def says(*patterns: str) -> bool:
         return any(pattern in text for pattern in patterns)
 
-    if says(_LOCK_HELD):
+    if says("While lock file", "lock hold by current process"):
         return AlreadyOwned(str(path), None)
-    if says(_CLOSED) or type(error).__name__ == "DbClosedError":
+    if says("DB instance already closed", "DB already closed") or type(error).__name__ == "DbClosedError":
         return OnShutdown(f"the database at {path} is closed")
-    if says(_FULL):
-        return _disk_full(path)
-    if says(_NO_DESCRIPTOR):
+    if says("No space left on device"):
+        free_bytes = free_bytes_of(path)
+        return StorageFull(str(path), free_bytes, max(log_bytes_of(path), free_bytes) + REPLAY_BYTES)
+    if says("Too many open files"):
         return no_descriptor_left(path, error)
-    if says(_READ_ONLY):
+    if says("Read-only file system", "Permission denied"):
         return StorageFailed(f"{path} cannot be written — make it writable for this user: {text}")
-    if says(_CORRUPT):
+    if says("Corruption:", "No such file or directory", "create_if_missing is false"):
         return Corrupt(
             f"the database at {path} is damaged: {text} — restore the node from a backup, "
             "or take out what can be read: streamingnode export DIR OUT --salvage"
         )
     return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
-
-
-def _disk_full(path: Path) -> StorageFull:
-    """Return the error for a database that found no room: with what is free, and the least that a start has to write."""
-    try:
-        free_bytes = free_bytes_of(path)
-    except OSError:  # not made yet
-        free_bytes = 0
-    return StorageFull(str(path), free_bytes, max(log_bytes_of(path), free_bytes) + REPLAY_BYTES)

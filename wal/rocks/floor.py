@@ -34,13 +34,10 @@ _CHECKSUM_BYTES = 4
 """Before each part: the CRC32C of the rest of it, little endian."""
 _HEAD = struct.Struct("<4sHH32sQQQQ")
 """magic, format, log count, node id, generation, term, tick, version of the state map."""
-_POSITION = struct.Struct("<IQ")
-"""log id, last durable position."""
-_PROMISE = struct.Struct("<Q")
-"""tick."""
+_POSITION = struct.Struct("<IQ")  # log id, last durable position
+_PROMISE = struct.Struct("<Q")  # tick
 _NONCE_BYTES = 16
-_TOKEN = struct.Struct(f"<Q{_NONCE_BYTES}s")
-"""term, a number of the owner's own."""
+_TOKEN = struct.Struct(f"<Q{_NONCE_BYTES}s")  # term, a number of the owner's own
 TOKEN_BYTES = _CHECKSUM_BYTES + _TOKEN.size
 
 LOGS_MAX = (SLOT_BYTES - _CHECKSUM_BYTES - _HEAD.size) // _POSITION.size
@@ -60,24 +57,13 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_slot(floor: Floor) -> bytes:
     """Return the used bytes of a slot."""
-    head = _HEAD.pack(
-        FLOOR_MAGIC,
-        FLOOR_FORMAT,
-        len(floor.positions),
-        floor.node_id.encode(),
-        floor.generation,
-        floor.term,
-        floor.tick,
-        floor.meta_version,
-    )
+    numbers = floor.generation, floor.term, floor.tick, floor.meta_version
+    head = _HEAD.pack(FLOOR_MAGIC, FLOOR_FORMAT, len(floor.positions), floor.node_id.encode(), *numbers)
     return _with_checksum(head + b"".join(_POSITION.pack(*item) for item in floor.positions.items()))
 
 
 def decode_slot(data: bytes) -> Floor | None:
-    """Return the floor in a slot, None when the slot was never written or its write was cut short.
-
-    Raises `UnsupportedFormat` for a whole slot of a newer release.
-    """
+    """Return the floor in a slot, None when it has no whole one. Raises `UnsupportedFormat` for a newer release's."""
     if len(data) < _CHECKSUM_BYTES + _HEAD.size:
         return None
     magic, version, count, node_id, generation, term, tick, meta_version = _HEAD.unpack_from(data, _CHECKSUM_BYTES)
@@ -103,8 +89,7 @@ def encode_promise(tick: int) -> bytes:
 
 def decode_promise(data: bytes) -> int:
     """Return the promised tick, 0 when there is none or its write was cut short."""
-    body = _checked(data, _PROMISE.size)
-    return 0 if body is None else int(_PROMISE.unpack(body)[0])
+    return _first_number(data, _PROMISE)
 
 
 def encode_token(term: int, nonce: bytes) -> bytes:
@@ -114,8 +99,12 @@ def encode_token(term: int, nonce: bytes) -> bytes:
 
 def decode_token_term(data: bytes) -> int:
     """Return the term of a fencing token, 0 when there is none or its write was cut short."""
-    body = _checked(data, _TOKEN.size)
-    return 0 if body is None else int(_TOKEN.unpack(body)[0])
+    return _first_number(data, _TOKEN)
+
+
+def _first_number(data: bytes, layout: struct.Struct) -> int:
+    body = _checked(data, layout.size)
+    return 0 if body is None else int(layout.unpack(body)[0])
 
 
 def _with_checksum(body: bytes) -> bytes:
@@ -124,12 +113,9 @@ def _with_checksum(body: bytes) -> bytes:
 
 def _checked(data: bytes, size: int) -> bytes | None:
     """Return so many bytes behind a checksum, None when they fail it or are not there."""
-    body = data[_CHECKSUM_BYTES : _CHECKSUM_BYTES + size]
-    return (
-        body
-        if len(body) == size and data[:_CHECKSUM_BYTES] == crc32c(body).to_bytes(_CHECKSUM_BYTES, "little")
-        else None
-    )
+    end = _CHECKSUM_BYTES + size
+    body = data[_CHECKSUM_BYTES:end]
+    return body if len(body) == size and _with_checksum(body) == data[:end] else None
 
 
 def decode_floor(data: bytes) -> Floor:
@@ -166,15 +152,12 @@ def read_floor(directory: Path) -> Floor | None:
 
 
 class FloorFile:
-    """The open floor file of an owner of the directory. Nothing waits for the disk but `sync` and `take_token`.
+    """The open floor file of an owner of the directory. `sync`, `promise` and `take_token` wait for the disk.
 
     The writer thread alone writes the slots, one call at a time the promise, an opening alone the token, so there is no
-    lock. Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and loses
-    at most one sync interval of the floor, never of the log.
-
-    Where `flock` does not work, or the directory is replaced under its owner, the token tells: the owner's term and a random
-    number. Each opening writes its own before it opens the database for good, and the writer compares before each batch and
-    again before it acknowledges.
+    lock. Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and
+    loses at most one sync interval of the floor, never of the log. Where `flock` does not work, or the directory is
+    replaced under its owner, the token tells: the writer compares it before each batch and before it acknowledges.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -199,10 +182,8 @@ class FloorFile:
         """Write the token for `term`, durably."""
         token = encode_token(term, self._nonce)
         os.pwrite(self._descriptor, token, TOKEN_OFFSET)
-        self._token = (
-            token  # not before: after a write that failed, the token on the disk is still the last one of ours
-        )
-        self.token_term = term
+        # Not before: after a write that failed, the token on the disk is still the last one of ours.
+        self._token, self.token_term = token, term
         os.fsync(self._descriptor)
 
     def check_token(self) -> None:
@@ -225,14 +206,9 @@ class FloorFile:
     def record(self, positions: Mapping[int, int], *, tick: int = 0, term: int = 0, meta: int = 0) -> None:
         """Raise the floor to what a completed sync made durable; survives a kill at once. Writer thread only."""
         old = self.known
-        self._positions.update(positions)
-        self.known = Floor(
-            node_id=old.node_id,
-            generation=old.generation,
-            term=max(old.term, term),
-            tick=max(old.tick, tick),
-            meta_version=max(old.meta_version, meta),
-            positions=self._positions,
+        self._positions.update(positions)  # which are those of `known`
+        self.known = msgspec.structs.replace(
+            old, term=max(old.term, term), tick=max(old.tick, tick), meta_version=max(old.meta_version, meta)
         )
         os.pwrite(self._descriptor, encode_slot(self.known), (self.known.generation & 1) * SLOT_BYTES)
         self.dirty = True

@@ -23,20 +23,14 @@ ENTRY_FAMILY = "entries"
 levels without being rewritten."""
 
 _SETTINGS = Path(__file__).parent / "settings"
-"""An options file of RocksDB's own, for what rocksdict has no call for. Opening replays the log into memory and no further:
-bringing it into tables is a call of its own then, which lets the event loop run."""
+"""An options file of RocksDB's own, with what no option changes: for some of it rocksdict has no call."""
 
-MEMTABLE_BYTES = 8 << 20
-"""RocksDB's log is at most about two of these, four on a slow disk, which bounds what a start has to replay, with the
-interpreter lock held."""
 OPEN_TABLES_MAX = 256
 """RocksDB would keep every table open, and a log of days has thousands: more than a process may open by default."""
 OPEN_TABLES_SHARE = 4
 """One part in so many of what the process may open: a backup is verified beside the open log, and programs have sockets."""
 WAITING_MEMTABLES_MAX = 2
 """This many full memtables may wait to be written; with one more to spare, no single write has to wait for them."""
-INFO_LOG_BYTES = 1 << 20
-INFO_LOG_FILES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +40,15 @@ class RocksOptions:
     `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the operating system, which
     loses up to `sync_interval_ms` of it in a power cut, never a hole). `queue_bytes_max` bounds appends that wait for
     the disk. Appends are refused while the disk has less than `free_bytes_min` left, or less than twice RocksDB's own log;
-    0 refuses nothing. See `wal.rocks.space`.
+    0 refuses nothing. See `wal.rocks.space`. RocksDB's log is at most about two memtables, four on a slow disk: so much
+    a start has to replay, with the interpreter lock held.
     """
 
     durability: Durability = "fsync"
     sync_interval_ms: int = 100
     queue_bytes_max: int = 64 << 20
     free_bytes_min: int = 256 << 20
-    memtable_bytes: int = MEMTABLE_BYTES
+    memtable_bytes: int = 8 << 20
 
     @property
     def sync_interval_s(self) -> float | None:
@@ -66,43 +61,29 @@ def open_tables_max(open_files: int | None) -> int:
     return OPEN_TABLES_MAX if open_files is None else min(OPEN_TABLES_MAX, open_files // OPEN_TABLES_SHARE)
 
 
-def replay_memtable_bytes(options: RocksOptions) -> int:
-    """Return how much room replaying needs: RocksDB writes what is full to a table there and then, and nobody else runs."""
-    return (WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes
-
-
-def database_options(
-    options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False, memtable_bytes: int | None = None
-) -> Options:
-    """Return the settings of the database as a whole; `memtable_bytes` takes the place of the option."""
+def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False) -> Options:
+    """Return the settings that the database as a whole is opened with."""
     database, _ = Options.load_latest(str(_SETTINGS))
-    _tune(database, memtable_bytes or options.memtable_bytes)
+    _tune(database, options)
     database.create_if_missing(create)
     database.create_missing_column_families(create)
     database.set_wal_recovery_mode(recovery)
-    database.set_paranoid_checks(True)
-    database.set_max_background_jobs(2)
     database.set_max_open_files(open_tables_max(open_files_max()))
     database.set_max_total_wal_size(2 * options.memtable_bytes)
-    database.set_stats_dump_period_sec(0)
-    database.set_stats_persist_period_sec(0)
-    database.set_max_log_file_size(INFO_LOG_BYTES)
-    database.set_keep_log_file_num(INFO_LOG_FILES)
     return database
 
 
-def families(options: RocksOptions, *, memtable_bytes: int | None = None) -> dict[str, Options]:
-    """Return the column families beside the default one.
-
-    Raw mode always: RocksDB's own notes on keys do not survive a power cut.
-    """
-    entries = Options(raw_mode=True)
-    _tune(entries, memtable_bytes or options.memtable_bytes)
+def families(options: RocksOptions) -> dict[str, Options]:
+    """Return the column families beside the default one."""
+    entries = Options(raw_mode=True)  # always: rocksdict's own notes on keys do not survive a power cut
+    _tune(entries, options)
     return {ENTRY_FAMILY: entries}
 
 
-def _tune(family: Options, memtable_bytes: int) -> None:
-    family.set_write_buffer_size(memtable_bytes)
+def _tune(family: Options, options: RocksOptions) -> None:
+    # Room for replaying all of the log: RocksDB writes what is full to a table there and then, and nobody else runs.
+    # Whoever opens the database for writing sets the size of the options once that is done.
+    family.set_write_buffer_size((WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes)
     family.set_max_write_buffer_number(WAITING_MEMTABLES_MAX + 1)
     family.set_compression_type(DBCompressionType.none())
 

@@ -5,7 +5,7 @@ come from reader threads, which check every entry.
 """
 
 import asyncio
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import anyio
 from rocksdict import Rdict, RdictIter
@@ -24,38 +24,31 @@ from wal.rocks.layout import decode_number, encode_number, entry_key, first_posi
 WAL_NAME = RocksMessageId.wal_name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogEnds:
-    """What is known of a log without reading it: its first entry kept and its last one."""
+class LogEnds(NamedTuple):
+    """What is known of a log without reading it; by default, of an empty one."""
 
-    first_position: int
-    last_position: int
-    last_tick: int
-    last_crc32c: int
-
-
-NEW_LOG = LogEnds(first_position=FIRST_POSITION, last_position=0, last_tick=0, last_crc32c=0)
+    first_position: int = FIRST_POSITION
+    last_position: int = 0
+    last_tick: int = 0
+    last_crc32c: int = 0
 
 
 def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
     """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do not fit."""
-    recorded = engine.get(first_position_key(log_id))
-    first_position = FIRST_POSITION if recorded is None else decode_number(recorded)
-    first, last = first_entry(engine.entries, log_id), last_entry(engine.entries, log_id)
+    begin, iterator = first_kept(engine.database, log_id), engine.entries.iter()
+    iterator.seek(entry_key(log_id, 0))
+    first = current_entry(iterator, log_id)
+    iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
+    last = current_entry(iterator, log_id)
     if first is None or last is None:
-        if first_position > FIRST_POSITION:
-            raise Corrupt(f"log {name!r} begins at position {first_position} and has no entries")
-        return NEW_LOG
+        if begin > FIRST_POSITION:
+            raise Corrupt(f"log {name!r} begins at position {begin} and has no entries")
+        return LogEnds()
     earliest = decode_entry(first[1], wal_name=WAL_NAME, previous_crc32c=None)
-    if earliest.first_position != first_position:
-        raise Corrupt(f"log {name!r}: positions {first_position} to {earliest.first_position - 1} are missing")
+    if earliest.first_position != begin:
+        raise Corrupt(f"log {name!r}: positions {begin} to {earliest.first_position - 1} are missing")
     latest = decode_entry(last[1], wal_name=WAL_NAME, previous_crc32c=None)
-    return LogEnds(
-        first_position=first_position,
-        last_position=latest.last_position,
-        last_tick=latest.time_tick,
-        last_crc32c=latest.crc32c,
-    )
+    return LogEnds(begin, latest.last_position, latest.time_tick, latest.crc32c)
 
 
 class RocksLog:
@@ -113,18 +106,15 @@ class RocksLog:
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
 
     async def truncate(self, position: int) -> None:
-        """Give up everything before the entry that holds `position`, and its space; the last entry always stays.
-
-        Cancelling may leave the space to a later truncation.
-        """
+        """Give up all before the entry that holds `position`, and its space; cancelling may leave that to a later call."""
         async with self._truncating:
             self._commit.check_readable()
             position = min(position, self.durable_position)
             if position <= self.first_position:
                 return
-            entries = await self._engine.read(self._read_range, position, self.first_position, 1)
-            if entries[0].first_position > self.first_position:
-                await self._drop_before(entries[0].first_position)
+            [entry] = await self._engine.read(self._read_range, position, self.first_position, 1)
+            if entry.first_position > self.first_position:
+                await self._drop_before(entry.first_position)
 
     def restart(self, ends: LogEnds) -> None:
         """Go on from what was found when the database was opened again; readers see what is new to them."""
@@ -154,10 +144,11 @@ class RocksLog:
         found: list[LogEntry] = []
         size = 0
         while size < bytes_max and expected <= end_position:
-            last_position = _current_position(iterator, self.log_id)
-            if last_position is None:
+            current = current_entry(iterator, self.log_id)
+            if current is None:
                 raise _missing(expected, end_position)
-            entry = decode_entry(iterator.value(), wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
+            last_position, data = current
+            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
             if entry.first_position != expected or entry.last_position != last_position:
                 raise _missing(expected, entry.first_position - 1)
             previous_crc32c, expected = entry.crc32c, last_position + 1
@@ -167,25 +158,18 @@ class RocksLog:
         return found
 
 
-def first_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position of the first entry of a log, and its bytes; None when it has none."""
-    iterator = entries.iter()
-    iterator.seek(entry_key(log_id, 0))
-    return _current(iterator, log_id)
-
-
-def last_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position of a log, and its last entry's bytes; None when it has none."""
-    iterator = entries.iter()
-    iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
-    return _current(iterator, log_id)
+def first_kept(database: Rdict, log_id: int) -> int:
+    """Return the first position of a log that is kept; of the database as a whole, since a record says it."""
+    recorded = database.get(first_position_key(log_id))
+    return decode_number(recorded) if isinstance(recorded, bytes) else FIRST_POSITION
 
 
 def last_position(entries: Rdict, log_id: int) -> int:
-    """Return the last position of a log without looking at the entry, 0 when it has none."""
+    """Return the last position of a log, 0 when it has no entry; its last entry is not decoded."""
     iterator = entries.iter()
     iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
-    return _current_position(iterator, log_id) or 0
+    last = current_entry(iterator, log_id)
+    return 0 if last is None else last[0]
 
 
 def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) -> tuple[int | None, int]:
@@ -194,7 +178,7 @@ def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) 
     The entry before it is looked at too: so the chain is checked across batches, and no entry can be missing in between.
     """
     iterator.seek_for_prev(entry_key(log_id, position - 1))
-    before = _current(iterator, log_id)
+    before = current_entry(iterator, log_id)
     if before is None:
         iterator.seek(entry_key(log_id, first_position))
         return None, first_position
@@ -202,19 +186,17 @@ def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) 
     return entry_crc32c(before[1]), before[0] + 1
 
 
-def _current(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:
-    position = _current_position(iterator, log_id)
-    return None if position is None else (position, iterator.value())
+def current_entry(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:
+    """Return the last position and the bytes of the entry that an iterator is at, None when it is outside of the log.
 
-
-def _current_position(iterator: RdictIter, log_id: int) -> int | None:
-    """Return where the iterator is in a log, None when it is outside. Raises when damage took it there."""
+    Raises when damage took it there.
+    """
     # RocksDB's iteration bounds would spare the look at each key, but rocksdict encodes them as if not in raw mode.
     if not iterator.valid():
         iterator.status()  # raises: an iteration ends early over a damaged block, and only this says so
         return None
     found_id, position = split_entry_key(iterator.key())
-    return position if found_id == log_id else None
+    return (position, iterator.value()) if found_id == log_id else None
 
 
 def _missing(first: int, last: int) -> Corrupt:

@@ -11,13 +11,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rocksdict import AccessType, DBRecoveryMode, Rdict
+from rocksdict import Rdict
 
-from wal import files
-from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, UnsupportedFormat
+from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
 from wal.failpoint import failpoint
-from wal.files import DIRECTORY_MODE, LOCK_NAME, DirectoryLock, read_regular, sync_directory
-from wal.rocks.database import classified
+from wal.files import LOCK_NAME, DirectoryLock, disk_errors_typed, make_directory, read_regular, sync_directory
+from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import (
     FLOOR_BYTES,
     FLOOR_NAME,
@@ -28,30 +27,9 @@ from wal.rocks.floor import (
     read_floor,
     write_floor,
 )
-from wal.rocks.layout import (
-    DATABASE_NAME,
-    ENTRY_FAMILY,
-    RocksOptions,
-    database_options,
-    families,
-    replay_memtable_bytes,
-)
-from wal.rocks.recovery import (
-    Survey,
-    check_framing,
-    drop_behind_holes,
-    drop_torn_end,
-    has_torn_end,
-    judge,
-    survey,
-    without_torn_end,
-    write_facts,
-    write_term,
-)
+from wal.rocks.layout import DATABASE_NAME, RocksOptions
+from wal.rocks.recovery import Survey, drop_torn_end, recover, verify_database, write_facts, write_term
 from wal.rocks.space import SpaceWatch
-from wal.runtime import event_log
-
-_log = event_log(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
 NAMED_MAX = 5
@@ -60,23 +38,14 @@ BACKUP_RECORD_NAME = "backup.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedDatabase:
-    """A verified database, open for writing under `term`, with what was found in it."""
-
-    database: Rdict
-    found: Survey
-    term: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedDirectory:
-    """What an owner holds for as long as it owns the directory; `opened` is the database as it was found first."""
+    """What an owner holds for as long as it owns the directory, whichever database is open."""
 
     directory: Path
+    options: RocksOptions
     lock: DirectoryLock
     floor: FloorFile
     space: SpaceWatch
-    opened: OpenedDatabase
 
     def release(self) -> None:
         """Give the directory up; idempotent. The database is closed before."""
@@ -84,67 +53,66 @@ class OwnedDirectory:
         self.lock.release()
 
 
-def take_directory(directory: Path, options: RocksOptions) -> OwnedDirectory:
+def take_directory(directory: Path, options: RocksOptions) -> tuple[OwnedDirectory, Rdict, Survey]:
     """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
-    _make_directory(directory)
+    with disk_errors_typed(directory):
+        if directory.exists() and not directory.is_dir():
+            raise InvalidArgument(f"{directory} is a file — name a directory")
+        make_directory(directory)
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
         check_place(directory)  # before anything is put there, the lock included
         lock = DirectoryLock(directory)
         undo.callback(lock.release)
         failpoint("recovery.directory_locked")
-        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min)
-        space.make_room_to_start()
         check_place(directory)  # once more, now that nobody else makes a node here
         if not (directory / DATABASE_NAME).exists():
             create_database(directory, options, uuid.uuid4().hex)
         failpoint("recovery.database_prepared")
         floor = FloorFile(directory)
         undo.callback(floor.close)
-        opened = _open_verified(directory, options, floor)
-        undo.callback(opened.database.close)
-        space.look()
+        space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min)
+        owned = OwnedDirectory(directory=directory, options=options, lock=lock, floor=floor, space=space)
+        database, found = open_owned(owned)
         undo.pop_all()
-    return OwnedDirectory(directory=directory, lock=lock, floor=floor, space=space, opened=opened)
+    return owned, database, found
 
 
-def open_again(owned: OwnedDirectory, options: RocksOptions, *, term_is_spent: bool) -> OpenedDatabase:
-    """Verify and open the database of an owned directory after it was closed.
+def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rdict, Survey]:
+    """Verify the database of an owned directory, open it and take the term; return it with what was found in it.
 
-    Raises as `take_directory`, and `ChannelFenced`. It opens under the term of the token, until something was acknowledged
-    in that (`term_is_spent`): so a disk on which no term gets that far does not use them up.
+    Raises as `take_directory`, and `ChannelFenced`. After a failed write it opens under the term of the token, until
+    something was acknowledged in that (`term_is_spent`): so a disk on which no term gets that far does not use them up.
     """
+    directory, options, floor = owned.directory, owned.options, owned.floor
+    path, is_first = directory / DATABASE_NAME, not floor.token_term
     owned.space.make_room_to_start()
     # Raises for damage; what counts is the floor in memory, which knows all that was acknowledged.
-    read_floor(owned.directory)
-    opened = _open_verified(owned.directory, options, owned.floor, term=0 if term_is_spent else owned.floor.token_term)
-    owned.space.look()
-    return opened
-
-
-def _open_verified(directory: Path, options: RocksOptions, floor: FloorFile, *, term: int = 0) -> OpenedDatabase:
-    """Verify the database and open it under `term`, 0 for the next one."""
-    is_first = not floor.token_term
-    found = verify_database(directory, options, floor.known)
+    read_floor(directory)
+    found = verify_database(path, options, floor.known)
     failpoint("recovery.verified")
     # The token is written before the database is opened for good, and the floor read once more: so everything is found
     # that an owner which no lock kept out had acknowledged before it was fenced.
     if not is_first:
         floor.check_token()  # verifying takes long: that of an owner which came meanwhile is not to be written over
-    floor.take_token(term or 1 + max(found.term, floor.known.term))
+    floor.take_token(1 + max(found.term, floor.known.term) if is_first or term_is_spent else floor.token_term)
     failpoint("recovery.token_taken")
     if is_first:
         floor.reload()
-    database, found = open_database(directory, options, floor.known)
-    failpoint("recovery.database_opened")
-    with classified(directory / DATABASE_NAME):
-        try:
+    with classified(path):
+        drop_torn_end(path)
+    database = open_rocksdb(path, options, writable=True)
+    try:
+        with classified(path):
+            found = recover(path, database, options, floor.known)
+            failpoint("recovery.database_opened")
             _take_term(database, floor, found, options)
-        except BaseException:
-            with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
-                database.close()
-            raise
-    return OpenedDatabase(database=database, found=found, term=floor.token_term)
+            owned.space.look()
+    except BaseException:
+        with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
+            database.close()
+        raise
+    return database, found
 
 
 def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksOptions) -> None:
@@ -159,15 +127,6 @@ def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksO
     failpoint("recovery.floor_recorded")
     floor.sync()
     failpoint("recovery.floor_synced")
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        if directory.exists() and not directory.is_dir():
-            raise InvalidArgument(f"{directory} is a file — name a directory")
-        files.make_directory(directory)
-    except OSError as error:
-        raise StorageFailed(f"cannot make {directory}: {error.strerror} — choose a writable place") from error
 
 
 def check_place(directory: Path) -> None:
@@ -186,8 +145,6 @@ def check_place(directory: Path) -> None:
         if floor is None:
             raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
     elif floor is not None and floor.term:
-        if "log.repaired" in names:  # left by a command that is gone
-            raise Corrupt(f"{directory} was being repaired by an earlier release — restore it from a backup")
         raise Corrupt(f"{directory} has a floor file and no database — restore it from a backup")
     elif strangers := sorted(name for name in names if not _is_of_creation(directory, name, begun=floor is not None)):
         named = ", ".join(map(repr, strangers[:NAMED_MAX])) + (" and more" if len(strangers) > NAMED_MAX else "")
@@ -209,81 +166,6 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
     return not content.strip(b"0123456789\n\0")  # a power cut leaves zeros where the process's number was to be
 
 
-def verify_database(directory: Path, options: RocksOptions, floor: Floor) -> Survey:
-    """Check, changing nothing, that the database holds all it should, and return what it holds. Raises `Corrupt`."""
-    path = directory / DATABASE_NAME
-    check_framing(path)
-    try:
-        return _verify(path, options, floor)
-    except Corrupt:
-        if has_torn_end(path):
-            # When that is not all that is wrong, what is wrong with the original is the error to tell.
-            with suppress(StreamingNodeError, OSError), without_torn_end(path) as look_alike:
-                return _verify(look_alike, options, floor)
-        raise
-
-
-def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
-    found = _survey_read_only(path, options, DBRecoveryMode.point_in_time())
-    try:
-        behind_damage = _survey_read_only(path, options, DBRecoveryMode.skip_any_corrupted_record())
-    except Corrupt:
-        # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such
-        # record, and refuses the database for it. Under durability `os` a power cut leaves both, and it proves nothing.
-        if found.synced_each_batch:
-            raise
-        behind_damage = found
-    judge(found, behind_damage, floor, place=str(path))
-    for name, log_id in found.log_ids.items():
-        kept, reached = found.last_positions[log_id], behind_damage.last_positions.get(log_id, 0)
-        if reached > kept:  # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
-            _log.warning("torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept)
-    return found
-
-
-def open_for_reading(directory: Path, options: RocksOptions) -> Rdict:
-    """Open a database that cannot be written now, so that what is in it can be read meanwhile; changes nothing."""
-    path = directory / DATABASE_NAME
-    with classified(path):
-        return _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_only())
-
-
-def open_database(directory: Path, options: RocksOptions, floor: Floor) -> tuple[Rdict, Survey]:
-    """Open a verified database for writing, and check once more that it holds what the floor says."""
-    path = directory / DATABASE_NAME
-    with classified(path):
-        if has_torn_end(path):
-            _log.warning("torn_manifest_dropped", path=str(path))
-            drop_torn_end(path)
-        room_bytes = replay_memtable_bytes(options)
-        database = _open(
-            path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), memtable_bytes=room_bytes
-        )
-    try:
-        with classified(path):
-            found = drop_behind_holes(database, survey(database), floor)
-            # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what
-            # was in them is in new tables, synced, before anything is done.
-            _bring_into_tables(database, options)
-        judge(found, found, floor, place=str(path))
-    except BaseException:
-        with suppress(Exception):  # the first error is the one that counts; RocksDB repeats it here
-            database.close()
-        raise
-    return database, found
-
-
-def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
-    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
-    entries = database.get_column_family(ENTRY_FAMILY)
-    try:
-        for family in (entries, database):
-            family.set_options({"write_buffer_size": str(options.memtable_bytes)})
-            family.flush()
-    finally:
-        entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
-
-
 def create_database(directory: Path, options: RocksOptions, node_id: str) -> None:
     """Make a node, each step synced: the floor, the database under a temporary name, the database under its own.
 
@@ -296,38 +178,13 @@ def create_database(directory: Path, options: RocksOptions, node_id: str) -> Non
     sync_directory(directory)
     path = directory / (DATABASE_NAME + TEMPORARY_SUFFIX)
     shutil.rmtree(path, ignore_errors=True)  # made behind a floor of ours: nobody else's
-    with classified(directory):
-        path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
-        database = _open(path, options, DBRecoveryMode.point_in_time(), AccessType.read_write(), create=True)
-        write_facts(database, node_id)
-        failpoint("recovery.facts_written")
-        database.flush_wal(sync=True)
-        database.close()
+    database = open_rocksdb(path, options, writable=True, create=True)
+    write_facts(database, node_id)
+    failpoint("recovery.facts_written")
+    database.flush_wal(sync=True)
+    database.close()
     sync_directory(path)
     failpoint("recovery.database_created")
     path.rename(directory / DATABASE_NAME)
     failpoint("recovery.database_renamed")
     sync_directory(directory)
-
-
-def _survey_read_only(path: Path, options: RocksOptions, recovery: DBRecoveryMode) -> Survey:
-    with classified(path):
-        database = _open(path, options, recovery, AccessType.read_only())
-        try:
-            return survey(database)
-        finally:
-            database.close()
-
-
-def _open(
-    path: Path,
-    options: RocksOptions,
-    recovery: DBRecoveryMode,
-    access: AccessType,
-    *,
-    create: bool = False,
-    memtable_bytes: int | None = None,
-) -> Rdict:
-    settings = database_options(options, recovery=recovery, create=create, memtable_bytes=memtable_bytes)
-    column_families = families(options, memtable_bytes=memtable_bytes)
-    return Rdict(str(path), settings, column_families=column_families, access_type=access)

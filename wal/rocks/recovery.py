@@ -4,10 +4,10 @@ RocksDB itself opens a damaged or missing log file without an error. So a databa
 and held against the floor; and its own files are looked at before it reads them.
 """
 
-import math
 import mmap
 import os
 import shutil
+import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,9 +17,9 @@ import msgspec
 from rocksdict import Rdict, WriteBatch
 
 from wal.codec import crc32c, decode_entry
-from wal.errors import Corrupt, UnsupportedFormat
+from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
-from wal.position import RocksMessageId
+from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import Floor
 from wal.rocks.layout import (
     DURABILITY_KEY,
@@ -30,14 +30,13 @@ from wal.rocks.layout import (
     NODE_ID_KEY,
     TERM_KEY,
     Durability,
+    RocksOptions,
     decode_log_id,
     decode_number,
     encode_number,
     entry_key,
-    first_position_key,
-    split_entry_key,
 )
-from wal.rocks.log import last_position
+from wal.rocks.log import WAL_NAME, current_entry, first_kept, last_position
 from wal.runtime import event_log
 
 _log = event_log(__name__)
@@ -75,7 +74,7 @@ def write_term(database: Rdict, term: int, durability: Durability) -> None:
 
 
 def survey(database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position) -> Survey:
-    """Look at the end of every log, without reading any entry. Raises `UnsupportedFormat` for another layout."""
+    """Look at the end of every log, without decoding an entry. Raises `UnsupportedFormat` for another layout."""
     version = decode_number(_fact(database, FORMAT_KEY))
     if version != STORE_FORMAT:
         raise UnsupportedFormat(
@@ -123,6 +122,46 @@ def _require(found: int, wanted: int, what: str, verdict: str) -> None:
         raise Corrupt(f"{what} {verdict.format(found=found, wanted=wanted)} — restore the node directory from a backup")
 
 
+def verify_database(path: Path, options: RocksOptions, floor: Floor) -> Survey:
+    """Check, changing nothing, that the database holds all it should, and return what it holds. Raises `Corrupt`."""
+    check_framing(path)
+    try:
+        return _verify(path, options, floor)
+    except Corrupt:
+        if has_torn_end(path):
+            # When that is not all that is wrong, what is wrong with the original is the error to tell.
+            with suppress(StreamingNodeError, OSError), without_torn_end(path) as look_alike:
+                return _verify(look_alike, options, floor)
+        raise
+
+
+def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
+    found = _survey(path, options)
+    try:
+        behind_damage = _survey(path, options, past_damage=True)
+    except Corrupt:
+        # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such
+        # record, and refuses the database for it. Under durability `os` a power cut leaves both, and it proves nothing.
+        if found.synced_each_batch:
+            raise
+        behind_damage = found
+    judge(found, behind_damage, floor, place=str(path))
+    for name, log_id in found.log_ids.items():
+        kept, reached = found.last_positions[log_id], behind_damage.last_positions.get(log_id, 0)
+        if reached > kept:  # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
+            _log.warning("torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept)
+    return found
+
+
+def _survey(path: Path, options: RocksOptions, *, past_damage: bool = False) -> Survey:
+    database = open_rocksdb(path, options, past_damage=past_damage)
+    try:
+        with classified(path):
+            return survey(database)
+    finally:
+        database.close()
+
+
 def scan_prefix(family: Rdict, prefix: bytes) -> dict[bytes, bytes]:
     """Return all records of a family whose keys start with `prefix`, in key order."""
     iterator = family.iter()
@@ -144,6 +183,27 @@ def _fact(database: Rdict, key: bytes) -> bytes:
         raise Corrupt(f"the database lacks its record {key!r} — restore the node directory from a backup")
     assert isinstance(value, bytes)
     return value
+
+
+def recover(path: Path, database: Rdict, options: RocksOptions, floor: Floor) -> Survey:
+    """Drop what a crash tore of a database that was verified and is open for writing; return what is left, durable."""
+    found = drop_behind_holes(database, survey(database), floor)
+    # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what was
+    # in them is in new tables, synced, before anything is done.
+    _bring_into_tables(database, options)
+    judge(found, found, floor, place=str(path))
+    return found
+
+
+def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
+    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
+    entries = database.get_column_family(ENTRY_FAMILY)
+    try:
+        for family in (entries, database):
+            family.set_options({"write_buffer_size": str(options.memtable_bytes)})
+            family.flush()
+    finally:
+        entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
 
 
 def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
@@ -173,32 +233,26 @@ def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
 
 def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
     """Return the last position of a log up to which entry follows on entry, behind the last that the floor knows."""
-    recorded = database.get(first_position_key(log_id))
-    first = decode_number(recorded) if isinstance(recorded, bytes) else 1
-    end, previous_crc32c = max(floor.positions.get(log_id, 0), first - 1), None
+    end, previous_crc32c = max(floor.positions.get(log_id, 0), first_kept(database, log_id) - 1), None
     iterator = database.get_column_family(ENTRY_FAMILY).iter()
     # Behind it: what is wrong with a synced entry is damage and no hole, and nothing is given up for it.
     iterator.seek(entry_key(log_id, end + 1))
-    while iterator.valid():
-        found_id, last_position = split_entry_key(iterator.key())
-        if found_id != log_id:
-            return end
+    while (current := current_entry(iterator, log_id)) is not None:
+        last_position, data = current
         try:
-            entry = decode_entry(iterator.value(), wal_name=RocksMessageId.wal_name, previous_crc32c=previous_crc32c)
+            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
         except Corrupt:
-            return end
+            break
         if entry.first_position > end + 1:
-            return end
+            break
         end, previous_crc32c = last_position, entry.crc32c
         iterator.next()
-    iterator.status()  # without this a damaged block looks like the end
     return end
 
 
 LOOK_ALIKE_SUFFIX = ".look.tmp"
-_COPIED = ("CURRENT", "rocksdict-config.json")
-"""Written in place by whoever opens a database, so never shared with the original."""
-_LEFT_OUT = ("LOCK", "LOG")
+_LEFT_OUT = ("LOCK", "LOG", "rocksdict-config.json")
+"""Written by whoever opens a database, so never shared with the original."""
 _CURRENT_BYTES_MAX = 4096
 
 
@@ -225,16 +279,14 @@ def has_torn_end(database: Path) -> bool:
 def without_torn_end(database: Path) -> Iterator[Path]:
     """Yield a database of the same files with a manifest that ends before what is torn; for reading, and gone afterwards.
 
-    Its tables and logs are hard links. Raises `OSError`, as where there are no links. A kill leaves it to the next time.
+    The others are hard links. Raises `OSError`, as where there are no links. A kill leaves it to the next time.
     """
     look_alike, manifest = database.with_name(database.name + LOOK_ALIKE_SUFFIX), manifest_of(database)
     shutil.rmtree(look_alike, ignore_errors=True)
     look_alike.mkdir(DIRECTORY_MODE)
     try:
         for file in database.iterdir():
-            if file.name in _COPIED:
-                shutil.copyfile(file, look_alike / file.name)
-            elif file != manifest and not file.name.startswith(_LEFT_OUT):
+            if file != manifest and not file.name.startswith(_LEFT_OUT):
                 (look_alike / file.name).hardlink_to(file)
         (look_alike / manifest.name).write_bytes(manifest.read_bytes()[: torn_end(manifest)])
         yield look_alike
@@ -243,7 +295,10 @@ def without_torn_end(database: Path) -> Iterator[Path]:
 
 
 def drop_torn_end(database: Path) -> None:
-    """Cut the torn end off a manifest that has one, of a database that was found sound without it; durable."""
+    """Cut the torn end off a manifest, if it has one, of a database that was found sound without it; durable."""
+    if not has_torn_end(database):
+        return
+    _log.warning("torn_manifest_dropped", path=str(database))
     manifest = manifest_of(database)
     with manifest.open("r+b") as file:
         file.truncate(torn_end(manifest))
@@ -260,18 +315,13 @@ BLOCK_BYTES = 32 << 10
 RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
 """Full, first, middle and last fragment, and the timestamp size, of a recycled file."""
 
-_HEADER = struct.Struct("<IHB")
-"""checksum, length, type."""
-_SEQUENCE = struct.Struct("<Q")
-"""Begins the content of the first record of a log file."""
-NOTE_BYTES_MAX = 16 << 20
-"""Of RocksDB's small files, which it reads into memory as a whole."""
-JOURNAL_BYTES_MAX = 64 << 30
-"""Of its manifest and of one log file, which it begins anew long before."""
+_HEADER = struct.Struct("<IHB")  # checksum, length, type
+_SEQUENCE = struct.Struct("<Q")  # begins the content of the first record of a log file
+_NOTE_BYTES_MAX, _JOURNAL_BYTES_MAX = 16 << 20, 64 << 30
+"""Of a small file, which RocksDB reads as a whole; of its manifest and a log file, which it begins anew long before."""
 _PADDING = 0
 _WHOLE_RECORD, _FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 1, 2, 3
-_CRC_MASK = 0xA282EAD8
-"""RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak."""
+_CRC_MASK = 0xA282EAD8  # RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak
 
 
 def check_framing(database: Path) -> None:
@@ -281,29 +331,23 @@ def check_framing(database: Path) -> None:
     takes such a record for one of an older file, begins again, and never ends. All else that can be wrong with a record it
     finds by itself.
     """
-    for entry in sorted(os.scandir(database), key=lambda each: each.name):
-        if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
-            raise not_regular(Path(entry.path))  # RocksDB would wait for ever for a pipe
-        bytes_max = _bytes_max(entry.name)
+    for path in database.iterdir():
+        is_journal = path.name.startswith("MANIFEST-") or path.name.endswith(".log")
+        is_note = path.name.startswith("OPTIONS-") or path.name in {"CURRENT", "IDENTITY"}
         with suppress(FileNotFoundError):  # a running owner has removed it
-            if (size_bytes := entry.stat().st_size) > bytes_max:
-                raise Corrupt(
-                    f"{entry.path} has {size_bytes} bytes, it never gets {bytes_max} — restore it from a backup"
-                )
-    for path in sorted((*database.glob("MANIFEST-*"), *database.glob("*.log"))):
-        with _mapped(path) as data:
-            at = first_recycled(data)
-        if at is not None:
-            raise Corrupt(
-                f"{path} is damaged at byte {at}: a record of a type that it is never given — restore it from a backup"
-            )
-
-
-def _bytes_max(name: str) -> float:
-    """Return how long a file may be that is read before its table says its length: one of holes costs nothing to make."""
-    if name in {"CURRENT", "IDENTITY"} or name.startswith("OPTIONS-"):
-        return NOTE_BYTES_MAX
-    return JOURNAL_BYTES_MAX if name.startswith("MANIFEST-") or name.endswith(".log") else math.inf
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise not_regular(path)  # RocksDB would wait for ever for a pipe
+            bytes_max = _JOURNAL_BYTES_MAX if is_journal else _NOTE_BYTES_MAX
+            if (is_journal or is_note) and status.st_size > bytes_max:  # a file of holes costs nothing to make
+                length = f"{status.st_size} bytes, it never gets {bytes_max}"
+                raise Corrupt(f"{path} has {length} — restore it from a backup")
+            if is_journal:
+                with _mapped(path) as data:
+                    at = first_recycled(data)
+                if at is not None:
+                    damage = f"damaged at byte {at}: a record of a type that it is never given"
+                    raise Corrupt(f"{path} is {damage} — restore it from a backup")
 
 
 def first_recycled(data: bytes | mmap.mmap) -> int | None:
@@ -369,35 +413,20 @@ def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 def first_sequence(path: Path) -> int | None:
     """Return the number that RocksDB gave the first change in one of its log files; None when nothing is in it."""
-    with open_binary(path) as file:
-        head = file.read(_HEADER.size + _SEQUENCE.size)
-    if len(head) < _HEADER.size + _SEQUENCE.size or head[_HEADER.size - 1] == _PADDING:
-        return None
-    return int(_SEQUENCE.unpack_from(head, _HEADER.size)[0])
+    with _mapped(path) as data:
+        if len(data) < _HEADER.size + _SEQUENCE.size or data[_HEADER.size - 1] == _PADDING:
+            return None
+        return int(_SEQUENCE.unpack_from(data, _HEADER.size)[0])
 
 
 def torn_end(path: Path) -> int | None:
     """Return where a file ends before what is torn at its end; None when nothing is, or when more follows that is whole."""
     with _mapped(path) as data:
-        return whole_bytes(data) if _torn_bytes(data) and not _begins_behind_damage(data) else None
-
-
-def is_cut_short(path: Path) -> bool:
-    """Whether a file ends with something that is no whole record."""
-    with _mapped(path) as data:
-        return _torn_bytes(data) > 0
-
-
-def _torn_bytes(data: bytes | mmap.mmap) -> int:
-    """Return how much there is behind the last whole record, without room that was made ahead."""
-    return len(data[whole_bytes(data) :].rstrip(b"\0"))
-
-
-def _begins_behind_damage(data: bytes | mmap.mmap) -> bool:
-    damaged = False
-    for at, following, kind in _fragments(data):
-        sound = _is_sound(data, at, following)
-        if damaged and sound and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
-            return True
-        damaged = damaged or not sound
-    return False
+        damaged = False
+        for at, following, kind in _fragments(data):
+            sound = _is_sound(data, at, following)
+            if damaged and sound and kind in (_WHOLE_RECORD, _FIRST_FRAGMENT):
+                return None
+            damaged = damaged or not sound
+        whole = whole_bytes(data)
+        return whole if data[whole:].rstrip(b"\0") else None  # zeros are room that was made ahead

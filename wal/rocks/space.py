@@ -34,15 +34,12 @@ EXHAUSTED_BYTES = MIB
 REPLAY_BYTES = MIB
 """What a start writes besides the replayed log: a manifest, the head of a new log, two footers of tables."""
 RESERVE_STEP_BYTES = 2 * MIB
-RESERVE_STEP_BYTES_LARGE = 16 * MIB
-"""The reserve of a log of this size or more grows in steps of it: each step is an allocation on the writer's thread."""
+"""Each step of the reserve is an allocation on the writer's thread, of 0.2 ms."""
 LOOK_BYTES_MIN = MIB // 2
 """A look takes 50 us, and so much is written in 2 ms at best."""
 RESERVE_NAME = "reserve"
-ASK_AGAIN_BYTES = MIB
-"""How much more has to be free for a reserve that could not be had to be asked for again; less is noise of others."""
-ASK_AGAIN_LOOKS = 256
-"""It is asked for again after so many looks anyhow, half a minute or more: room under a quota is not seen as free space."""
+ASK_AGAIN_LOOKS = 64
+"""A reserve that could not be had, as under a quota, is asked for again after so many looks, six seconds or more."""
 
 _BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system's blocks are."""
@@ -112,8 +109,7 @@ def _level(free_bytes: int, needed_bytes: int, before: SpaceLevel) -> SpaceLevel
 
 def reserve_for(log_bytes: int) -> int:
     """Return how large a reserve lets a start replay so much log, rounded up so that it seldom grows."""
-    step = RESERVE_STEP_BYTES if log_bytes < RESERVE_STEP_BYTES_LARGE else RESERVE_STEP_BYTES_LARGE
-    return -(-(log_bytes + REPLAY_BYTES) // step) * step
+    return -(-(log_bytes + REPLAY_BYTES) // RESERVE_STEP_BYTES) * RESERVE_STEP_BYTES
 
 
 def log_bytes_of(database: Path) -> int:
@@ -145,19 +141,14 @@ class SpaceWatch:
         self._directory, self._database = directory, directory / DATABASE_NAME
         self._free_bytes_min = free_bytes_min
         self._reserve = directory / RESERVE_NAME
-        self._refused: SpaceVerdict | None = None
-        self._looks = 0
-        """How many there were since the reserve was refused."""
+        self._looks_without_asking = 0
 
     def make_room_to_start(self) -> None:
         """Give the reserve up if the disk has too little room beside it for replaying the log, and can tell."""
-        try:
-            reserve_bytes, needed_bytes = self._reserve_bytes(), log_bytes_of(self._database) + REPLAY_BYTES
-            is_needed = reserve_bytes and free_bytes_of(self._directory) < needed_bytes
-        except OSError:
-            return
-        if is_needed:
-            self._resize(reserve_bytes, 0)
+        with contextlib.suppress(OSError):
+            needed_bytes = log_bytes_of(self._database) + REPLAY_BYTES
+            if self._reserve_bytes() and free_bytes_of(self._directory) < needed_bytes:
+                self._resize(0)
 
     def is_tight(self, size_bytes: int) -> bool:
         """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not tight."""
@@ -169,19 +160,16 @@ class SpaceWatch:
     def look(self) -> SpaceVerdict:
         """Judge the disk, give up or take the reserve, and return the verdict: the last one when the disk cannot tell."""
         with contextlib.suppress(OSError):  # the next write will tell more
-            self.verdict = self._look()
+            held_bytes = self._reserve_bytes()
+            self.verdict = self._judge(held_bytes)
+            if self.verdict.level is SpaceLevel.EXHAUSTED and held_bytes:
+                self._resize(0)
+                self.verdict = self._judge(self._reserve_bytes())
+            elif self._looks_without_asking:
+                self._looks_without_asking -= 1
+            elif self.verdict.reserve_bytes > held_bytes and not self._resize(self.verdict.reserve_bytes):
+                self._looks_without_asking = ASK_AGAIN_LOOKS
         return self.verdict
-
-    def _look(self) -> SpaceVerdict:
-        held_bytes = self._reserve_bytes()
-        verdict = self._judge(held_bytes)
-        if verdict.level is SpaceLevel.EXHAUSTED and held_bytes:
-            self._resize(held_bytes, 0)
-            verdict = self._judge(self._reserve_bytes())
-        elif verdict.reserve_bytes > held_bytes and self._is_worth_asking(verdict):
-            self._refused = None if self._resize(held_bytes, verdict.reserve_bytes) else verdict
-            self._looks = 0
-        return verdict
 
     def _judge(self, reserve_bytes: int) -> SpaceVerdict:
         return judge(
@@ -192,26 +180,16 @@ class SpaceWatch:
             before=self.verdict.level,
         )
 
-    def _is_worth_asking(self, verdict: SpaceVerdict) -> bool:
-        """Whether a reserve of this size was not just refused: by a quota, perhaps, or to a file that cannot be made."""
-        self._looks += 1
-        return (
-            self._refused is None
-            or verdict.reserve_bytes > self._refused.reserve_bytes
-            or verdict.free_bytes >= self._refused.free_bytes + ASK_AGAIN_BYTES
-            or self._looks >= ASK_AGAIN_LOOKS
-        )
-
     def _reserve_bytes(self) -> int:
         try:
             return self._reserve.stat().st_blocks * _BLOCK_BYTES
         except FileNotFoundError:
             return 0
 
-    def _resize(self, held_bytes: int, wanted_bytes: int) -> bool:
+    def _resize(self, wanted_bytes: int) -> bool:
         """Return whether the reserve has that size now; one that cannot be had is done without and asked for again later."""
         try:
-            descriptor = open_regular(self._reserve, os.O_RDWR | os.O_CREAT)
+            held_bytes, descriptor = self._reserve_bytes(), open_regular(self._reserve, os.O_RDWR | os.O_CREAT)
             try:
                 if wanted_bytes < held_bytes:
                     os.ftruncate(descriptor, wanted_bytes)
@@ -222,7 +200,6 @@ class SpaceWatch:
         except (OSError, Corrupt) as error:
             _log.info("reserve_not_held", path=str(self._reserve), wanted_bytes=wanted_bytes, error=str(error))
             return False
-        _log.info("reserve_resized", path=str(self._reserve), before_bytes=held_bytes, bytes=wanted_bytes)
         return True
 
 

@@ -11,16 +11,16 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 
 import anyio
 import anyio.to_thread
+from rocksdict import Rdict
 
 from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFull, StreamingNodeError
 from wal.failpoint import failpoint
-from wal.rocks.database import Engine, link_database
+from wal.rocks.database import Engine, link_database, open_rocksdb
 from wal.rocks.floor import LOGS_MAX
-from wal.rocks.group_commit import GroupCommit, RecordWrite, StoreState, Write
+from wal.rocks.group_commit import GroupCommit, RecordWrite, StoreState
 from wal.rocks.layout import (
     DATABASE_NAME,
     META_PREFIX,
@@ -32,8 +32,8 @@ from wal.rocks.layout import (
     meta_key,
 )
 from wal.rocks.log import RocksLog, load_ends
-from wal.rocks.opening import OpenedDatabase, OwnedDirectory, open_again, open_for_reading, take_directory
-from wal.rocks.recovery import scan_prefix
+from wal.rocks.opening import OwnedDirectory, open_owned, take_directory
+from wal.rocks.recovery import Survey, scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.writer import Writer
 from wal.runtime import event_log, outlast
@@ -55,38 +55,33 @@ async def open_rocks_store(path: str | os.PathLike[str], *, options: RocksOption
         StorageFailed: it cannot be written.
 
     """
-    options = options or RocksOptions()
-    opened: list[RocksStore] = []
 
     async def open_store() -> RocksStore:
-        owned = await anyio.to_thread.run_sync(take_directory, Path(path), options)
-        opened.append(RocksStore(owned, options))
-        return opened[0]
+        return RocksStore(*await anyio.to_thread.run_sync(take_directory, Path(path), options or RocksOptions()))
 
+    opening = asyncio.ensure_future(open_store())
     try:
-        return await outlast(open_store())
+        return await outlast(opening)
     except asyncio.CancelledError:
-        for store in opened:  # nobody else knows of it
-            await store.close()
+        if opening.exception() is None:
+            await opening.result().close()  # nobody else knows of it
         raise
 
 
 class RocksStore:
     """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes it."""
 
-    def __init__(self, owned: OwnedDirectory, options: RocksOptions) -> None:
-        opened, self._directory = owned.opened, owned.directory
-        self.node_id, self.promised_tick = opened.found.node_id, owned.floor.known.tick
-        self._owned, self._options = owned, options
-        self._engine = Engine(owned.directory / DATABASE_NAME, opened.database)
-        self._commit = GroupCommit(owned.directory, options, space=owned.space.verdict)
+    def __init__(self, owned: OwnedDirectory, database: Rdict, found: Survey) -> None:
+        self._owned, self._directory = owned, owned.directory
+        self.node_id, self.promised_tick = found.node_id, owned.floor.known.tick
+        self._engine = Engine(owned.directory / DATABASE_NAME, database)
+        self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
         self._logs: dict[str, RocksLog] = {}
         self._opening, self._closing, self._promising = anyio.Lock(), anyio.Lock(), anyio.Lock()
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
         self._closed = False
-        self._begin(opened)
+        self._begin(found)
         _open_stores.add(self)
-        _guard_forks()
 
     @property
     def queued_bytes(self) -> int:
@@ -130,7 +125,9 @@ class RocksStore:
     async def get_meta(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none. Raises after a failed write: what was not synced is no value."""
         self._commit.check_writable()
-        return await self._engine.read(self._engine.get, meta_key(key))
+        value = await self._engine.read(lambda: self._engine.database.get(meta_key(key)))
+        assert value is None or isinstance(value, bytes)
+        return value
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return all keys that start with `prefix`, and their values, in key order. Raises as `get_meta`."""
@@ -150,10 +147,7 @@ class RocksStore:
         failpoint("append.record_durable")
 
     async def link_copy(self, target: Path) -> None:
-        """Make a database at `target`, on the node's disk, that has all logs and the state map as they are now.
-
-        Its tables are hard links to this one's. Everything acknowledged before the call is in it.
-        """
+        """Make a database at `target` that has all that was acknowledged before; see `link_database`."""
         self._commit.check_readable()
         await self._engine.read(link_database, self._engine, target)
 
@@ -190,25 +184,13 @@ class RocksStore:
 
     # --- the database and the next ----------------------------------------------------------------------------------------
 
-    def _begin(self, opened: OpenedDatabase) -> None:
+    def _begin(self, found: Survey) -> None:
         """Start a term on the installed database: what it holds, and a writer thread for it."""
-        found = opened.found
-        self.term = opened.term
-        self._log_ids = dict(found.log_ids)
-        self._meta_version = found.meta_version
-        queue: SimpleQueue[Write | None] = SimpleQueue()
-        self._commit.hand_over = queue.put
-        self._commit.space_changed(self._owned.space.verdict)  # reopening looked, and no writer was there to tell
-        self._writer = Writer(
-            self._engine,
-            self._owned.floor,
-            self._owned.space,
-            sync_interval_s=self._options.sync_interval_s,
-            queue=queue,
-            commit=self._commit,
-            tell=asyncio.get_running_loop().call_soon_threadsafe,
-        )
-        self._writer.start()
+        owned = self._owned
+        self.term, self._log_ids, self._meta_version = owned.floor.token_term, dict(found.log_ids), found.meta_version
+        self._commit.space_changed(owned.space.verdict)  # reopening looked, and no writer was there to tell
+        self._writer = Writer(self._engine, owned, self._commit)
+        self._commit.hand_over = self._writer.submit
 
     async def _reopen(self) -> None:
         async with self._closing:
@@ -220,7 +202,12 @@ class RocksStore:
                 # Before the database is closed: closing would remove files of the owner that took over.
                 await anyio.to_thread.run_sync(self._owned.floor.check_token)
                 self._commit.reopening = True
-                await self._release_database()
+                await anyio.to_thread.run_sync(self._writer.stop)
+                if self._commit.taken_over:  # its last batch met another owner's token
+                    raise self._commit.refusal()
+                with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
+                    await self._engine.close()
+                failpoint("recovery.database_released")
                 try:
                     await self._install_next()
                 finally:
@@ -231,35 +218,28 @@ class RocksStore:
             finally:
                 self._commit.reopening = False
 
-    async def _release_database(self) -> None:
-        await anyio.to_thread.run_sync(self._writer.stop)
-        if self._commit.taken_over:  # its last batch met another owner's token
-            raise self._commit.refusal()
-        with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
-            await self._engine.close()
-        failpoint("recovery.database_released")
-
     async def _install_next(self) -> None:
         """Verify what is on the disk and open it under the next term; failing that, leave what can be read."""
         # The token may be of a term that was never opened: of an attempt that failed later.
         spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
-        again = functools.partial(open_again, self._owned, self._options, term_is_spent=spent)
+        again = functools.partial(open_owned, self._owned, term_is_spent=spent)
+        engine, options = self._engine, self._owned.options
         try:
-            opened = await anyio.to_thread.run_sync(again)
-            self._engine.install(opened.database)
+            database, found = await anyio.to_thread.run_sync(again)
+            engine.install(database)
             ends = [
-                (log, await self._engine.look(load_ends, self._engine, log.log_id, log.name))
+                (log, await anyio.to_thread.run_sync(engine.run, load_ends, engine, log.log_id, log.name))
                 for log in self._logs.values()
             ]
         except BaseException:
             with suppress(StreamingNodeError):
-                await self._engine.close()
+                await engine.close()
             with suppress(StreamingNodeError):
-                self._engine.install(await anyio.to_thread.run_sync(open_for_reading, self._directory, self._options))
+                engine.install(await anyio.to_thread.run_sync(open_rocksdb, engine.path, options))
             raise
         for log, end in ends:
             log.restart(end)
-        self._begin(opened)
+        self._begin(found)
         self._commit.resume()
 
     async def _release(self) -> None:
@@ -286,7 +266,6 @@ class RocksStore:
                     self._owned.release()
 
     async def _make_log(self, name: str) -> int:
-        self._commit.check_writable()
         if len(self._log_ids) >= LOGS_MAX:
             raise InvalidArgument(
                 f"{self._directory} has {LOGS_MAX} logs, as many as a node can have — use another directory"
@@ -307,12 +286,10 @@ class RocksStore:
 _open_stores: "weakref.WeakSet[RocksStore]" = weakref.WeakSet()
 
 
-@functools.cache
-def _guard_forks() -> None:
+def _abandon_in_child() -> None:
     """Have every store refuse everything in a forked child: RocksDB takes writes there and loses them."""
+    for store in _open_stores:
+        store.abandon()
 
-    def abandon_all() -> None:
-        for store in _open_stores:
-            store.abandon()
 
-    os.register_at_fork(after_in_child=abandon_all)
+os.register_at_fork(after_in_child=_abandon_in_child)

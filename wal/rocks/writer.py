@@ -1,5 +1,6 @@
 """The writer thread: takes what is queued, writes it, syncs once, raises the floor, and tells the event loop once."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -10,10 +11,10 @@ from rocksdict import WriteBatch
 from wal.errors import ChannelFenced, Indeterminate
 from wal.failpoint import failpoint
 from wal.rocks.database import Engine
-from wal.rocks.floor import FloorFile
 from wal.rocks.group_commit import GroupCommit, Write
 from wal.rocks.layout import WAITING_MEMTABLES_MAX
-from wal.rocks.space import SpaceLevel, SpaceWatch
+from wal.rocks.opening import OwnedDirectory
+from wal.rocks.space import SpaceLevel
 
 WRITE_BYTES_MAX = 1 << 20
 """One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go into one."""
@@ -26,27 +27,19 @@ THREAD_NAME = "rocksmq-writer"
 
 
 class Writer:
-    """Owns the thread. `queue` brings the writes, in their order on disk; None in it asks for the end.
+    """Owns the thread. `submit` takes writes, in their order on disk; `commit` hears of each batch, on the event loop.
 
-    Each batch is synced when `sync_interval_s` is None, else at least that often. `tell` runs a call on the event loop,
-    where `commit` hears of each batch in order. A write or sync that fails may have left its records or not, and RocksDB
-    says nothing more about them in this process: all from that batch on is indeterminate, until the directory is verified.
+    Each batch is synced, or as often as the options say. A write or sync that fails may have left its records or not, and
+    RocksDB says nothing more about them in this process: all from that batch on is indeterminate, until the directory is
+    verified.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        floor: FloorFile,
-        space: SpaceWatch,
-        *,
-        sync_interval_s: float | None,
-        queue: SimpleQueue[Write | None],
-        commit: GroupCommit,
-        tell: Callable[..., object],
-    ) -> None:
-        self._engine, self._floor, self._space = engine, floor, space
-        self._sync_interval_s = sync_interval_s
-        self._queue, self._group_commit, self._tell_loop = queue, commit, tell
+    def __init__(self, engine: Engine, owned: OwnedDirectory, commit: GroupCommit) -> None:
+        self._engine, self._floor, self._space, self._group_commit = engine, owned.floor, owned.space, commit
+        self._sync_interval_s = owned.options.sync_interval_s
+        self._queue: SimpleQueue[Write | None] = SimpleQueue()
+        self.submit: Callable[[Write], None] = self._queue.put
+        self._tell_loop = asyncio.get_running_loop().call_soon_threadsafe
         self._taken: list[Write] = []
         self._unsynced: list[Write] = []
         self._failure: Exception | None = None
@@ -55,9 +48,6 @@ class Writer:
         self._unlooked_bytes = self._unasked_bytes = self._table_failures = 0
         self._sync_due = self._floor_due = self._space_due = monotonic()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -96,7 +86,9 @@ class Writer:
         return writes
 
     def _patience(self) -> float | None:
-        """Return how long nothing has to be done, None for ever."""
+        """Return how long nothing has to be done, None for ever: after a failure nothing is."""
+        if self._failure is not None:
+            return None
         dues = []
         if self._unsynced:
             dues.append(self._sync_due)
@@ -146,9 +138,7 @@ class Writer:
         failpoint("append.synced")
         try:
             self._floor.check_token()
-        except (
-            ChannelFenced
-        ) as error:  # another owner came between the write and now: it may have read the write, or not
+        except ChannelFenced as error:  # the other owner came after the write: it may have read that, or not
             raise Indeterminate(f"{error}; what was being written may be in the log, or not") from error
         landed = self._unsynced
         if not self._floor.dirty:
@@ -171,17 +161,18 @@ class Writer:
 
     def _tend(self) -> None:
         """Do what is due: the background sync, the floor's sync, a look at the disk's space."""
+        if self._failure is not None:
+            return
         now = monotonic()
-        if self._failure is None:
-            try:
-                if self._unsynced and now >= self._sync_due:
-                    self._sync()
-                if self._floor.dirty and now >= self._floor_due:
-                    self._sync_floor()
-            except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is open
-                self._fail(error)
-        if now >= self._space_due and self._space.verdict.level is not SpaceLevel.AMPLE:
-            self._look_at_space(now)
+        try:
+            if self._unsynced and now >= self._sync_due:
+                self._sync()
+            if self._floor.dirty and now >= self._floor_due:
+                self._sync_floor()
+            if self._space.verdict.level is not SpaceLevel.AMPLE and now >= self._space_due:
+                self._look_at_space(now)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is open
+            self._fail(error)
 
     def _look_before(self, size_bytes: int) -> None:
         """Look at the disk unless that was just done: an exhausted one gives its reserve up before a write fails."""

@@ -37,9 +37,8 @@ from tests.streamingnode.sample_node import (
 )
 from tests.wal.rocks.test_torn_manifest import A_LOST_PAGE
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
-from wal.rocks.floor import read_floor
 from wal.rocks.layout import ENTRY_FAMILY, RocksOptions, entry_key, split_entry_key
-from wal.rocks.opening import open_database
+from wal.rocks.opening import take_directory
 from wal.rocks.recovery import manifest_of
 
 
@@ -296,9 +295,7 @@ def test_a_torn_end_of_the_manifest_is_told_from_damage(sample: Sample, tmp_path
 
 def remove_last_entry_with(path: Path, text: bytes) -> None:
     """Remove the last entry of the log that has these bytes, as no disk does it: every other check holds."""
-    floor = read_floor(path)
-    assert floor is not None
-    database, found = open_database(path, RocksOptions(), floor)
+    owned, database, found = take_directory(path, RocksOptions())
     entries = database.get_column_family(ENTRY_FAMILY)
     iterator = entries.iter()
     iterator.seek(entry_key(found.log_ids["p0"], 0))
@@ -312,6 +309,7 @@ def remove_last_entry_with(path: Path, text: bytes) -> None:
     del iterator
     entries.close()
     database.close()
+    owned.release()
 
 
 def test_what_a_lost_table_had_taken_is_named_with_its_rows(tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def test_a_directory_that_is_no_database_is_corrupt(database: Path) -> None:
         ("Corruption: block checksum mismatch: stored = 1, computed = 2", Corrupt, "damaged"),
     ],
 )
-def test_a_text_becomes_an_error_with_a_next_step(text: str, kind: type[Exception], advice: str) -> None:
-    error = classify_failure(Exception(text), Path("x"))
+def test_a_text_becomes_an_error_with_a_next_step(
+    tmp_path: Path, text: str, kind: type[Exception], advice: str
+) -> None:
+    error = classify_failure(Exception(text), tmp_path)
     assert type(error) is kind
     assert advice in str(error)

@@ -17,8 +17,7 @@ from tests.wal.log_contract import append, stamped_group
 from wal.errors import ChannelFenced, Indeterminate, StorageFailed
 from wal.rocks.floor import Floor, FloorFile, read_floor, write_floor
 from wal.rocks.layout import RocksOptions
-from wal.rocks.opening import verify_database
-from wal.rocks.recovery import Survey
+from wal.rocks.recovery import Survey, verify_database
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio

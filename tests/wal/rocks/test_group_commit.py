@@ -105,6 +105,17 @@ async def test_writes_queued_behind_a_failed_one_are_not_written(
     assert len(calls) == 1
 
 
+async def test_a_writer_that_failed_waits_for_its_end_also_when_the_floor_was_not_synced(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await store.open_log("p0")
+    fail_calls(store, monkeypatch, "write_batch")
+    with pytest.raises(Indeterminate):
+        await log.append(stamped_group(b"unknown")).written
+    store._owned.floor.dirty = True  # as it is for a moment after each sync of the log
+    assert store._writer._patience() is None
+
+
 async def test_reads_go_on_after_a_failed_write_and_show_only_what_was_synced(
     store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ async def test_a_log_that_finds_no_room_for_its_tables_opens_when_there_is_some_
     options = RocksOptions(free_bytes_min=0)
     for _ in range(2):
         with monkeypatch.context() as full, pytest.raises(StorageFull, match="free space on that disk"):
-            full.setattr("wal.rocks.opening._bring_into_tables", no_room)
+            full.setattr("wal.rocks.recovery._bring_into_tables", no_room)
             await open_rocks_store(tmp_path / "node", options=options)
     store = await open_rocks_store(tmp_path / "node", options=options)
     assert payloads_of(await read_all(await store.open_log("p0"))) == [[b"first"], [b"second"]]

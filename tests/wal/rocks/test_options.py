@@ -5,21 +5,14 @@ from pathlib import Path
 import pytest
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
 
-from wal.rocks.layout import RocksOptions, database_options, families, open_tables_max, replay_memtable_bytes
+from wal.rocks.layout import RocksOptions, database_options, families, open_tables_max
 from wal.rocks.store import open_rocks_store
 
 
-def told(path: Path, options: RocksOptions, *, memtable_bytes: int | None = None) -> set[str]:
+def told(path: Path, options: RocksOptions) -> set[str]:
     """Return the lines in which RocksDB writes down what it was opened with."""
-    database = database_options(
-        options, recovery=DBRecoveryMode.point_in_time(), create=True, memtable_bytes=memtable_bytes
-    )
-    whole = Rdict(
-        str(path),
-        database,
-        column_families=families(options, memtable_bytes=memtable_bytes),
-        access_type=AccessType.read_write(),
-    )
+    database = database_options(options, recovery=DBRecoveryMode.point_in_time(), create=True)
+    whole = Rdict(str(path), database, column_families=families(options), access_type=AccessType.read_write())
     whole.close()
     [file] = path.glob("OPTIONS-*")
     return {line.strip() for line in file.read_text().splitlines()}
@@ -30,13 +23,20 @@ def test_the_file_changes_what_it_names_and_nothing_else(tmp_path: Path, monkeyp
     with_file = told(tmp_path / "with", options)
     monkeypatch.setattr(Options, "load_latest", lambda _: (Options(raw_mode=True), {}))
     without = told(tmp_path / "without", options)
-    assert with_file - without == {"avoid_flush_during_recovery=true"}
-    assert without - with_file == {"avoid_flush_during_recovery=false"}
+    assert with_file - without == {
+        "avoid_flush_during_recovery=true",
+        "keep_log_file_num=4",
+        "max_log_file_size=1048576",
+        "stats_dump_period_sec=0",
+        "stats_persist_period_sec=0",
+    }
+    assert len(without - with_file) == len(with_file - without)
+    assert {"paranoid_checks=true", "max_background_jobs=2"} < with_file
 
 
 def test_a_full_memtable_is_written_to_a_table_only_after_the_log_was_replayed(tmp_path: Path) -> None:
     options = RocksOptions(memtable_bytes=1 << 20)
-    lines = told(tmp_path / "log", options, memtable_bytes=replay_memtable_bytes(options))
+    lines = told(tmp_path / "log", options)
     assert "write_buffer_size=4194304" in lines
     assert "max_total_wal_size=2097152" in lines
 

@@ -128,11 +128,11 @@ def test_a_token_survives_a_power_cut_before_anything_is_done_under_it(tmp_path:
 
 def take(directory: Path) -> tuple[str, int]:
     """Own a directory, let go of it, and return its node's id and the term."""
-    owned = take_directory(directory, NO_LOW_WATER)
+    owned, database, found = take_directory(directory, NO_LOW_WATER)
     try:
-        return owned.opened.found.node_id, owned.opened.term
+        return found.node_id, owned.floor.token_term
     finally:
-        owned.opened.database.close()
+        database.close()
         owned.release()
 
 

@@ -20,7 +20,7 @@ from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, LogReopening, OnShutdown, StorageFailed
 from wal.rocks.floor import SLOT_BYTES, FloorFile, read_floor
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
-from wal.rocks.opening import OpenedDatabase, open_again
+from wal.rocks.opening import open_owned
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
@@ -104,12 +104,12 @@ async def test_reads_wait_while_the_database_is_away_and_then_go_on(
     disk.gate.clear()
     away = threading.Event()
 
-    def slowly(*given: Any, **options: Any) -> OpenedDatabase:
+    def slowly(*given: Any, **options: Any) -> object:
         away.set()
         disk.gate.wait(10)
-        return open_again(*given, **options)
+        return open_owned(*given, **options)
 
-    monkeypatch.setattr("wal.rocks.store.open_again", slowly)
+    monkeypatch.setattr("wal.rocks.store.open_owned", slowly)
     reopening = asyncio.ensure_future(store.reopen())
     while not away.is_set():
         await anyio.lowlevel.checkpoint()
@@ -133,7 +133,7 @@ async def test_reads_go_on_between_attempts_and_nothing_else_does(
     def broken(*_: object, **__: object) -> None:
         raise StorageFailed("the disk does not let anything be opened for writing")
 
-    monkeypatch.setattr("wal.rocks.store.open_again", broken)
+    monkeypatch.setattr("wal.rocks.store.open_owned", broken)
     for _ in range(2):
         with pytest.raises(StorageFailed):
             await store.reopen()
@@ -153,13 +153,13 @@ class Replaced:
         self.database, self.older = directory / DATABASE_NAME, directory.parent / "older"
         self.newer = directory.parent / "newer"
         shutil.copytree(self.database, self.older)
-        monkeypatch.setattr("wal.rocks.store.open_again", self._replace_and_open)
+        monkeypatch.setattr("wal.rocks.store.open_owned", self._replace_and_open)
 
-    def _replace_and_open(self, *given: Any, **options: Any) -> OpenedDatabase:
+    def _replace_and_open(self, *given: Any, **options: Any) -> object:
         if not self.newer.exists():
             self.database.rename(self.newer)
             shutil.copytree(self.older, self.database)
-        return open_again(*given, **options)
+        return open_owned(*given, **options)
 
     def put_back(self) -> None:
         shutil.rmtree(self.database)
@@ -199,7 +199,7 @@ async def test_error_of_an_attempt_that_somebody_keeps_does_not_keep_the_lock_of
     await append(await store.open_log("p0"), b"before")
     await poison(store, disk)
     with monkeypatch.context() as broken, pytest.raises(StorageFailed) as kept:
-        broken.setattr("wal.rocks.opening.drop_behind_holes", unreadable)
+        broken.setattr("wal.rocks.recovery.drop_behind_holes", unreadable)
         await store.reopen()
     await store.reopen()
     assert store.taking_writes

@@ -8,14 +8,15 @@ import pytest
 
 from tests.wal.log_contract import fill, read_all
 from tests.wal.rocks.damaged_directory import ENTRIES, NO_LOW_WATER, count_entries, make_node
+from wal.codec import crc32c
 from wal.errors import Corrupt
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.recovery import has_torn_end, manifest_of, torn_end, whole_bytes
+from wal.rocks.recovery import BLOCK_BYTES, has_torn_end, manifest_of, torn_end, whole_bytes
 from wal.rocks.store import open_rocks_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
-FULL = 1
+FULL, FIRST = 1, 2
 A_LOST_PAGE = struct.pack("<IHB", 0x12345678, 300, FULL) + bytes(293) + b"\x01\x02\x03\x04\x05\x06\x07"
 """A record in its full length, in which only the first and the last bytes came to the disk."""
 
@@ -97,6 +98,25 @@ async def test_damage_with_a_whole_record_behind_it_is_no_torn_end(node: Path) -
     assert not has_torn_end(node / DATABASE_NAME)
     with pytest.raises(Corrupt, match=manifest.name):
         await open_rocks_store(node, options=NO_LOW_WATER)
+
+
+def sound(kind: int, content: bytes) -> bytes:
+    """Return a fragment with its checksum, as RocksDB stores that."""
+    plain = crc32c(bytes([kind]) + content)
+    checksum = ((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return struct.pack("<IHB", checksum, len(content), kind) + content
+
+
+def test_record_that_begins_with_a_block_and_does_not_end_is_a_torn_end(tmp_path: Path) -> None:
+    filled = sound(FULL, bytes(BLOCK_BYTES - 12))  # five bytes are left of its block, too few for a fragment
+    first = sound(FIRST, bytes(BLOCK_BYTES - 7))
+    file = tmp_path / "MANIFEST-000001"
+    file.write_bytes(filled + bytes(5) + first + b"\x01")
+    assert torn_end(file) == len(filled)
+    file.write_bytes(filled + bytes(5) + first)
+    assert torn_end(file) == len(filled)
+    file.write_bytes(filled + bytes(5) + bytes(BLOCK_BYTES) + first)
+    assert torn_end(file) is None, "a record begins behind what is damaged"
 
 
 async def test_sound_manifest_has_no_torn_end(node: Path) -> None:
