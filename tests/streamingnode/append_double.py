@@ -143,6 +143,7 @@ def writes_on(
         find,
         limits=WalLimits(group_bytes_max=group_bytes_max, group_messages_max=group_messages_max),
         pending=pending or PendingBytes(1 << 30),
+        txn_age_s_max=600,
     )
 
 
