@@ -13,19 +13,13 @@ import msgspec
 from anyio import to_thread
 
 from flusher.flusher import Flusher
-from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
+from flusher.manifest import Checkpoint, SegmentFile, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
-from interceptors.timetick import (
-    AckManager,
-    MvccManager,
-    TimeTickInspector,
-    TimeTickInterceptor,
-    TimeTickSyncOperator,
-)
+from interceptors.timetick import AckManager, MvccManager, TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
 from interceptors.txn import RollbackWorker, TxnInterceptor
 from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
@@ -94,26 +88,19 @@ class ChannelTerm:
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
         """Run the workers until the store has failed; raises what a worker raises, as it is."""
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        async def watch() -> None:
-            await failed()
-            if not over.done():
-                over.set_result(None)
-
-        def broke(error: BaseException) -> None:
-            if not over.done():
-                over.set_exception(error)
-
-        workers = Supervisor(broke)
+        until_failed = anyio.CancelScope()
+        workers = Supervisor(lambda _: until_failed.cancel())
         try:
-            workers.spawn(watch())
             for worker in self._workers:
                 workers.spawn(worker.run(append))
-            await over
+            with until_failed:
+                await failed()
+                return  # whatever workers then meet is of the failure
         finally:
             with anyio.CancelScope(shield=True):
                 await workers.stop()
+        assert workers.failure is not None, "only a failure cancels the scope"
+        raise workers.failure
 
     def end(self) -> None:
         """Let nobody wait for a tick of this term, nor give one out; idempotent."""
@@ -258,30 +245,17 @@ class Channel:
         self.tail.close()
 
 
-# --- cuts as callers ask for them --------------------------------------------------------------------------------------
-
-
-class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment that a cut sealed; `path` is relative to the node directory."""
-
-    segment_id: int
-    collection_id: int
-    partition_id: int
-    rows: int
-    bytes: int
-    path: str
-
-
 class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
     """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before it.
 
-    `crc32c` is the checksum of its manifest: whoever holds it, as tables do, tells the cut from one of another history.
+    They are as its manifest has them, paths relative to the node directory. `crc32c` is the manifest's checksum: whoever
+    holds it, as tables do, tells the cut from one of another history.
     """
 
     number: int
     tick: int
     crc32c: int = 0
-    segments: tuple[FlushedSegment, ...] = ()
+    segments: tuple[SegmentFile, ...] = ()
 
 
 async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
@@ -291,15 +265,4 @@ async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
         return FlushResult(number=0, tick=0)
     with disk_errors_typed(flusher.cuts.node):
         cut = await flusher.wait_for_cut(number)
-    segments = tuple(
-        FlushedSegment(
-            segment_id=segment.segment_id,
-            collection_id=segment.collection_id,
-            partition_id=segment.partition_id,
-            rows=segment.rows,
-            bytes=segment.bytes,
-            path=segment.path,
-        )
-        for segment in cut.manifest.segments
-    )
-    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=segments)
+    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=cut.manifest.segments)

@@ -123,7 +123,7 @@ class Node:
     def statistics(self) -> NodeStatistics:
         """Return what the node counts and measures, as of now; under 1 ms, so ask once a second, not once an insert."""
         self._check_loop()
-        return self._meter.statistics(self._coalescer)
+        return self._meter.statistics()
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from anyio import to_thread
 from flusher.flusher import Flusher, FlusherStatistics
 from scanner.scanner import ScanStatistics
 from streamingnode.channel import Channel
-from streamingnode.writing.coalescer import Coalescer
 from wal.errors import Corrupt
 from wal.files import create_file, read_regular
 from wal.lifecycle import LogStatus
@@ -83,8 +82,6 @@ class WriteStatistics(msgspec.Struct, frozen=True, kw_only=True):
     open transactions. They are at most a quarter, a quarter and half of `pending_bytes_max`.
     """
 
-    waiting_rows: int
-    coalesced_groups_in_flight: int
     open_transactions: int
     open_transaction_bytes: int
     pending_bytes_max: int
@@ -205,7 +202,7 @@ class NodeMeter:
         self._channel, self._flusher, self._appends, self._now_ms = channel, flusher, appends, now_ms
         self._opened_s = time.monotonic()
 
-    def statistics(self, coalescer: Coalescer) -> NodeStatistics:
+    def statistics(self) -> NodeStatistics:
         """Return the node's statistics as of now."""
         channel, term, now_ms, store = self._channel, self._channel.term, self._now_ms(), self._channel.store
         confirmed_tick, pending, shards = term.acks.confirmed_tick, channel.pending, term.shards.state
@@ -224,8 +221,6 @@ class NodeMeter:
                 mvcc_updates=term.mvcc.updates,
             ),
             writes=WriteStatistics(
-                waiting_rows=coalescer.waiting_rows,
-                coalesced_groups_in_flight=coalescer.groups_in_flight,
                 open_transactions=term.transactions.live,
                 open_transaction_bytes=term.transactions.size_bytes,
                 pending_bytes_max=pending.bytes_max,

@@ -361,7 +361,7 @@ def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
         "message size": f"median {format_bytes(appends.message_bytes.p50)}, "
         f"largest {format_bytes(appends.message_bytes.max)}",
         "ticks": f"{ticks.lag_s:.3f} s behind, {ticks.unconfirmed} unconfirmed, {ticks.mvcc_updates} MVCC updates",
-        "waiting": f"{format_count(writes.waiting_rows, 'row')}, "
+        "waiting": f"{format_bytes(writes.pending_row_bytes)} of rows, "
         f"{format_count(writes.open_transactions, 'open transaction')}",
         "flusher": flusher.state.value
         + (f" for want of {flusher.short_of}" * bool(flusher.short_of))

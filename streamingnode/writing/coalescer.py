@@ -92,13 +92,6 @@ class Coalescer:
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[tuple[int, int], _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.waiting_rows = 0
-        """Rows that are in no group yet."""
-
-    @property
-    def groups_in_flight(self) -> int:
-        """Groups on their way to the log."""
-        return len(self._tasks)
 
     def insert(self, write: Write, rows: DictRows, *, timeout: float | None = None) -> Awaitable[WriteResult]:
         """Insert a few dicts together with others; what is returned is awaited at once, for this insert's own result.
@@ -138,7 +131,6 @@ class Coalescer:
     async def _join(self, lane: _Lane, insert: _Insert) -> WriteResult:
         await self._memory.take(insert.size_bytes)
         lane.waiting.append(insert)
-        self.waiting_rows += len(insert.rows)
         self._start(lane)
         return await insert.future
 
@@ -161,7 +153,7 @@ class Coalescer:
         inserts: list[_Insert] = []
         lane.starting = False
         try:
-            while inserts := self._take(lane):
+            while inserts := lane.take(self._limits.group_bytes):
                 try:
                     await self._send(lane.write, inserts)
                 finally:
@@ -170,17 +162,12 @@ class Coalescer:
             _fail(
                 inserts, Indeterminate("the node closed before the insert was acknowledged — read back after reopening")
             )
-            while inserts := self._take(lane):
+            while inserts := lane.take(self._limits.group_bytes):
                 _fail(inserts, OnShutdown("the node closed before the insert was begun — open it again"))
                 self._give_back(inserts)
             raise
         finally:
             self._sent(lane)  # what waits behind a bug goes by another task
-
-    def _take(self, lane: _Lane) -> list[_Insert]:
-        inserts = lane.take(self._limits.group_bytes)
-        self.waiting_rows -= sum([len(insert.rows) for insert in inserts])
-        return inserts
 
     def _give_back(self, inserts: list[_Insert]) -> None:
         self._memory.give_back(sum([insert.size_bytes for insert in inserts]))

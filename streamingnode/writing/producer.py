@@ -4,6 +4,7 @@ Each call is one append group or one transaction, so it is in the log whole, und
 """
 
 import asyncio
+from collections.abc import Awaitable
 from functools import partial
 
 from interceptors.idempotency import OpenedProducer, Producers
@@ -63,14 +64,7 @@ class Producer:
     `ProducerFenced`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        opened: OpenedProducer,
-        wal: Wal,
-        producers: Producers,
-        writes: Writes,
-    ) -> None:
+    def __init__(self, name: str, opened: OpenedProducer, wal: Wal, producers: Producers, writes: Writes) -> None:
         self._name, self._id, self._epoch, self._note = name, opened.producer_id, opened.epoch, opened.note
         self._wal, self._producers, self._writes = wal, producers, writes
         self._outstanding = Outstanding(producers.limits.results_per_producer_max)
@@ -147,24 +141,22 @@ class Producer:
     # --- one call -------------------------------------------------------------------------------------------------------
 
     async def _run(self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None) -> WriteResult:
-        append = partial(self._append, self._place(sequence))
-        txn = Transaction(self._writes, append_commit=append)
-        group: AppendGroup | None = None
+        place, last = self._place(sequence), list[AppendGroup]()
+
+        def append(group: AppendGroup) -> Awaitable[AppendResult]:
+            last.append(group)  # it makes the write appear
+            return self._append(place, group)
 
         async def run() -> WriteResult:
-            nonlocal group
             batches = await write.check(rows)
             slices = write.slices(batches, self._writes.limits.group_bytes_max)
             if len(slices) == 1:
-                group = write.group(slices[0])
-                return result_of(await append(group))
-            async with txn:
+                return result_of(await append(write.group(slices[0])))
+            async with Transaction(self._writes, append_commit=append) as txn:
                 await txn.add(write, batches)
                 return await txn.commit()
 
-        return await within(
-            timeout, run, f"the {write.kind}", begun=lambda: txn.begun or (group is not None and group.begun)
-        )
+        return await within(timeout, run, f"the {write.kind}", begun=lambda: any(group.begun for group in last))
 
     def _place(self, sequence: int | None) -> Place:
         """Return the place of a write; one whose sequence is given is held from now on."""

@@ -1,8 +1,7 @@
 """What callers get back for a write, and which part of a group each insert that went together with others gets. No I/O."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Literal
 
 import msgspec
@@ -78,11 +77,13 @@ def share_result(
     """Return each caller's result; the group had one insert message for each of `routed.parts`, in order."""
     next_offset = {vchannel: first for vchannel, (first, _) in appended.row_offsets.items()}
     message_ids = {shard: each for (shard, _), each in zip(routed.parts, appended.message_ids, strict=True)}
-    (first_shard, _), *_ = routed.parts
-    shard_of_row = None if routed.shard_of_row is None else iter(routed.shard_of_row.tolist())
+    shards = routed.shard_of_row
+    shard_of_row = repeat(routed.parts[0][0]) if shards is None else iter(shards.tolist())
     results = []
     for count in row_counts:
-        rows_of = {first_shard: count} if shard_of_row is None else Counter(islice(shard_of_row, count))
+        rows_of: dict[int, int] = {}
+        for shard in islice(shard_of_row, count):
+            rows_of[shard] = rows_of.get(shard, 0) + 1
         offsets = {}
         for shard, rows in rows_of.items():
             vchannel = vchannels[shard]

@@ -79,11 +79,6 @@ class Transaction:
             self._memory.give_back_later(self._bodies_bytes)
 
     @property
-    def begun(self) -> bool:
-        """Whether the transaction is, or may be, in the log: bodies alone are not."""
-        return self._last is not None and self._last.begun
-
-    @property
     def result(self) -> WriteResult | None:
         """What became of it: None until it is committed."""
         return self._result
@@ -126,7 +121,7 @@ class Transaction:
         except BaseException:
             self._state = TransactionState.FAILED
             self._drop_bodies()
-            if not self.begun:  # else the log decides
+            if self._last is None or not self._last.begun:  # else the log decides
                 with anyio.move_on_after(ROLLBACK_S_MAX, shield=True), suppress(StreamingNodeError):
                     await self._end_session("its commit was refused")
             raise

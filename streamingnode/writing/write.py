@@ -18,9 +18,8 @@ from anyio import to_thread
 
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.names import not_text
 from streamingnode.rows import Keys, Routed, Rows, RowShape, key_shape, keys_to_batches, route, row_shape, to_batches
-from streamingnode.schema import AnyArray, decode_schema
+from streamingnode.schema import decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, Overloaded, TooLarge
@@ -71,9 +70,9 @@ class WriteTarget:
 
     def partition_id(self, partition: str | None) -> int:
         """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
+        if partition is not None and not isinstance(partition, str):
+            raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
         name = DEFAULT_PARTITION if partition is None else partition
-        if not isinstance(name, str):
-            raise not_text("partition", name)
         found = self.partitions.get(name)
         return self.info.partition_by_name(name).id if found is None else found  # which raises, by the same names
 
@@ -206,19 +205,18 @@ def _is_small(rows: Rows | Keys) -> bool:
 
 def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[pa.RecordBatch]:
     """Return the batches without rows whose key comes again later: what upserting the rows one by one would leave."""
-    keys: AnyArray = pa.chunked_array([batch.column(key_index) for batch in batches]).combine_chunks()
-    if isinstance(keys, pa.ChunkedArray):
-        raise TooLarge("over 2 GiB of keys in one upsert — upsert fewer rows at a time")
+    rows = pa.Table.from_batches(batches)
+    keys = rows.column(key_index)
     if len(keys) == 1 or pc.count_distinct(keys).as_py() == len(keys):
         return list(batches)
-    codes = keys.dictionary_encode().indices.to_numpy()
-    _, last_from_end = np.unique(codes[::-1], return_index=True)
-    keep = np.zeros(len(codes), bool)
-    keep[len(codes) - 1 - last_from_end] = True
-    ends = np.cumsum([batch.num_rows for batch in batches])
-    masks = np.split(keep, ends[:-1])
-    kept = [batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)]
-    return [batch for batch in kept if batch.num_rows]
+    last = (
+        pa.table({"key": keys, "row": np.arange(len(keys))})
+        .group_by("key", use_threads=False)
+        .aggregate([("row", "max")])
+    )
+    keep = np.zeros(len(keys), bool)
+    keep[last.column("row_max").to_numpy()] = True
+    return [batch for batch in rows.filter(pa.array(keep)).to_batches() if batch.num_rows]
 
 
 # --- one call -----------------------------------------------------------------------------------------------------------
