@@ -50,14 +50,13 @@ async def compose(
 ) -> Node:
     """Open the node at `path` (None: in memory); `closing` closes what is open, also when this raises.
 
-    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed; None: every leap is followed.
-
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
-    done again from the log), and the directory is synced and released last.
+    done again from the log), and the directory is synced and released last. `elapsed_ms` tells a leap of the clock `now_ms`
+    from time that passed; None: every leap is followed.
     """
     if path is not None:
         await anyio.to_thread.run_sync(assert_sole_owner)
-    store = await _open_store(path, config)
+    store = MemoryLogStore(config.memory) if path is None else await open_rocks_store(path, options=config.log)
     closing.push_async_callback(store.close)
     directory = await _files_directory(path, config, closing)
     closing.push_async_callback(supervisor.stop)
@@ -99,13 +98,10 @@ async def compose(
         next_id=lambda: channel.shards.next_id,
     )
     flusher = Flusher(context, checkpoint=channel.term.checkpoint)
-    for work in (
-        flusher.run(),
-        flusher.schedule.run(channel.request_cut),
-        flusher.reclaim_space(channel.request_cut),
-        channel.wal.keep(),
-    ):
-        supervisor.spawn(work)
+    supervisor.spawn(flusher.run())
+    supervisor.spawn(flusher.schedule.run(channel.request_cut))
+    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
+    supervisor.spawn(channel.wal.keep())
     closing.callback(channel.wal.stop_waiting)
     return Node(
         path,
@@ -117,10 +113,6 @@ async def compose(
         readers=readers,
         meter=NodeMeter(channel, flusher, appends, now_ms),
     )
-
-
-async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
-    return MemoryLogStore(config.memory) if path is None else await open_rocks_store(path, options=config.log)
 
 
 async def _files_directory(path: Path | None, config: NodeConfig, closing: AsyncExitStack) -> NodeDirectory:
@@ -143,12 +135,12 @@ def _tick_allocator(
     store: LogStore, log: Log, now_ms: Callable[[], int], elapsed_ms: Callable[[], int] | None
 ) -> TickAllocator:
     """Return an allocator above everything an earlier term wrote or gave to a reader."""
-
-    def tell_leap(ahead_ms: int) -> None:
-        _log.warning("clock_leap_not_followed", ahead_s=ahead_ms // 1000)
-
-    above = max(store.promised_tick, log.last_tick)
-    ticks = TickAllocator(now_ms, above=above, elapsed_ms=elapsed_ms, on_leap=tell_leap)
+    ticks = TickAllocator(
+        now_ms,
+        above=max(store.promised_tick, log.last_tick),
+        elapsed_ms=elapsed_ms,
+        on_leap=lambda ahead_ms: _log.warning("clock_leap_not_followed", ahead_s=ahead_ms // 1000),
+    )
     if ticks.ahead_ms > AHEAD_MS_MAX:
         until = tick_to_time(ticks.last).isoformat(timespec="seconds")
         _log.warning("ticks_ahead_of_clock", ahead_s=ticks.ahead_ms // 1000, until=until)

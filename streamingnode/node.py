@@ -80,9 +80,9 @@ class Node:
         self._channel, self._flusher, self._readers = channel, flusher, readers
         self._upkeep, self._meter = Upkeep(path, channel, flusher), meter
         self._writes = Writes(
-            channel.append,
-            channel.consistent_tick,
-            self._info,
+            append=channel.append,
+            consistent_tick=channel.consistent_tick,
+            find=self._info,
             limits=config.wal,
             pending=channel.pending,
             txn_age_s_max=config.txn.age_s_max,

@@ -7,7 +7,7 @@ gets its own result, and a bad one fails alone. One that comes when others do no
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
@@ -54,16 +54,16 @@ class _Insert:
             self.size_bytes = _ROW_BYTES
 
 
+@dataclass(slots=True)
 class _Lane:
     """Inserts into one partition; `sending` tasks take from it, the next one is `starting`."""
 
-    def __init__(self, write: Write) -> None:
-        self.write = write
-        self.waiting: deque[_Insert] = deque()
-        self.sending = 0
-        self.starting = False
-        self.together = True
-        """Whether the last group was several inserts; a new lane does not know yet."""
+    write: Write
+    waiting: deque[_Insert] = field(default_factory=deque)
+    sending: int = 0
+    starting: bool = False
+    together: bool = True
+    """Whether the last group was several inserts; a new lane does not know yet."""
 
     def take(self, bytes_max: int) -> list[_Insert]:
         """Return the inserts of the next group, oldest first; some of their callers may be gone."""

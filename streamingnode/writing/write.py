@@ -6,7 +6,7 @@ memory holds one. All rows are checked, and all sizes known, before the first ap
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -128,19 +128,18 @@ class Write:
 
     def messages(self, routed: Routed) -> list[MutableMessage]:
         """Return one message of each kind for each shard that gets rows."""
-        info, txn_id = self.target.info, self.txn_id
-        messages = []
-        if self.kind != "insert":
-            for part, (shard, rows) in enumerate(routed.parts):
-                payload = _encoded(rows if self.kind == "delete" else self._keys(rows))
+        info, kind, txn_id = self.target.info, self.kind, self.txn_id
+        deletes, inserts = [], []
+        for part, (shard, rows) in enumerate(routed.parts):
+            vchannel = info.vchannels[shard]
+            if kind != "insert":
                 delete = DeleteHeader(info.id, rows.num_rows, part=part)
-                messages.append(MutableMessage(MessageType.DELETE, delete, info.vchannels[shard], payload, txn_id))
-        if self.kind != "delete":
-            for part, (shard, rows) in enumerate(routed.parts):
+                keys = rows if kind == "delete" else self._keys(rows)
+                deletes.append(MutableMessage(MessageType.DELETE, delete, vchannel, _encoded(keys), txn_id))
+            if kind != "delete":
                 insert = InsertHeader(info.id, self.partition_id, info.schema_version, rows.num_rows, part=part)
-                vchannel = info.vchannels[shard]
-                messages.append(MutableMessage(MessageType.INSERT, insert, vchannel, _encoded(rows), txn_id))
-        return messages
+                inserts.append(MutableMessage(MessageType.INSERT, insert, vchannel, _encoded(rows), txn_id))
+        return deletes + inserts
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
         """Return what the messages of these rows take at most; of one row, exactly that."""
@@ -222,23 +221,17 @@ def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[
 # --- one call -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Writes:
     """What all writes of a node share: its log, their bounds, and the collections written lately. On the event loop."""
 
-    def __init__(
-        self,
-        append: Append,
-        consistent_tick: Callable[[], Awaitable[int]],
-        find: Callable[[str], CollectionInfo],
-        *,
-        limits: WalLimits,
-        pending: PendingBytes,
-        txn_age_s_max: float,
-    ) -> None:
-        self.append, self.consistent_tick = append, consistent_tick
-        self.limits, self.pending, self.txn_age_s_max = limits, pending, txn_age_s_max
-        self._find = find
-        self._targets: dict[str, WriteTarget] = {}
+    append: Append
+    consistent_tick: Callable[[], Awaitable[int]]
+    find: Callable[[str], CollectionInfo]
+    limits: WalLimits
+    pending: PendingBytes
+    txn_age_s_max: float
+    _targets: dict[str, WriteTarget] = field(default_factory=dict)
 
     def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
         """Return a write on a live collection, of `txn_id` when that is not 0.
@@ -246,7 +239,7 @@ class Writes:
         Raises `InvalidArgument`, `CollectionNotFound`, `PartitionNotFound`, or `OnShutdown` when the node is closed.
         """
         check_txn_id(txn_id)
-        info = self._find(collection)
+        info = self.find(collection)
         target = self._targets.get(collection)
         if target is None or target.info is not info:
             if len(self._targets) >= TARGETS_MAX:
@@ -302,10 +295,8 @@ def within(
 ) -> Awaitable[T]:
     """Return, to be awaited at once, what `call` returns, if it does within `timeout` seconds; None waits for ever.
 
-    Raises:
-        Overloaded: the time is up and `begun` says that nothing was done.
-        DeadlineExceeded: the time is up and the call, if it `changes` something, may or may not take effect; it is also a
-            `TimeoutError`.
+    Raises `Overloaded` when `begun` says that nothing was done by then, else `DeadlineExceeded`, which is a `TimeoutError`:
+    the call, if it `changes` something, may or may not take effect.
     """
     return call() if timeout is None else _within(timeout, call, what, changes=changes, begun=begun)
 

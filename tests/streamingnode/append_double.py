@@ -138,9 +138,9 @@ def writes_on(
         return known[name]
 
     return Writes(
-        log.append,
-        log.consistent_tick,
-        find,
+        append=log.append,
+        consistent_tick=log.consistent_tick,
+        find=find,
         limits=WalLimits(group_bytes_max=group_bytes_max, group_messages_max=group_messages_max),
         pending=pending or PendingBytes(1 << 30),
         txn_age_s_max=600,
