@@ -34,12 +34,13 @@ from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeMeter, NodeStatistics
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import Durability, WriteResult, result_of
+from streamingnode.writing.result import WriteResult, result_of
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import Writes, append_rows, check_txn_id, within
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.log import AppendGroup, AppendResult
+from wal.rocks.layout import Durability
 from wal.runtime import Supervisor, outlast
 from wal.timetick import tick_given
 
@@ -63,7 +64,6 @@ class Node:
     def __init__(
         self,
         path: Path | None,
-        config: NodeConfig,
         supervisor: Supervisor,
         closing: AsyncExitStack,
         *,
@@ -73,21 +73,19 @@ class Node:
         meter: NodeMeter,
     ) -> None:
         self._path = None if path is None else str(path)
-        self._config = config
         self._supervisor = supervisor
         self._parts = closing
-        """What closing leaves, in reverse order."""
         self._channel, self._flusher, self._readers = channel, flusher, readers
         self._upkeep, self._meter = Upkeep(path, channel, flusher), meter
         self._writes = Writes(
             append=channel.append,
             consistent_tick=channel.consistent_tick,
             find=self._info,
-            limits=config.wal,
+            limits=channel.config.wal,
             pending=channel.pending,
-            txn_age_s_max=config.txn.age_s_max,
+            txn_age_s_max=channel.config.txn.age_s_max,
         )
-        self._coalescer = Coalescer(supervisor.spawn, self._writes, config.coalescer)
+        self._coalescer = Coalescer(supervisor, self._writes, channel.config.coalescer)
         self._changes = CatalogChanges(channel, self._info)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -113,12 +111,12 @@ class Node:
     @property
     def durability(self) -> Durability:
         """What an acknowledged write means: `fsync`, or `os` when the node was opened so."""
-        return self._config.log.durability
+        return self.config.log.durability
 
     @property
     def config(self) -> NodeConfig:
         """The settings the node runs with."""
-        return self._config
+        return self._channel.config
 
     def statistics(self) -> NodeStatistics:
         """Return what the node counts and measures, as of now; under 1 ms, so ask once a second, not once an insert."""
@@ -146,7 +144,7 @@ class Node:
         the groups before.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
-        if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._config.coalescer.insert_rows_max and not txn_id:
+        if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._coalescer.rows_max and not txn_id:
             return await self._coalescer.insert(write, rows, timeout=timeout)
         return await append_rows(self._writes, write, rows, timeout=timeout)
 

@@ -27,11 +27,9 @@ from wal.runtime import Supervisor, event_log, outlast
 
 _log = event_log(__name__)
 
+# Opens a node; leaving the stack closes its parts in reverse order. No asynchronous generator: the end of the event loop
+# would close those of a node that nobody closed, all at once.
 Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[Node]]
-"""Open a node; leaving the stack closes its parts in reverse order, and the supervisor owns work that lasts.
-
-No asynchronous generator: the end of the event loop would close those of a node that nobody closed, all at once.
-"""
 
 
 def open_node(

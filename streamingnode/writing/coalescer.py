@@ -6,7 +6,7 @@ gets its own result, and a bad one fails alone. One that comes when others do no
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,9 +17,7 @@ from streamingnode.writing.result import WriteResult, result_of, share_result
 from streamingnode.writing.write import Write, Writes, append_rows, within
 from wal.errors import Indeterminate, OnShutdown, StreamingNodeError
 from wal.log import AppendGroup
-
-Spawn = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
-"""Start a task that somebody owns."""
+from wal.runtime import Supervisor
 
 _LANES_MAX = 1024
 _ROW_BYTES, _CELL_BYTES = 512, 16
@@ -86,8 +84,9 @@ class Coalescer:
     caller.
     """
 
-    def __init__(self, spawn: Spawn, writes: Writes, limits: CoalescerLimits) -> None:
-        self._spawn, self._writes, self._limits = spawn, writes, limits
+    def __init__(self, supervisor: Supervisor, writes: Writes, limits: CoalescerLimits) -> None:
+        self.rows_max = limits.insert_rows_max
+        self._supervisor, self._writes, self._limits = supervisor, writes, limits
         self._memory = writes.pending.rows
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[tuple[int, int], _Lane] = {}
@@ -96,8 +95,7 @@ class Coalescer:
     def insert(self, write: Write, rows: DictRows, *, timeout: float | None = None) -> Awaitable[WriteResult]:
         """Insert a few dicts together with others; what is returned is awaited at once, for this insert's own result.
 
-        That comes when the log acknowledges it. Raises `SchemaMismatch` for rows that do not fit, naming this insert's own
-        row; errors of the append reach every insert of the group. With a `timeout`, raises as `within` does.
+        Raises `SchemaMismatch` with this insert's own row; errors of the append reach every insert of the group.
         """
         key = write.target.info.id, write.partition_id
         lane = self._lanes.get(key)
@@ -139,7 +137,7 @@ class Coalescer:
         if not lane.starting and lane.sending < self._limits.groups_in_flight_max:
             lane.starting = True
             lane.sending += 1
-            task = self._spawn(self._send_waiting(lane))
+            task = self._supervisor.spawn(self._send_waiting(lane))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

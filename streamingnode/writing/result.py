@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice, repeat
-from typing import Literal
 
 import msgspec
 
 from streamingnode.rows import Routed
 from wal.log import AppendResult
 from wal.position import MessageId
-
-Durability = Literal["fsync", "os"]
-"""What an acknowledgement means: synced to the disk, or handed to the operating system."""
 
 
 class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -1,8 +1,7 @@
 """Transactions as callers write them: `async with node.transaction() as txn`.
 
-In: inserts, upserts and deletes on any collections. Out: all of them at one tick, or nothing. Bodies are
-buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed under a
-session that the node keeps, and only the commit makes them appear.
+Bodies are buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed
+under a session that the node keeps, and only the commit makes them appear.
 """
 
 import asyncio

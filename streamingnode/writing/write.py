@@ -5,7 +5,7 @@ memory holds one. All rows are checked, and all sizes known, before the first ap
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal, TypeVar
@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.rows import Keys, Routed, Rows, RowShape, key_shape, keys_to_batches, route, row_shape, to_batches
+from streamingnode.rows import Keys, Routed, Rows, key_shape, keys_to_batches, route, row_shape, to_batches
 from streamingnode.schema import decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
 from wal.adaptor import WalLimits
@@ -41,32 +41,19 @@ INLINE_BYTES_MAX = 4 << 20
 """More Arrow data than this is checked in a thread."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class WriteTarget:
     """One collection as writes see it: what they must know, worked out once and kept until the collection changes."""
 
-    info: CollectionInfo
-    rows: RowShape
-    keys: RowShape
-    key_index: int
-    partitions: Mapping[str, int]
-    message_bytes: int
-    """What each shard after the first adds to the messages of the same rows, at most."""
-
-    @classmethod
-    def of(cls, info: CollectionInfo) -> "WriteTarget":
-        """Return the target of a live collection."""
-        shape = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
-        return cls(
-            info=info,
-            rows=shape,
-            keys=key_shape(shape),
-            key_index=shape.schema.get_field_index(info.primary_key),
-            partitions={each.name: each.id for each in info.partitions if not each.dropped_tick},
-            # Twice an empty message: a buffer has 16 bytes of description there, and padding never takes that much more.
-            message_bytes=2 * pa.ipc.get_record_batch_size(pa.RecordBatch.from_pylist([], schema=shape.schema))
-            + MESSAGE_OVERHEAD_BYTES,
-        )
+    def __init__(self, info: CollectionInfo) -> None:
+        self.info = info
+        self.rows = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
+        self.keys = key_shape(self.rows)
+        self.key_index = self.rows.schema.get_field_index(info.primary_key)
+        self.partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
+        nothing = pa.RecordBatch.from_pylist([], schema=self.rows.schema)
+        self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
+        """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
+        each buffer, and padding never takes that much more."""
 
     def partition_id(self, partition: str | None) -> int:
         """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
@@ -234,17 +221,14 @@ class Writes:
     _targets: dict[str, WriteTarget] = field(default_factory=dict)
 
     def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
-        """Return a write on a live collection, of `txn_id` when that is not 0.
-
-        Raises `InvalidArgument`, `CollectionNotFound`, `PartitionNotFound`, or `OnShutdown` when the node is closed.
-        """
+        """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and `InvalidArgument`."""
         check_txn_id(txn_id)
         info = self.find(collection)
         target = self._targets.get(collection)
         if target is None or target.info is not info:
             if len(self._targets) >= TARGETS_MAX:
                 self._targets.clear()
-            target = self._targets[collection] = WriteTarget.of(info)
+            target = self._targets[collection] = WriteTarget(info)
         return Write(kind, target, target.partition_id(partition), txn_id)
 
 

@@ -119,7 +119,7 @@ def collection_info(
 
 def write_target(schema: pa.Schema, *, primary_key: str = "id", shards: int = 1) -> WriteTarget:
     """Return the target of such a collection."""
-    return WriteTarget.of(collection_info(schema, primary_key=primary_key, shards=shards))
+    return WriteTarget(collection_info(schema, primary_key=primary_key, shards=shards))
 
 
 def writes_on(

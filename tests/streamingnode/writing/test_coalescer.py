@@ -45,7 +45,7 @@ class Inserts:
         self.target = write_target(SCHEMA, shards=shards)
         self.supervisor = Supervisor(self._failed)
         writes = writes_on(self.log, group_bytes_max=GROUP_BYTES_MAX, pending=pending)
-        self.coalescer = Coalescer(self.supervisor.spawn, writes, limits or CoalescerLimits())
+        self.coalescer = Coalescer(self.supervisor, writes, limits or CoalescerLimits())
         self.failures: list[BaseException] = []
 
     def start(
