@@ -197,10 +197,10 @@ class Channel:
         return await self.wal.in_term(ask)
 
     async def request_cut(self) -> int:
-        """Cut if there is something to cut, and return the number of the cut that covers everything before the call.
+        """Cut if there is something to cut; return the number of the cut that covers all before the call, 0 for none ever.
 
-        That is 0 when there has never been anything to cut. Requests that come together share one cut. A cut whose write
-        fails is looked for when the log is back, and asked for again if it is not there. Raises as an append does.
+        Requests that come together share one cut. A cut whose write fails is looked for when the log is back, and asked for
+        again if it is not there. Raises as an append does.
         """
         await self.wal.wait_back()  # outside the lock: inside it, each would wait its whole bound after those before it
         async with self._cutting:

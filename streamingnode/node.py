@@ -1,8 +1,4 @@
-"""The embedded node: everything a program does with collections, rows, transactions, readers and cuts.
-
-Every write returns when it is durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent
-inserts go together, in `coalescer`, the rest by itself, in `write`.
-"""
+"""The embedded node: everything a program does with collections, rows, transactions, readers and cuts."""
 
 import asyncio
 import os
@@ -55,10 +51,10 @@ GRACE_S = 3.0
 class Node:
     """An open node; made by `open_node`, used on its event loop by any number of tasks.
 
-    `timeout=` is in seconds: past it, a write that may already be in the log raises `DeadlineExceeded` (a `TimeoutError`),
-    one that is not raises `Overloaded`. Cancelling a call follows the same line: before the log has the write it never
-    happened, after that its outcome is decided without the caller. After the node closed, every call that needs its data
-    raises `OnShutdown`.
+    Every write returns when it is durable, as `durability` says, or raises. `timeout=` is in seconds: past it, a write that
+    may already be in the log raises `DeadlineExceeded` (a `TimeoutError`), one that is not raises `Overloaded`. Cancelling a
+    call follows the same line: before the log has the write it never happened, after that its outcome is decided without the
+    caller. After the node closed, every call that needs its data raises `OnShutdown`.
     """
 
     def __init__(

@@ -138,8 +138,6 @@ class Producer:
         append = partial(self._append, self._place(sequence))
         return Transaction(self._writes, keepalive_s=keepalive_s, append_commit=append)
 
-    # --- one call -------------------------------------------------------------------------------------------------------
-
     async def _run(self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None) -> WriteResult:
         place, last = self._place(sequence), list[AppendGroup]()
 
