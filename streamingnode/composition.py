@@ -54,7 +54,7 @@ async def compose(
     """
     if path is not None:
         await anyio.to_thread.run_sync(assert_sole_owner)
-    store = MemoryLogStore(config.memory) if path is None else await open_rocks_store(path, options=config.log)
+    store = await _open_store(path, config)
     closing.push_async_callback(store.close)
     directory = await _files_directory(path, config, closing)
     closing.push_async_callback(supervisor.stop)
@@ -103,6 +103,10 @@ async def compose(
     closing.callback(channel.wal.stop_waiting)
     meter = NodeMeter(channel, flusher, appends, now_ms)
     return Node(path, supervisor, closing, channel=channel, flusher=flusher, readers=readers, meter=meter)
+
+
+async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
+    return MemoryLogStore(config.memory) if path is None else await open_rocks_store(path, options=config.log)
 
 
 async def _files_directory(path: Path | None, config: NodeConfig, closing: AsyncExitStack) -> NodeDirectory:
