@@ -88,19 +88,26 @@ class ChannelTerm:
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
         """Run the workers until the store has failed; raises what a worker raises, as it is."""
-        until_failed = anyio.CancelScope()
-        workers = Supervisor(lambda _: until_failed.cancel())
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def watch() -> None:
+            await failed()
+            if not over.done():
+                over.set_result(None)
+
+        def broke(error: BaseException) -> None:
+            if not over.done():
+                over.set_exception(error)
+
+        workers = Supervisor(broke)
         try:
+            workers.spawn(watch())
             for worker in self._workers:
                 workers.spawn(worker.run(append))
-            with until_failed:
-                await failed()
-                return  # whatever workers then meet is of the failure
+            await over
         finally:
             with anyio.CancelScope(shield=True):
                 await workers.stop()
-        assert workers.failure is not None, "only a failure cancels the scope"
-        raise workers.failure
 
     def end(self) -> None:
         """Let nobody wait for a tick of this term, nor give one out; idempotent."""
