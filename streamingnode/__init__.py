@@ -70,16 +70,15 @@ _PLACES = {
     "tick_to_time": "wal.timetick",
     "time_to_tick": "wal.timetick",
 }
-_MODULES = {"config": "streamingnode.config", "errors": "streamingnode.errors", "sync": "streamingnode.sync"}
+"""Where the names are; those of `__all__` beside them are modules."""
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        found: object = import_module(_MODULES[name])
-    elif name in _PLACES:
-        found = getattr(import_module(_PLACES[name]), name)
-    else:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PLACES:
+        return import_module(f"{__name__}.{name}")
+    found: object = getattr(import_module(_PLACES[name]), name)
     globals()[name] = found
     return found
 

@@ -13,19 +13,13 @@ import msgspec
 from anyio import to_thread
 
 from flusher.flusher import Flusher
-from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
+from flusher.manifest import Checkpoint, SegmentFile, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
-from interceptors.timetick import (
-    AckManager,
-    MvccManager,
-    TimeTickInspector,
-    TimeTickInterceptor,
-    TimeTickSyncOperator,
-)
+from interceptors.timetick import AckManager, MvccManager, TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
 from interceptors.txn import TxnInterceptor
 from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
@@ -210,10 +204,10 @@ class Channel:
         return await self.wal.in_term(ask)
 
     async def request_cut(self) -> int:
-        """Cut if there is something to cut, and return the number of the cut that covers everything before the call.
+        """Cut if there is something to cut; return the number of the cut that covers all before the call, 0 for none ever.
 
-        That is 0 when there has never been anything to cut. Requests that come together share one cut. A cut whose write
-        fails is looked for when the log is back, and asked for again if it is not there. Raises as an append does.
+        Requests that come together share one cut. A cut whose write fails is looked for when the log is back, and asked for
+        again if it is not there. Raises as an append does.
         """
         await self.wal.wait_back()  # outside the lock: inside it, each would wait its whole bound after those before it
         async with self._cutting:
@@ -252,30 +246,17 @@ class Channel:
         self.tail.close()
 
 
-# --- cuts as callers ask for them --------------------------------------------------------------------------------------
-
-
-class FlushedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment that a cut sealed; `path` is relative to the node directory."""
-
-    segment_id: int
-    collection_id: int
-    partition_id: int
-    rows: int
-    bytes: int
-    path: str
-
-
 class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
     """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before it.
 
-    `crc32c` is the checksum of its manifest: whoever holds it, as tables do, tells the cut from one of another history.
+    They are as its manifest has them, paths relative to the node directory. `crc32c` is the manifest's checksum: whoever
+    holds it, as tables do, tells the cut from one of another history.
     """
 
     number: int
     tick: int
     crc32c: int = 0
-    segments: tuple[FlushedSegment, ...] = ()
+    segments: tuple[SegmentFile, ...] = ()
 
 
 async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
@@ -285,15 +266,4 @@ async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
         return FlushResult(number=0, tick=0)
     with disk_errors_typed(flusher.cuts.node):
         cut = await flusher.wait_for_cut(number)
-    segments = tuple(
-        FlushedSegment(
-            segment_id=segment.segment_id,
-            collection_id=segment.collection_id,
-            partition_id=segment.partition_id,
-            rows=segment.rows,
-            bytes=segment.bytes,
-            path=segment.path,
-        )
-        for segment in cut.manifest.segments
-    )
-    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=segments)
+    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=cut.manifest.segments)

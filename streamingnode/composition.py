@@ -1,7 +1,6 @@
 """The composition root: builds a node out of its parts and takes it apart again, in reverse order.
 
-In: a directory (None: a node in memory), a configuration, and somebody who owns background tasks. Out: the open `Node`. No
-other module chooses an implementation.
+No other module chooses an implementation.
 """
 
 import shutil
@@ -24,7 +23,6 @@ from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.statistics import AppendMeter, NodeMeter
-from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 from wal.log import AppendObserver, Log, LogStore
 from wal.memory_store import MemoryLogStore
@@ -50,10 +48,9 @@ async def compose(
 ) -> Node:
     """Open the node at `path` (None: in memory); `closing` closes what is open, also when this raises.
 
-    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed; None: every leap is followed.
-
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
-    done again from the log), and the directory is synced and released last.
+    done again from the log), and the directory is synced and released last. `elapsed_ms` tells a leap of the clock `now_ms`
+    from time that passed; None: every leap is followed.
     """
     if path is not None:
         await anyio.to_thread.run_sync(assert_sole_owner)
@@ -107,16 +104,8 @@ async def compose(
     ):
         supervisor.spawn(work)
     closing.callback(channel.wal.stop_waiting)
-    return Node(
-        path,
-        config,
-        supervisor,
-        closing,
-        channel=channel,
-        flusher=flusher,
-        readers=readers,
-        meter=NodeMeter(channel, flusher, appends, now_ms),
-    )
+    meter = NodeMeter(channel, flusher, appends, now_ms)
+    return Node(path, supervisor, closing, channel=channel, flusher=flusher, readers=readers, meter=meter)
 
 
 async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
@@ -130,12 +119,7 @@ async def _files_directory(path: Path | None, config: NodeConfig, closing: Async
         closing.push_async_callback(anyio.to_thread.run_sync, partial(shutil.rmtree, root, ignore_errors=True))
         return NodeDirectory(root)
     directory = NodeDirectory(path, for_group=config.flush.group_may_read)
-    try:
-        await anyio.to_thread.run_sync(directory.set_access, (SEGMENTS, DELETES, CUTS))
-    except OSError as error:
-        raise StorageFailed(
-            f"cannot set who may read {error.filename}: {error.strerror} — open the node as the owner of its files"
-        ) from error
+    await anyio.to_thread.run_sync(directory.set_access, (SEGMENTS, DELETES, CUTS))
     return directory
 
 

@@ -54,7 +54,6 @@ ALIASES = {
 FIXED = frozenset(
     {
         "coalescer.group_bytes",
-        "coalescer.group_rows_max",
         "coalescer.groups_in_flight_max",
         "coalescer.insert_rows_max",
         "flush.gather_s",

@@ -1,8 +1,4 @@
-"""The embedded node: everything a program does with collections, rows, transactions, readers and cuts.
-
-Every write returns when it is durable (as the node's `durability` says) or raises; nothing is half done. Small concurrent
-inserts go together, in `coalescer`, the rest by itself, in `write`.
-"""
+"""The embedded node: everything a program does with collections, rows, transactions, readers and cuts."""
 
 import asyncio
 import os
@@ -33,12 +29,13 @@ from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeMeter, NodeStatistics
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import Durability, WriteResult, result_of
+from streamingnode.writing.result import WriteResult, result_of
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
-from streamingnode.writing.write import Writes, append_rows, check_txn_id, delete_of, insert_of, upsert_of, within
+from streamingnode.writing.write import Writes, append_rows, check_txn_id, within
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.log import AppendGroup, AppendResult
+from wal.rocks.layout import Durability
 from wal.runtime import Supervisor, outlast
 from wal.timetick import tick_given
 
@@ -53,16 +50,15 @@ GRACE_S = 3.0
 class Node:
     """An open node; made by `open_node`, used on its event loop by any number of tasks.
 
-    `timeout=` is in seconds: past it, a write that may already be in the log raises `DeadlineExceeded` (a `TimeoutError`),
-    one that is not raises `Overloaded`. Cancelling a call follows the same line: before the log has the write it never
-    happened, after that its outcome is decided without the caller. After the node closed, every call that needs its data
-    raises `OnShutdown`.
+    Every write returns when it is durable, as `durability` says, or raises. `timeout=` is in seconds: past it, a write that
+    may already be in the log raises `DeadlineExceeded` (a `TimeoutError`), one that is not raises `Overloaded`. Cancelling a
+    call follows the same line: before the log has the write it never happened, after that its outcome is decided without the
+    caller. After the node closed, every call that needs its data raises `OnShutdown`.
     """
 
     def __init__(
         self,
         path: Path | None,
-        config: NodeConfig,
         supervisor: Supervisor,
         closing: AsyncExitStack,
         *,
@@ -72,16 +68,19 @@ class Node:
         meter: NodeMeter,
     ) -> None:
         self._path = None if path is None else str(path)
-        self._config = config
         self._supervisor = supervisor
         self._parts = closing
-        """What closing leaves, in reverse order."""
         self._channel, self._flusher, self._readers = channel, flusher, readers
         self._upkeep, self._meter = Upkeep(path, channel, flusher), meter
         self._writes = Writes(
-            channel.append, channel.consistent_tick, self._info, limits=config.wal, pending=channel.pending
+            append=channel.append,
+            consistent_tick=channel.consistent_tick,
+            find=self._info,
+            limits=channel.config.wal,
+            pending=channel.pending,
+            txn_age_s_max=channel.config.txn.age_s_max,
         )
-        self._coalescer = Coalescer(supervisor.spawn, self._writes, config.coalescer)
+        self._coalescer = Coalescer(supervisor, self._writes, channel.config.coalescer)
         self._changes = CatalogChanges(channel, self._info)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -107,17 +106,17 @@ class Node:
     @property
     def durability(self) -> Durability:
         """What an acknowledged write means: `fsync`, or `os` when the node was opened so."""
-        return self._config.log.durability
+        return self.config.log.durability
 
     @property
     def config(self) -> NodeConfig:
         """The settings the node runs with."""
-        return self._config
+        return self._channel.config
 
     def statistics(self) -> NodeStatistics:
         """Return what the node counts and measures, as of now; under 1 ms, so ask once a second, not once an insert."""
         self._check_loop()
-        return self._meter.statistics(self._coalescer)
+        return self._meter.statistics()
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -139,12 +138,10 @@ class Node:
         `Indeterminate`. Rows that do not fit leave nothing in the log; a call over one append group that fails later leaves
         the groups before.
         """
-        check_txn_id(txn_id)
-        target = self._writes.target(collection)
-        partition_id = target.partition_id(partition)
-        if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._config.coalescer.insert_rows_max and not txn_id:
-            return await self._coalescer.insert(target, partition_id, rows, timeout=timeout)
-        return await append_rows(self._writes, insert_of(target, partition_id, txn_id=txn_id), rows, timeout=timeout)
+        write = self._writes.write("insert", collection, partition, txn_id=txn_id)
+        if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._coalescer.rows_max and not txn_id:
+            return await self._coalescer.insert(write, rows, timeout=timeout)
+        return await append_rows(self._writes, write, rows, timeout=timeout)
 
     async def upsert(
         self,
@@ -159,9 +156,7 @@ class Node:
 
         Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
         """
-        check_txn_id(txn_id)
-        target = self._writes.target(collection)
-        write = upsert_of(target, target.partition_id(partition), txn_id=txn_id)
+        write = self._writes.write("upsert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
 
     async def delete(
@@ -171,7 +166,7 @@ class Node:
 
         Keys are values, an Arrow array, or Arrow data with one column named as the primary key. Raises as `insert` does.
         """
-        write = delete_of(self._writes.target(collection), txn_id=check_txn_id(txn_id))
+        write = self._writes.write("delete", collection, txn_id=txn_id)
         return await append_rows(self._writes, write, keys, timeout=timeout)
 
     # --- transactions ---------------------------------------------------------------------------------------------------
@@ -182,32 +177,24 @@ class Node:
         `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
         """
         self._check_open()
-        return Transaction(self._writes, keepalive_ms=self._keepalive_ms(keepalive_s))
+        return Transaction(self._writes, keepalive_s=keepalive_s)
 
-    async def begin_transaction(
-        self, *, keepalive_s: float | None = None, pchannel: str | None = None, timeout: float | None = None
-    ) -> int:
+    async def begin_transaction(self, *, keepalive_s: float | None = None, timeout: float | None = None) -> int:
         """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with `txn_id=`.
 
         It ends with `commit_transaction` or `rollback_transaction`, or by itself: idle for `keepalive_s`, older than
         `txn.age_s_max`, too large, or overtaken by a schema change of one of its collections.
         """
-        begin = begin_group(self._keepalive_ms(keepalive_s))
-        return (await self._append(pchannel, begin, "the begin", timeout)).txn_id
+        keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self._writes.txn_age_s_max)
+        return (await self._append(begin_group(keepalive_ms), "the begin", timeout)).txn_id
 
-    async def commit_transaction(
-        self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
-    ) -> WriteResult:
+    async def commit_transaction(self, txn_id: int, *, timeout: float | None = None) -> WriteResult:
         """Make a transaction's rows appear at one tick. Raises `TransactionExpired` or `InvalidTransactionState`."""
-        commit = commit_group(check_txn_id(txn_id))
-        return result_of(await self._append(pchannel, commit, "the commit", timeout))
+        return result_of(await self._append(commit_group(check_txn_id(txn_id)), "the commit", timeout))
 
-    async def rollback_transaction(
-        self, txn_id: int, *, pchannel: str | None = None, timeout: float | None = None
-    ) -> None:
+    async def rollback_transaction(self, txn_id: int, *, timeout: float | None = None) -> None:
         """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
-        rollback = rollback_group(check_txn_id(txn_id), reason="rolled back by its caller")
-        await self._append(pchannel, rollback, "the rollback", timeout)
+        await self._append(rollback_group(check_txn_id(txn_id), "rolled back by its caller"), "the rollback", timeout)
 
     # --- producers ------------------------------------------------------------------------------------------------------
 
@@ -221,15 +208,7 @@ class Node:
         wal, producers = self._channel.wal, self._channel.producers
         open_it = partial(wal.in_term, partial(producers.open, name), settled=True)
         opened = await self._run(open_it, f"opening producer {name!r}", timeout)
-        return Producer(
-            name,
-            opened,
-            wal,
-            producers,
-            self._writes,
-            outstanding_max=self._config.producers.results_per_producer_max,
-            txn_age_s_max=self._config.txn.age_s_max,
-        )
+        return Producer(name, opened, wal, producers, self._writes)
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
         """Forget a producer and its sequences, and fence it; return whether there was one."""
@@ -424,11 +403,9 @@ class Node:
             self._supervisor.explain(refusal)
             raise
 
-    async def _append(self, pchannel: str | None, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
-        """Append a group of a transaction by its id to its log, the only one for None."""
+    async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
+        """Append a group of a transaction by its id."""
         self._check_open()
-        if pchannel not in (None, self._channel.log.name):
-            raise InvalidArgument(f"there is no log {pchannel!r} — one of {self._channel.log.name}")
         return await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
 
     def _info(self, collection: str) -> CollectionInfo:
@@ -436,9 +413,6 @@ class Node:
         if not isinstance(collection, str):
             raise InvalidArgument(f"a collection name is text, not {type(collection).__name__} — pass a str")
         return self._channel.catalog.collection_by_name(collection)
-
-    def _keepalive_ms(self, keepalive_s: float | None) -> int:
-        return check_keepalive_ms(keepalive_s, age_s_max=self._config.txn.age_s_max)
 
     def _check_open(self) -> None:
         if self._closing is not None:

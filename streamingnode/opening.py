@@ -26,12 +26,9 @@ from wal.runtime import Supervisor, event_log, outlast
 
 _log = event_log(__name__)
 
+# Opens a node; leaving the stack closes its parts in reverse order. No asynchronous generator: the end of the event loop
+# would close those of a node that nobody closed, all at once.
 Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[Node]]
-"""Open a node; leaving the stack closes them in reverse order. Work that lasts goes to the supervisor.
-
-No asynchronous generator stands open meanwhile: the end of the event loop would close those of a node that nobody closed,
-all at once.
-"""
 
 
 def open_node(
@@ -108,14 +105,11 @@ class OpenNode:
                 raise
 
     async def _open(self) -> Node:
-        """Open the node; a failure on the way closes what was open already."""
         if self._entered:
             raise InvalidArgument("this open_node() was used already — call open_node() again")
         self._entered = True
-        opening = (
-            anyio.CancelScope()
-        )  # in a task of its own, so that nothing of the caller's is held until the node closes
-        try:
+        opening = anyio.CancelScope()
+        try:  # in a task of its own, so that nothing of the caller's is held until the node closes
             await outlast(self._open_parts(opening), on_cancel=opening.cancel)
         except BaseException:
             await outlast(self._parts.aclose())

@@ -17,7 +17,6 @@ from anyio import to_thread
 from flusher.flusher import Flusher, FlusherStatistics
 from scanner.scanner import ScanStatistics
 from streamingnode.channel import Channel
-from streamingnode.writing.coalescer import Coalescer
 from wal.errors import Corrupt
 from wal.files import create_file, read_regular
 from wal.lifecycle import LogStatus
@@ -65,8 +64,6 @@ class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class WriteStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What is on its way into the log, or may still have to leave it; `pending` bytes are held in memory."""
 
-    waiting_rows: int
-    coalesced_groups_in_flight: int
     open_transactions: int
     open_transaction_bytes: int
     pending_row_bytes: int
@@ -173,7 +170,7 @@ class NodeMeter:
         self._channel, self._flusher, self._appends, self._now_ms = channel, flusher, appends, now_ms
         self._opened_s = time.monotonic()
 
-    def statistics(self, coalescer: Coalescer) -> NodeStatistics:
+    def statistics(self) -> NodeStatistics:
         """Return the node's statistics as of now."""
         channel, term, now_ms, store = self._channel, self._channel.term, self._now_ms(), self._channel.store
         confirmed_tick, pending, shards = term.acks.confirmed_tick, channel.pending, term.shards.state
@@ -193,8 +190,6 @@ class NodeMeter:
                 mvcc_updates=term.mvcc.updates,
             ),
             writes=WriteStatistics(
-                waiting_rows=coalescer.waiting_rows,
-                coalesced_groups_in_flight=coalescer.groups_in_flight,
                 open_transactions=term.transactions.live,
                 open_transaction_bytes=term.transactions.size_bytes,
                 pending_row_bytes=pending.rows.held_bytes,

@@ -25,10 +25,11 @@ from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import Durability, WriteResult
+from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed
 from wal.log import AppendObserver
+from wal.rocks.layout import Durability
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,25 +4,14 @@ Each call is one append group or one transaction, so it is in the log whole, und
 """
 
 import asyncio
-from collections import deque
-from contextlib import suppress
+from collections.abc import Awaitable
 from functools import partial
 
 from interceptors.idempotency import ProducerRecord, Producers
 from streamingnode.rows import Keys, Rows
-from streamingnode.writing.result import WriteResult, nothing_at, result_of
-from streamingnode.writing.transaction import Transaction, check_keepalive_ms
-from streamingnode.writing.write import (
-    Progress,
-    Write,
-    Writes,
-    checked,
-    delete_of,
-    groups_of,
-    insert_of,
-    upsert_of,
-    within,
-)
+from streamingnode.writing.result import WriteResult, result_of
+from streamingnode.writing.transaction import Transaction
+from streamingnode.writing.write import Write, Writes, within
 from wal.adaptor import Wal
 from wal.errors import InvalidArgument
 from wal.log import AppendGroup, AppendResult
@@ -42,40 +31,25 @@ class Outstanding:
         self._width = width
         self._next = 0
         self._open: dict[int, None] = {}
-        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._turn = asyncio.Lock()
+        """Held by who is next to be let in; asyncio's is fair."""
+        self._left = asyncio.Event()
 
     async def enter(self) -> int:
         """Take a place, and return its number: 0 for the first, one more each time. Cancelling while it waits takes none."""
-        if not self._waiting and self._has_room():
-            return self._take()
-        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                with suppress(ValueError):  # passed over by `leave` already
-                    self._waiting.remove(turn)
-            else:  # it was let in and cancelled in the same step of the loop
-                self.leave(turn.result())
-            raise
+        async with self._turn:
+            while self._open and self._next - next(iter(self._open)) >= self._width:
+                self._left.clear()
+                await self._left.wait()
+            number = self._next
+            self._next += 1
+            self._open[number] = None
+            return number
 
     def leave(self, number: int) -> None:
         """Give a place back: the outcome is known, or nobody waits for it any more."""
         del self._open[number]
-        while self._waiting and self._has_room():
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(self._take())
-
-    def _has_room(self) -> bool:
-        return not self._open or self._next - next(iter(self._open)) < self._width
-
-    def _take(self) -> int:
-        number = self._next
-        self._next += 1
-        self._open[number] = None
-        return number
+        self._left.set()
 
 
 class Producer:
@@ -90,21 +64,10 @@ class Producer:
     `ProducerFenced`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        opened: ProducerRecord,
-        wal: Wal,
-        producers: Producers,
-        writes: Writes,
-        *,
-        outstanding_max: int,
-        txn_age_s_max: float,
-    ) -> None:
+    def __init__(self, name: str, opened: ProducerRecord, wal: Wal, producers: Producers, writes: Writes) -> None:
         self._name, self._id, self._epoch, self._note = name, opened.producer_id, opened.epoch, opened.note
         self._wal, self._producers, self._writes = wal, producers, writes
-        self._outstanding = Outstanding(outstanding_max)
-        self._txn_age_s_max = txn_age_s_max
+        self._outstanding = Outstanding(producers.limits.results_per_producer_max)
 
     @property
     def name(self) -> str:
@@ -147,8 +110,7 @@ class Producer:
         timeout: float | None = None,
     ) -> WriteResult:
         """Add rows, once, at one tick; over one append group they go as a transaction. Raises as `Node.insert` does."""
-        target = self._writes.target(collection)
-        return await self._run(insert_of(target, target.partition_id(partition)), rows, sequence, timeout)
+        return await self._run(self._writes.write("insert", collection, partition), rows, sequence, timeout)
 
     async def upsert(
         self,
@@ -160,45 +122,39 @@ class Producer:
         timeout: float | None = None,
     ) -> WriteResult:
         """Replace the rows of these keys, once, in one transaction of any size. Raises as `Node.upsert` does."""
-        target = self._writes.target(collection)
-        return await self._run(upsert_of(target, target.partition_id(partition)), rows, sequence, timeout)
+        return await self._run(self._writes.write("upsert", collection, partition), rows, sequence, timeout)
 
     async def delete(
         self, collection: str, keys: Keys, *, sequence: int | None = None, timeout: float | None = None
     ) -> WriteResult:
         """Delete the rows of these keys, once, at one tick. Raises as `Node.delete` does."""
-        return await self._run(delete_of(self._writes.target(collection)), keys, sequence, timeout)
+        return await self._run(self._writes.write("delete", collection), keys, sequence, timeout)
 
     def transaction(self, *, sequence: int | None = None, keepalive_s: float | None = None) -> Transaction:
         """Return a transaction that takes place once: `async with producer.transaction(sequence=7) as txn`.
 
         When its write is in the log already, leaving the block writes nothing, and `txn.result` is that of the first time.
         """
-        keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self._txn_age_s_max)
         append = partial(self._append, self._place(sequence))
-        return Transaction(self._writes, keepalive_ms=keepalive_ms, append_commit=append)
-
-    # --- one call -------------------------------------------------------------------------------------------------------
+        return Transaction(self._writes, keepalive_s=keepalive_s, append_commit=append)
 
     async def _run(self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None) -> WriteResult:
-        append, progress = partial(self._append, self._place(sequence)), Progress()
-        txn = Transaction(self._writes, append_commit=append)
+        place, last = self._place(sequence), list[AppendGroup]()
+
+        def append(group: AppendGroup) -> Awaitable[AppendResult]:
+            last.append(group)  # it makes the write appear
+            return self._append(place, group)
 
         async def run() -> WriteResult:
-            batches = await checked(write, rows)
-            if not batches:
-                return nothing_at(await self._writes.consistent_tick())
-            groups = groups_of(write, batches, self._writes.limits.group_bytes_max)
-            first = next(groups)
-            if next(groups, None) is None:
-                progress.group = AppendGroup(first)
-                return result_of(await append(progress.group))
-            async with txn:
+            batches = await write.check(rows)
+            slices = write.slices(batches, self._writes.limits.group_bytes_max)
+            if len(slices) == 1:
+                return result_of(await append(write.group(slices[0])))
+            async with Transaction(self._writes, append_commit=append) as txn:
                 await txn.add(write, batches)
-            assert txn.result is not None, "left without an error, so committed"
-            return txn.result
+                return await txn.commit()
 
-        return await within(timeout, run, write.what, begun=lambda: progress.begun or txn.begun)
+        return await within(timeout, run, f"the {write.kind}", begun=lambda: any(group.begun for group in last))
 
     def _place(self, sequence: int | None) -> Place:
         """Return the place of a write; one whose sequence is given is held from now on."""

@@ -1,19 +1,13 @@
 """What callers get back for a write, and which part of a group each insert that went together with others gets. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from itertools import islice, repeat
 
 import msgspec
-import numpy as np
 
 from streamingnode.rows import Routed
 from wal.log import AppendResult
 from wal.position import MessageId
-
-Durability = Literal["fsync", "os"]
-"""What an acknowledgement means: synced to the disk, or handed to the operating system."""
-
-RowOffsets = Mapping[str, tuple[int, int]]
 
 
 class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -31,7 +25,7 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     time_tick: int
-    row_offsets: RowOffsets
+    row_offsets: Mapping[str, tuple[int, int]]
     message_ids: tuple[MessageId, ...]
     txn_id: int = 0
     durable: bool = True
@@ -77,48 +71,26 @@ def share_result(
     appended: AppendResult, routed: Routed, vchannels: Sequence[str], row_counts: Sequence[int]
 ) -> list[WriteResult]:
     """Return each caller's result; the group had one insert message for each of `routed.parts`, in order."""
-    if routed.shard_of_row is None:
-        return _share_one_shard(appended, vchannels[routed.parts[0][0]], row_counts)
-    shards = routed.shard_of_row.tolist()
-    ranks = _ranks(routed)
-    message_of_shard = {shard: index for index, (shard, _) in enumerate(routed.parts)}
-    results, start = [], 0
+    next_offset = {vchannel: first for vchannel, (first, _) in appended.row_offsets.items()}
+    message_ids = {shard: each for (shard, _), each in zip(routed.parts, appended.message_ids, strict=True)}
+    shards = routed.shard_of_row
+    shard_of_row = repeat(routed.parts[0][0]) if shards is None else iter(shards.tolist())
+    results = []
     for count in row_counts:
-        offsets: dict[str, tuple[int, int]] = {}
-        touched = set()
-        for shard, rank in zip(shards[start : start + count], ranks[start : start + count], strict=True):
+        rows_of: dict[int, int] = {}
+        for shard in islice(shard_of_row, count):
+            rows_of[shard] = rows_of.get(shard, 0) + 1
+        offsets = {}
+        for shard, rows in rows_of.items():
             vchannel = vchannels[shard]
-            first, rows = offsets.get(vchannel, (appended.row_offsets[vchannel][0] + rank, 0))
-            offsets[vchannel] = first, rows + 1
-            touched.add(message_of_shard[shard])
-        ids = appended.message_ids
+            offsets[vchannel] = next_offset[vchannel], rows
+            next_offset[vchannel] += rows
         results.append(
             WriteResult(
                 time_tick=appended.time_tick,
                 row_offsets=offsets,
-                message_ids=tuple(ids[index] for index in sorted(touched)),
+                message_ids=tuple([message_ids[shard] for shard in sorted(rows_of)]),
                 durable=appended.durable,
             )
         )
-        start += count
     return results
-
-
-def _share_one_shard(appended: AppendResult, vchannel: str, row_counts: Sequence[int]) -> list[WriteResult]:
-    tick, ids, durable = appended.time_tick, appended.message_ids, appended.durable
-    first, _ = appended.row_offsets[vchannel]
-    results = []
-    for count in row_counts:
-        offsets = {vchannel: (first, count)}
-        results.append(WriteResult(time_tick=tick, row_offsets=offsets, message_ids=ids, durable=durable))
-        first += count
-    return results
-
-
-def _ranks(routed: Routed) -> list[int]:
-    """Return, for each row, how many rows of its shard come before it."""
-    assert routed.shard_of_row is not None
-    ranks = np.empty(len(routed.shard_of_row), np.int64)
-    for shard, part in routed.parts:
-        ranks[routed.shard_of_row == shard] = np.arange(part.num_rows)
-    return ranks.tolist()

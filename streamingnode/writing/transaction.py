@@ -1,15 +1,13 @@
 """Transactions as callers write them: `async with node.transaction() as txn`.
 
-In: inserts, upserts and deletes on any collections. Out: all of them at one tick, or nothing. Bodies are
-buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed under a
-session that the node keeps, and only the commit makes them appear.
+Bodies are buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed
+under a session that the node keeps, and only the commit makes them appear.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum, auto
-from numbers import Real
 from types import TracebackType
 from typing import Self
 
@@ -19,18 +17,8 @@ import pyarrow as pa
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
-from streamingnode.writing.write import (
-    TRANSACTION_OVERHEAD_BYTES,
-    Write,
-    Writes,
-    as_transaction,
-    bodies_of,
-    checked,
-    delete_of,
-    insert_of,
-    upsert_of,
-)
-from wal.errors import InvalidArgument, Overloaded, StreamingNodeError
+from streamingnode.writing.write import TRANSACTION_OVERHEAD_BYTES, Write, Writes, as_transaction, check_seconds
+from wal.errors import Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup
 from wal.message import MutableMessage
@@ -43,10 +31,9 @@ ROLLBACK_S_MAX = 5.0
 
 
 class TransactionState(Enum):
-    """Where a transaction stands, seen from its caller."""
+    """Where a transaction stands, seen from its caller; the last three are ends."""
 
-    BUFFERING = auto()
-    STREAMING = auto()
+    OPEN = auto()
     BROKEN = auto()
     """Some of its bodies may be lost: only a rollback is left."""
     COMMITTING = auto()
@@ -54,18 +41,6 @@ class TransactionState(Enum):
     ROLLED_BACK = auto()
     FAILED = auto()
     """Its commit raised: not in the log, or indeterminate, as the error says."""
-
-
-_S = TransactionState
-TRANSITIONS: dict[TransactionState, frozenset[TransactionState]] = {
-    _S.BUFFERING: frozenset({_S.STREAMING, _S.BROKEN, _S.COMMITTING, _S.ROLLED_BACK}),
-    _S.STREAMING: frozenset({_S.BROKEN, _S.COMMITTING, _S.ROLLED_BACK}),
-    _S.BROKEN: frozenset({_S.ROLLED_BACK}),
-    _S.COMMITTING: frozenset({_S.COMMITTED, _S.FAILED}),
-}
-"""What may follow what; the others are ends."""
-OPEN = frozenset({_S.BUFFERING, _S.STREAMING})
-NOT_ENDED = OPEN | {_S.BROKEN}
 
 
 class Transaction:
@@ -77,18 +52,21 @@ class Transaction:
     it appear.
     """
 
-    def __init__(self, writes: Writes, *, keepalive_ms: int = 0, append_commit: Append | None = None) -> None:
+    def __init__(
+        self, writes: Writes, *, keepalive_s: float | None = None, append_commit: Append | None = None
+    ) -> None:
         self._writes = writes
         self._memory = writes.pending.transactions
         self._bodies_bytes_max = writes.limits.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
         self._bodies_max = writes.limits.group_messages_max - TRANSACTION_MESSAGES
-        self._keepalive_ms = keepalive_ms
         self._append_commit = append_commit or writes.append
-        self._state = TransactionState.BUFFERING
+        self._state = TransactionState.OPEN
         self._bodies: list[MutableMessage] = []
         self._bodies_bytes = 0
         """What they hold of the node's memory."""
+        self._keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=writes.txn_age_s_max)
         self._txn_id = 0
+        """The session's, once bodies are streamed."""
         self._sending = asyncio.Lock()
         self._last: AppendGroup | None = None
         """The group that makes it appear, once there is one."""
@@ -98,16 +76,6 @@ class Transaction:
         """Give back what a transaction held that nobody ended; in whatever thread garbage is collected."""
         if self._bodies_bytes:
             self._memory.give_back_later(self._bodies_bytes)
-
-    @property
-    def state(self) -> TransactionState:
-        """Where the transaction stands."""
-        return self._state
-
-    @property
-    def begun(self) -> bool:
-        """Whether the transaction is, or may be, in the log: bodies alone are not."""
-        return self._state in (TransactionState.COMMITTING, TransactionState.COMMITTED, TransactionState.FAILED)
 
     @property
     def result(self) -> WriteResult | None:
@@ -122,23 +90,21 @@ class Transaction:
 
         Past one append group it also raises what an append raises; rows may be lost then, and only a rollback is left.
         """
-        self._check_open()
-        target = self._writes.target(collection)
-        write = insert_of(target, target.partition_id(partition))
-        await self.add(write, await checked(write, rows))
+        self._check_in(TransactionState.OPEN)
+        write = self._writes.write("insert", collection, partition)
+        await self.add(write, await write.check(rows))
 
     async def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """Add rows that replace those of the same keys, earlier ones of this transaction too. Raises as `insert` does."""
-        self._check_open()
-        target = self._writes.target(collection)
-        write = upsert_of(target, target.partition_id(partition))
-        await self.add(write, await checked(write, rows))
+        self._check_in(TransactionState.OPEN)
+        write = self._writes.write("upsert", collection, partition)
+        await self.add(write, await write.check(rows))
 
     async def delete(self, collection: str, keys: Keys) -> None:
         """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert` does."""
-        self._check_open()
-        write = delete_of(self._writes.target(collection))
-        await self.add(write, await checked(write, keys))
+        self._check_in(TransactionState.OPEN)
+        write = self._writes.write("delete", collection)
+        await self.add(write, await write.check(keys))
 
     async def commit(self) -> WriteResult:
         """Make everything appear at one tick and return when it is durable; leaving the block does this by itself.
@@ -146,83 +112,80 @@ class Transaction:
         Cancelling leaves the outcome to the log. Raises `InvalidTransactionState` after the end, `TransactionExpired` when
         the session ended meanwhile, and what an append raises.
         """
-        self._check_open()
-        self._enter(TransactionState.COMMITTING)
+        self._check_in(TransactionState.OPEN)
+        self._state = TransactionState.COMMITTING
         try:
             async with self._sending:
                 self._result = await self._commit()
         except BaseException:
-            self._enter(TransactionState.FAILED)
-            await self._release()
+            self._state = TransactionState.FAILED
+            self._drop_bodies()
+            if self._last is None or not self._last.begun:  # else the log decides
+                with anyio.move_on_after(ROLLBACK_S_MAX, shield=True), suppress(StreamingNodeError):
+                    await self._end_session("its commit was refused")
             raise
-        self._enter(TransactionState.COMMITTED)
+        self._state = TransactionState.COMMITTED
+        self._drop_bodies()
         return self._result
 
     async def rollback(self) -> None:
         """Give everything up. Raises `InvalidTransactionState` after the end."""
-        self._check_in(NOT_ENDED)
-        self._enter(TransactionState.ROLLED_BACK)
+        self._check_in(TransactionState.OPEN, TransactionState.BROKEN)
+        self._state = TransactionState.ROLLED_BACK
         self._drop_bodies()
-        async with self._sending:
-            if self._txn_id:
-                await self._append(rollback_group(self._txn_id, reason="rolled back by its caller"))
+        await self._end_session("rolled back by its caller")
 
     async def __aenter__(self) -> Self:
-        self._check_open()
+        self._check_in(TransactionState.OPEN)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._state not in NOT_ENDED:
-            return
-        if kind is None and self._state in OPEN:
+        state = self._state
+        if state is TransactionState.OPEN and kind is None:
             await self.commit()
-            return
-        broken = self._state is TransactionState.BROKEN
-        # The caller's error is what matters; a session whose rollback fails expires by itself.
-        with anyio.move_on_after(ROLLBACK_S_MAX, shield=True):
-            with suppress(StreamingNodeError):
+        elif state in {TransactionState.OPEN, TransactionState.BROKEN}:
+            # The caller's error is what matters; a session whose rollback fails expires by itself.
+            with anyio.move_on_after(ROLLBACK_S_MAX, shield=True), suppress(StreamingNodeError):
                 await self.rollback()
-        if kind is None and broken:
-            raise InvalidTransactionState(
-                "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
-            )
+            if kind is None:
+                raise InvalidTransactionState(
+                    "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
+                )
 
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what a write does with batches that were checked. Raises as `insert` does."""
-        self._check_open()
-        added = False
-        for messages in bodies_of(write, batches, self._bodies_bytes_max):
+        self._check_in(TransactionState.OPEN)
+        for number, batch in enumerate(write.slices(batches, self._bodies_bytes_max)):
+            messages = write.messages(write.route(batch))
             size_bytes = sum(message.size_bytes for message in messages)
             too_large = self._bodies_bytes + size_bytes > self._bodies_bytes_max
             if too_large or len(self._bodies) + len(messages) > self._bodies_max:
                 await self._stream_bodies()
             if not self._memory.try_take(size_bytes):  # it must not wait for other transactions, which may wait for it
-                if added and self._state in OPEN:
-                    self._enter(TransactionState.BROKEN)  # half of the call's rows are in
+                if number:
+                    self._state = TransactionState.BROKEN  # half of the call's rows are in
                 raise Overloaded(
                     f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
                     "end some of them first, or raise writes.pending_bytes_max"
                 )
-            added = True
             self._bodies += messages
             self._bodies_bytes += size_bytes
 
     async def _stream_bodies(self) -> None:
         """Send what is buffered under the session, which begins with the first of them."""
         async with self._sending:
-            self._check_open()
+            self._check_in(TransactionState.OPEN)
             try:
                 if not self._txn_id:
-                    self._txn_id = (await self._append(begin_group(self._keepalive_ms))).txn_id
-                    self._check_open()  # it may have been ended by another task meanwhile
-                    self._enter(TransactionState.STREAMING)
+                    self._txn_id = (await self._writes.append(begin_group(self._keepalive_ms))).txn_id
+                    self._check_in(TransactionState.OPEN)  # it may have been ended by another task meanwhile
                 await self._send_bodies()
-                self._check_open()  # nothing may be added to what ended meanwhile
+                self._check_in(TransactionState.OPEN)  # nothing may be added to what ended meanwhile
             except BaseException:
-                if self._state in OPEN:
-                    self._enter(TransactionState.BROKEN)
+                if self._state is TransactionState.OPEN:
+                    self._state = TransactionState.BROKEN
                 raise
 
     async def _send_bodies(self) -> None:
@@ -231,80 +194,52 @@ class Transaction:
             for body in bodies:
                 body.txn_id = self._txn_id
             self._drop_bodies()  # they count as the session's from its append on
-            await self._append(AppendGroup(bodies))
+            await self._writes.append(AppendGroup(bodies))
 
     def _drop_bodies(self) -> None:
         size_bytes, self._bodies, self._bodies_bytes = self._bodies_bytes, [], 0
         self._memory.give_back(size_bytes)
 
     async def _commit(self) -> WriteResult:
-        if not self._txn_id:
-            try:
-                if not self._bodies:
-                    return nothing_at(await self._writes.consistent_tick())
-                return await self._append_last(AppendGroup(as_transaction(self._bodies)))
-            finally:
-                self._drop_bodies()
-        await self._send_bodies()
-        result = await self._append_last(commit_group(self._txn_id))
-        if result.txn_id != self._txn_id:  # an earlier try of the same write is in the log, so this one may not be
+        if self._txn_id:
+            await self._send_bodies()
+            self._last = commit_group(self._txn_id)
+        elif self._bodies:
+            self._last = AppendGroup(as_transaction(self._bodies))
+        else:
+            return nothing_at(await self._writes.consistent_tick())
+        result = result_of(await self._append_commit(self._last))
+        if (
+            self._txn_id and result.txn_id != self._txn_id
+        ):  # an earlier try of the same write is in the log, so this one may not be
             with suppress(StreamingNodeError):
-                await self._append(rollback_group(self._txn_id, reason="its write is in the log already"))
+                await self._writes.append(rollback_group(self._txn_id, "its write is in the log already"))
         return result
 
-    async def _release(self) -> None:
-        """Hold nothing after a commit that failed; its session, too, now and not when it expires: others wait for room."""
-        self._drop_bodies()
-        if self._last is not None and self._last.begun:
-            return  # the log decides
-        with anyio.move_on_after(ROLLBACK_S_MAX, shield=True), suppress(StreamingNodeError):
-            async with self._sending:  # another task's begin may be on its way
-                if self._txn_id:
-                    await self._append(rollback_group(self._txn_id, reason="its commit was refused"))
+    async def _end_session(self, reason: str) -> None:
+        """Give its session up, now and not when it expires: others wait for room."""
+        async with self._sending:  # another task's begin may be on its way
+            if self._txn_id:
+                await self._writes.append(rollback_group(self._txn_id, reason))
 
-    async def _append(self, group: AppendGroup) -> WriteResult:
-        return result_of(await self._writes.append(group))
-
-    async def _append_last(self, group: AppendGroup) -> WriteResult:
-        self._last = group
-        return result_of(await self._append_commit(group))
-
-    def _check_open(self) -> None:
-        self._check_in(OPEN)
-
-    def _enter(self, state: TransactionState) -> None:
-        assert state in TRANSITIONS.get(self._state, ()), f"{state.name} does not follow {self._state.name}"
-        self._state = state
-
-    def _check_in(self, states: frozenset[TransactionState]) -> None:
+    def _check_in(self, *states: TransactionState) -> None:
         if self._state not in states:
             raise InvalidTransactionState(
                 f"the transaction is {self._state.name.lower().replace('_', ' ')} — begin another with node.transaction()"
             )
 
 
-KEEPALIVE_S_MIN = 0.001
-"""Sessions count in milliseconds."""
-
-
 def check_keepalive_ms(keepalive_s: float | None, *, age_s_max: float) -> int:
     """Return how long a transaction may be idle in milliseconds, 0 for the default. Raises `InvalidArgument`."""
     if keepalive_s is None:
         return 0
-    if (
-        isinstance(keepalive_s, bool)
-        or not isinstance(keepalive_s, Real)
-        or not KEEPALIVE_S_MIN <= keepalive_s <= age_s_max
-    ):
-        raise InvalidArgument(
-            f"keepalive_s={keepalive_s!r} — pass {KEEPALIVE_S_MIN:g} to {age_s_max:g} seconds, or None for the default"
-        )
-    return int(keepalive_s * 1000)
+    check_seconds("keepalive_s", keepalive_s, longest=age_s_max)
+    return max(1, int(keepalive_s * 1000))
 
 
 def begin_group(keepalive_ms: int) -> AppendGroup:
     """Return a begin; `keepalive_ms` 0 lets the node choose how long the transaction may be idle."""
-    return AppendGroup([MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms=keepalive_ms))])
+    return AppendGroup([MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms))])
 
 
 def commit_group(txn_id: int) -> AppendGroup:
@@ -312,6 +247,6 @@ def commit_group(txn_id: int) -> AppendGroup:
     return AppendGroup([MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader(), txn_id=txn_id)])
 
 
-def rollback_group(txn_id: int, *, reason: str) -> AppendGroup:
+def rollback_group(txn_id: int, reason: str) -> AppendGroup:
     """Return the rollback of a transaction."""
     return AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader(reason), txn_id=txn_id)])

@@ -4,10 +4,11 @@ In: rows or keys as callers have them. Out: append groups, in row order, each ap
 memory holds one. All rows are checked, and all sizes known, before the first append: a bad row changes nothing.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import numpy as np
@@ -15,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from anyio import to_thread
 
-from interceptors.errors import PartitionNotFound
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.rows import Keys, Routed, Rows, RowShape, key_shape, keys_to_batches, route, row_shape, to_batches
-from streamingnode.schema import AnyArray, decode_schema
+from streamingnode.rows import Keys, Routed, Rows, key_shape, keys_to_batches, route, row_shape, to_batches
+from streamingnode.schema import decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, Overloaded, TooLarge
@@ -29,6 +29,7 @@ from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
 from wal.queue import PendingBytes
 
 T = TypeVar("T")
+Kind = Literal["insert", "upsert", "delete"]
 
 TARGETS_MAX = 1_024
 """Collections whose shape is kept; it is worked out again in about 50 us."""
@@ -40,159 +41,107 @@ INLINE_BYTES_MAX = 4 << 20
 """More Arrow data than this is checked in a thread."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class WriteTarget:
     """One collection as writes see it: what they must know, worked out once and kept until the collection changes."""
 
-    info: CollectionInfo
-    rows: RowShape
-    keys: RowShape
-    key_index: int
-    partitions: Mapping[str, int]
-
-    @classmethod
-    def of(cls, info: CollectionInfo) -> "WriteTarget":
-        """Return the target of a live collection."""
-        shape = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
-        return cls(
-            info=info,
-            rows=shape,
-            keys=key_shape(shape),
-            key_index=shape.schema.get_field_index(info.primary_key),
-            partitions={each.name: each.id for each in info.partitions if not each.dropped_tick},
-        )
+    def __init__(self, info: CollectionInfo) -> None:
+        self.info = info
+        self.rows = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
+        self.keys = key_shape(self.rows)
+        self.key_index = self.rows.schema.get_field_index(info.primary_key)
+        self.partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
+        nothing = pa.RecordBatch.from_pylist([], schema=self.rows.schema)
+        self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
+        """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
+        each buffer, and padding never takes that much more."""
 
     def partition_id(self, partition: str | None) -> int:
         """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
         if partition is not None and not isinstance(partition, str):
             raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
-        found = self.partitions.get(DEFAULT_PARTITION if partition is None else partition)
-        if found is None:
-            raise PartitionNotFound(
-                f"collection {self.info.name!r} has no partition {partition!r}, only "
-                f"{', '.join(sorted(self.partitions)[:20])} — create it first, or choose one that is there"
-            )
-        return found
+        name = DEFAULT_PARTITION if partition is None else partition
+        found = self.partitions.get(name)
+        return self.info.partition_by_name(name).id if found is None else found  # which raises, by the same names
 
 
-class Writes:
-    """What all writes of a node share: its log, their bounds, and the collections written lately. On the event loop."""
-
-    def __init__(
-        self,
-        append: Append,
-        consistent_tick: Callable[[], Awaitable[int]],
-        find: Callable[[str], CollectionInfo],
-        *,
-        limits: WalLimits,
-        pending: PendingBytes,
-    ) -> None:
-        self.append, self.consistent_tick = append, consistent_tick
-        self.limits, self.pending = limits, pending
-        self._find = find
-        self._targets: dict[str, WriteTarget] = {}
-
-    def target(self, collection: str) -> WriteTarget:
-        """Return the target of a live collection. Raises `CollectionNotFound`, or `OnShutdown` when the node is closed."""
-        info = self._find(collection)
-        target = self._targets.get(collection)
-        if target is None or target.info is not info:
-            if len(self._targets) >= TARGETS_MAX:
-                self._targets.clear()
-            target = self._targets[collection] = WriteTarget.of(info)
-        return target
-
-
-# --- from batches to messages -------------------------------------------------------------------------------------------
+# --- one write: from rows to messages -----------------------------------------------------------------------------------
 
 _PAYLOAD_POOL = pa.system_memory_pool()
 """Arrow's own pool gives pages back to the system that the next payload needs again: up to 100 us of page faults for
 100 KiB, on the event loop."""
 
 _FILL = 0.9
-"""How full groups are planned: shards, and an upsert's keys, add a little to the rows themselves."""
+"""How full slices are planned: rows differ in size."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Write:
-    """One kind of write on one collection: how rows or keys become batches, and a batch that is not empty messages."""
+    """An insert, an upsert or a delete on one collection: how rows or keys become batches, and these append groups.
 
-    what: str
-    check: Callable[[Any], list[pa.RecordBatch]]
-    build: Callable[[pa.RecordBatch], list[MutableMessage]]
-    size_bytes: Callable[[pa.RecordBatch], int]
-    """What the messages of a batch take on one shard."""
-    whole: bool = False
-    """Whether each group is a transaction of its own."""
+    An upsert takes of each key the last row, and deletes before it inserts; each of its groups is a transaction, unless
+    `txn_id` says that it is in one.
+    """
 
+    kind: Kind
+    target: WriteTarget
+    partition_id: int = 0
+    txn_id: int = 0
 
-def insert_of(target: WriteTarget, partition_id: int, *, txn_id: int = 0) -> Write:
-    """Return an insert of rows."""
+    async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
+        """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
+        return self._batches(rows) if _is_small(rows) else await to_thread.run_sync(self._batches, rows)
 
-    def build(batch: pa.RecordBatch) -> list[MutableMessage]:
-        routed = route(batch, key_index=target.key_index, shards=len(target.info.vchannels))
-        return insert_messages(target, partition_id, routed, txn_id=txn_id)
+    def _batches(self, rows: Any) -> list[pa.RecordBatch]:
+        target = self.target
+        if self.kind == "delete":
+            return keys_to_batches(rows, target.keys)
+        batches = to_batches(rows, target.rows)
+        return last_of_each_key(batches, target.key_index) if self.kind == "upsert" and batches else batches
 
-    return Write("the insert", lambda rows: to_batches(rows, target.rows), build, _message_bytes)
+    def slices(self, batches: Sequence[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
+        """Return views of batches, in row order, of which each is a group of at most `bytes_max`. Raises `TooLarge`."""
+        return slices_within(batches, bytes_max - TRANSACTION_OVERHEAD_BYTES * self._is_transaction, self.size_bytes)
 
+    def group(self, rows: pa.RecordBatch) -> AppendGroup:
+        """Return the group that writes these rows."""
+        messages = self.messages(self.route(rows))
+        return AppendGroup(as_transaction(messages) if self._is_transaction else messages)
 
-def delete_of(target: WriteTarget, *, txn_id: int = 0) -> Write:
-    """Return a delete of keys, which lie in one-column batches."""
-    return Write(
-        "the delete",
-        lambda keys: keys_to_batches(keys, target.keys),
-        lambda keys: _delete_messages(target, keys, txn_id),
-        _message_bytes,
-    )
+    def route(self, rows: pa.RecordBatch) -> Routed:
+        """Return the rows by shard; keys lie in one column."""
+        target = self.target
+        key_index = 0 if self.kind == "delete" else target.key_index
+        return route(rows, key_index=key_index, shards=len(target.info.vchannels))
 
+    def messages(self, routed: Routed) -> list[MutableMessage]:
+        """Return one message of each kind for each shard that gets rows."""
+        info, kind, txn_id = self.target.info, self.kind, self.txn_id
+        deletes, inserts = [], []
+        for part, (shard, rows) in enumerate(routed.parts):
+            vchannel = info.vchannels[shard]
+            if kind != "insert":
+                delete = DeleteHeader(info.id, rows.num_rows, part=part)
+                keys = rows if kind == "delete" else self._keys(rows)
+                deletes.append(MutableMessage(MessageType.DELETE, delete, vchannel, _encoded(keys), txn_id))
+            if kind != "delete":
+                insert = InsertHeader(info.id, self.partition_id, info.schema_version, rows.num_rows, part=part)
+                inserts.append(MutableMessage(MessageType.INSERT, insert, vchannel, _encoded(rows), txn_id))
+        return deletes + inserts
 
-def upsert_of(target: WriteTarget, partition_id: int, *, txn_id: int = 0) -> Write:
-    """Return an upsert: of each key the last row, deletes before inserts; a transaction unless it is in one."""
-    insert = insert_of(target, partition_id, txn_id=txn_id)
+    def size_bytes(self, rows: pa.RecordBatch) -> int:
+        """Return what the messages of these rows take at most; of one row, exactly that."""
+        shards = min(rows.num_rows, len(self.target.info.vchannels))
+        size_bytes = _message_bytes(rows) + (shards - 1) * self.target.message_bytes
+        if self.kind == "upsert":
+            size_bytes += _message_bytes(self._keys(rows)) + (shards - 1) * self.target.message_bytes
+        return size_bytes
 
-    def check(rows: Rows) -> list[pa.RecordBatch]:
-        batches = insert.check(rows)
-        return last_of_each_key(batches, target.key_index) if batches else []
+    @property
+    def _is_transaction(self) -> bool:
+        return self.kind == "upsert" and not self.txn_id
 
-    def keys_of(batch: pa.RecordBatch) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([batch.column(target.key_index)], schema=target.keys.schema)
-
-    def build(batch: pa.RecordBatch) -> list[MutableMessage]:
-        return _delete_messages(target, keys_of(batch), txn_id) + insert.build(batch)
-
-    def size_bytes(batch: pa.RecordBatch) -> int:
-        return _message_bytes(keys_of(batch)) + _message_bytes(batch)
-
-    return Write("the upsert", check, build, size_bytes, whole=not txn_id)
-
-
-def insert_messages(target: WriteTarget, partition_id: int, routed: Routed, *, txn_id: int = 0) -> list[MutableMessage]:
-    """Return one insert message for each shard that gets rows."""
-    info = target.info
-    return [
-        MutableMessage(
-            MessageType.INSERT,
-            InsertHeader(info.id, partition_id, info.schema_version, rows.num_rows, part=part),
-            info.vchannels[shard],
-            _encoded(rows),
-            txn_id,
-        )
-        for part, (shard, rows) in enumerate(routed.parts)
-    ]
-
-
-def _delete_messages(target: WriteTarget, keys: pa.RecordBatch, txn_id: int) -> list[MutableMessage]:
-    info = target.info
-    return [
-        MutableMessage(
-            MessageType.DELETE,
-            DeleteHeader(info.id, rows.num_rows, part=part),
-            info.vchannels[shard],
-            _encoded(rows),
-            txn_id,
-        )
-        for part, (shard, rows) in enumerate(route(keys, key_index=0, shards=len(info.vchannels)).parts)
-    ]
+    def _keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([rows.column(self.target.key_index)], schema=self.target.keys.schema)
 
 
 def as_transaction(bodies: list[MutableMessage]) -> list[MutableMessage]:
@@ -200,6 +149,30 @@ def as_transaction(bodies: list[MutableMessage]) -> list[MutableMessage]:
     begin = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms=0))
     commit = MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader())
     return [begin, *bodies, commit]
+
+
+def slices_within(
+    batches: Sequence[pa.RecordBatch], bytes_max: int, size_bytes: Callable[[pa.RecordBatch], int]
+) -> list[pa.RecordBatch]:
+    """Return views of batches, in order, of at most `bytes_max` each. Raises `TooLarge` for a row that alone has more."""
+    slices: list[pa.RecordBatch] = []
+    for batch in batches:
+        rows, size = batch.num_rows, size_bytes(batch)
+        if size <= bytes_max:
+            slices.append(batch)
+        elif rows == 1:
+            raise TooLarge(
+                f"one row takes {size} bytes, a write {bytes_max} — keep large values elsewhere, by reference"
+            )
+        else:
+            step = min(-(-rows // 2), max(1, int(rows * bytes_max * _FILL / size)))
+            slices += slices_within([batch.slice(start, step) for start in range(0, rows, step)], bytes_max, size_bytes)
+    return slices
+
+
+def check_rows_fit(batches: Sequence[pa.RecordBatch], bytes_max: int) -> None:
+    """Raise `TooLarge` for a row that no insert could write, before there is a collection to insert into."""
+    slices_within(batches, bytes_max, _message_bytes)
 
 
 def _encoded(batch: pa.RecordBatch) -> memoryview:
@@ -210,124 +183,74 @@ def _message_bytes(batch: pa.RecordBatch) -> int:
     return pa.ipc.get_record_batch_size(batch) + MESSAGE_OVERHEAD_BYTES
 
 
-# --- what fits into one group -------------------------------------------------------------------------------------------
-
-
-def groups_of(write: Write, batches: Sequence[pa.RecordBatch], bytes_max: int) -> Iterator[list[MutableMessage]]:
-    """Return the messages of each append group of at most `bytes_max`, built as they are asked for; see `bodies_of`."""
-    if not write.whole:
-        return bodies_of(write, batches, bytes_max)
-    return map(as_transaction, bodies_of(write, batches, bytes_max - TRANSACTION_OVERHEAD_BYTES))
-
-
-def bodies_of(write: Write, batches: Sequence[pa.RecordBatch], bytes_max: int) -> Iterator[list[MutableMessage]]:
-    """Return messages, in row order, at most `bytes_max` at a time. Raises `TooLarge` at once for a row that never fits."""
-    slices = plan_slices(batches, write, bytes_max)
-    return (messages for batch in slices for messages in _halved(batch, write, bytes_max))
-
-
-def plan_slices(batches: Sequence[pa.RecordBatch], write: Write, bytes_max: int) -> list[pa.RecordBatch]:
-    """Return views of batches, in order, whose messages take well under `bytes_max`; those of a row alone just fit.
-
-    Raises `TooLarge` for a row whose messages do not, so call it before the first append.
-    """
-    slices: list[pa.RecordBatch] = []
-    for batch in batches:
-        rows, size_bytes = batch.num_rows, write.size_bytes(batch)
-        if size_bytes <= (bytes_max if rows == 1 else bytes_max * _FILL):
-            slices.append(batch)
-        elif rows == 1:
-            raise TooLarge(
-                f"one row takes {size_bytes} bytes, a write {bytes_max} — keep large values elsewhere, by reference"
-            )
-        else:
-            step = min(-(-rows // 2), max(1, int(rows * bytes_max * _FILL / size_bytes)))
-            slices += plan_slices([batch.slice(start, step) for start in range(0, rows, step)], write, bytes_max)
-    return slices
-
-
-def check_rows_fit(batches: Sequence[pa.RecordBatch], bytes_max: int) -> None:
-    """Raise `TooLarge` for a row that no insert could write, before there is a collection to insert into."""
-    plan_slices(batches, Write("", lambda _: [], lambda _: [], _message_bytes), bytes_max)
-
-
-def _halved(batch: pa.RecordBatch, write: Write, bytes_max: int) -> Iterator[list[MutableMessage]]:
-    """Yield the messages of a planned slice, halved while its shards together take more than `bytes_max`."""
-    messages = write.build(batch)
-    if batch.num_rows == 1 or sum(message.size_bytes for message in messages) <= bytes_max:
-        yield messages
-        return
-    half = batch.num_rows // 2
-    yield from _halved(batch.slice(0, half), write, bytes_max)
-    yield from _halved(batch.slice(half), write, bytes_max)
+def _is_small(rows: Rows | Keys) -> bool:
+    if isinstance(rows, (pa.RecordBatch, pa.Table, pa.Array, pa.ChunkedArray)):
+        return rows.get_total_buffer_size() <= INLINE_BYTES_MAX or rows.nbytes <= INLINE_BYTES_MAX
+    return not isinstance(rows, Sequence) or len(rows) <= INLINE_ROWS_MAX
 
 
 def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[pa.RecordBatch]:
     """Return the batches without rows whose key comes again later: what upserting the rows one by one would leave."""
-    keys: AnyArray = pa.chunked_array([batch.column(key_index) for batch in batches]).combine_chunks()
-    if isinstance(keys, pa.ChunkedArray):
-        raise TooLarge("over 2 GiB of keys in one upsert — upsert fewer rows at a time")
+    rows = pa.Table.from_batches(batches)
+    keys = rows.column(key_index)
     if len(keys) == 1 or pc.count_distinct(keys).as_py() == len(keys):
         return list(batches)
-    codes = keys.dictionary_encode().indices.to_numpy()
-    _, last_from_end = np.unique(codes[::-1], return_index=True)
-    keep = np.zeros(len(codes), bool)
-    keep[len(codes) - 1 - last_from_end] = True
-    ends = np.cumsum([batch.num_rows for batch in batches])
-    masks = np.split(keep, ends[:-1])
-    kept = [batch.filter(pa.array(mask)) for batch, mask in zip(batches, masks, strict=True)]
-    return [batch for batch in kept if batch.num_rows]
+    last = (
+        pa.table({"key": keys, "row": np.arange(len(keys))})
+        .group_by("key", use_threads=False)
+        .aggregate([("row", "max")])
+    )
+    keep = np.zeros(len(keys), bool)
+    keep[last.column("row_max").to_numpy()] = True
+    return [batch for batch in rows.filter(pa.array(keep)).to_batches() if batch.num_rows]
 
 
 # --- one call -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far a write has come, for whoever stops waiting for it."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Writes:
+    """What all writes of a node share: its log, their bounds, and the collections written lately. On the event loop."""
 
-    group: AppendGroup | None = None
-    groups_done: int = 0
+    append: Append
+    consistent_tick: Callable[[], Awaitable[int]]
+    find: Callable[[str], CollectionInfo]
+    limits: WalLimits
+    pending: PendingBytes
+    txn_age_s_max: float
+    _targets: dict[str, WriteTarget] = field(default_factory=dict)
 
-    @property
-    def begun(self) -> bool:
-        """Whether something of the write is, or may be, in the log."""
-        return self.groups_done > 0 or (self.group is not None and self.group.begun)
+    def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
+        """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and `InvalidArgument`."""
+        check_txn_id(txn_id)
+        info = self.find(collection)
+        target = self._targets.get(collection)
+        if target is None or target.info is not info:
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
+            target = self._targets[collection] = WriteTarget(info)
+        return Write(kind, target, target.partition_id(partition), txn_id)
 
 
 def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
     """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
-    progress = Progress()
+    results: list[WriteResult] = []
+    group: AppendGroup | None = None
 
     async def run() -> WriteResult:
-        return await append_batches(writes, write, await checked(write, rows), progress)
+        nonlocal group
+        batches = await write.check(rows)
+        if not batches:
+            return nothing_at(await writes.consistent_tick())
+        for batch in write.slices(batches, writes.limits.group_bytes_max):
+            group = write.group(batch)
+            results.append(result_of(await writes.append(group)))
+        return combined(results)
 
-    return within(timeout, run, write.what, begun=lambda: progress.begun)
+    def begun() -> bool:
+        return bool(results) or (group is not None and group.begun)
 
-
-async def append_batches(
-    writes: Writes, write: Write, batches: Sequence[pa.RecordBatch], progress: Progress
-) -> WriteResult:
-    """Write batches that were checked."""
-    if not batches:
-        return nothing_at(await writes.consistent_tick())
-    results = []
-    for messages in groups_of(write, batches, writes.limits.group_bytes_max):
-        progress.group = AppendGroup(messages)
-        results.append(result_of(await writes.append(progress.group)))
-        progress.groups_done += 1
-    return combined(results)
-
-
-async def checked(write: Write, rows: Rows | Keys) -> list[pa.RecordBatch]:
-    """Return rows or keys as batches that fit the collection; many are looked at in a thread. Raises `SchemaMismatch`."""
-    return write.check(rows) if _is_small(rows) else await to_thread.run_sync(write.check, rows)
-
-
-def _is_small(rows: Rows | Keys) -> bool:
-    if isinstance(rows, (pa.RecordBatch, pa.Table, pa.Array, pa.ChunkedArray)):
-        return rows.get_total_buffer_size() <= INLINE_BYTES_MAX or rows.nbytes <= INLINE_BYTES_MAX
-    return not isinstance(rows, Sequence) or len(rows) <= INLINE_ROWS_MAX
+    return within(timeout, run, f"the {write.kind}", begun=begun)
 
 
 def check_txn_id(txn_id: int) -> int:
@@ -337,7 +260,13 @@ def check_txn_id(txn_id: int) -> int:
     return txn_id
 
 
-# --- deadlines: `timeout=` in seconds, and what is known about a call that ran into it ----------------------------------
+# --- times in seconds: `timeout=`, and what is known about a call that ran into it ---------------------------------------
+
+
+def check_seconds(name: str, seconds: float, *, longest: float = math.inf) -> None:
+    """Raise `InvalidArgument` unless this is a number above 0 and at most `longest`."""
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < seconds <= longest:
+        raise InvalidArgument(f"{name}={seconds!r} — pass a number of seconds above 0, up to {longest:g}, or None")
 
 
 def within(
@@ -350,10 +279,8 @@ def within(
 ) -> Awaitable[T]:
     """Return, to be awaited at once, what `call` returns, if it does within `timeout` seconds; None waits for ever.
 
-    Raises:
-        Overloaded: the time is up and `begun` says that nothing was done.
-        DeadlineExceeded: the time is up and the call, if it `changes` something, may or may not take effect; it is also a
-            `TimeoutError`.
+    Raises `Overloaded` when `begun` says that nothing was done by then, else `DeadlineExceeded`, which is a `TimeoutError`:
+    the call, if it `changes` something, may or may not take effect.
     """
     return call() if timeout is None else _within(timeout, call, what, changes=changes, begun=begun)
 
@@ -361,8 +288,7 @@ def within(
 async def _within(
     timeout: float, call: Callable[[], Awaitable[T]], what: str, *, changes: bool, begun: Callable[[], bool]
 ) -> T:
-    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout > 0:
-        raise InvalidArgument(f"timeout={timeout!r} — pass a number of seconds above 0, or None to wait for ever")
+    check_seconds("timeout", timeout)
     with anyio.move_on_after(timeout):
         return await call()
     if not changes:

@@ -119,7 +119,7 @@ def collection_info(
 
 def write_target(schema: pa.Schema, *, primary_key: str = "id", shards: int = 1) -> WriteTarget:
     """Return the target of such a collection."""
-    return WriteTarget.of(collection_info(schema, primary_key=primary_key, shards=shards))
+    return WriteTarget(collection_info(schema, primary_key=primary_key, shards=shards))
 
 
 def writes_on(
@@ -138,11 +138,12 @@ def writes_on(
         return known[name]
 
     return Writes(
-        log.append,
-        log.consistent_tick,
-        find,
+        append=log.append,
+        consistent_tick=log.consistent_tick,
+        find=find,
         limits=WalLimits(group_bytes_max=group_bytes_max, group_messages_max=group_messages_max),
         pending=pending or PendingBytes(1 << 30),
+        txn_age_s_max=600,
     )
 
 

@@ -46,7 +46,7 @@ class Parts:
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
         none: Any = _NoParts()
-        return Node(path, config, supervisor, closing, channel=none, flusher=none, readers=none, meter=none)
+        return Node(path, supervisor, closing, channel=none, flusher=none, readers=none, meter=none)
 
     async def _close(self) -> None:
         await anyio.lowlevel.checkpoint()
@@ -69,6 +69,7 @@ class _NoParts:
 
     def __init__(self) -> None:
         self.pending = PendingBytes(1 << 20)
+        self.config = NodeConfig()
 
     def append(self) -> None: ...
 

@@ -13,6 +13,7 @@ from interceptors.errors import SchemaMismatch
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.writing.coalescer import Coalescer, CoalescerLimits
 from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import Write
 from tests.streamingnode.append_double import (
     DEFAULT_PARTITION_ID,
     EU_PARTITION_ID,
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.anyio
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 GROUP_BYTES_MAX = 64 << 10
+ROW_BYTES = 560
+"""What a row counts for while it waits: 512, 16 for each cell, and its text."""
 
 
 class Inserts:
@@ -42,7 +45,7 @@ class Inserts:
         self.target = write_target(SCHEMA, shards=shards)
         self.supervisor = Supervisor(self._failed)
         writes = writes_on(self.log, group_bytes_max=GROUP_BYTES_MAX, pending=pending)
-        self.coalescer = Coalescer(self.supervisor.spawn, writes, limits or CoalescerLimits())
+        self.coalescer = Coalescer(self.supervisor, writes, limits or CoalescerLimits())
         self.failures: list[BaseException] = []
 
     def start(
@@ -55,9 +58,13 @@ class Inserts:
         self, rows: list[dict[str, object]], *, partition_id: int = DEFAULT_PARTITION_ID, timeout: float | None = None
     ) -> "asyncio.Task[WriteResult]":
         async def insert() -> WriteResult:
-            return await self.coalescer.insert(self.target, partition_id, rows, timeout=timeout)
+            return await self.coalescer.insert(Write("insert", self.target, partition_id), rows, timeout=timeout)
 
         return asyncio.get_running_loop().create_task(insert())
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(lane.waiting) for lane in self.coalescer._lanes.values())
 
     @property
     def ids(self) -> list[object]:
@@ -150,7 +157,7 @@ async def test_bug_behind_the_append_reaches_its_callers_and_the_owner_of_the_ta
 
 
 async def test_bug_in_one_group_leaves_nobody_behind_it_waiting() -> None:
-    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1, group_rows_max=2))
+    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1, group_bytes=2 * ROW_BYTES))
     outcomes = iter([None, ZeroDivisionError("a bug")])
     inserts.log.refuse = lambda _: next(outcomes, None)
     inserts.log.hold()
@@ -222,7 +229,7 @@ async def test_groups_in_flight_are_bounded_and_what_waits_goes_together() -> No
         for _ in range(4):
             await asyncio.sleep(0)
     assert inserts.log.in_flight == 2
-    assert inserts.coalescer.waiting_rows == 8
+    assert inserts.waiting == 8
     inserts.log.let_go()
     await asyncio.gather(*tasks)
     assert sorted(len(decoded(message, SCHEMA)) for message in inserts.log.messages) == [1, 1, 8]
@@ -230,13 +237,15 @@ async def test_groups_in_flight_are_bounded_and_what_waits_goes_together() -> No
 
 
 async def test_callers_wait_when_too_many_bytes_wait() -> None:
-    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1, group_rows_max=2), bytes_max=150)
+    inserts = Inserts(
+        limits=CoalescerLimits(groups_in_flight_max=1, group_bytes=2 * ROW_BYTES), bytes_max=3 * ROW_BYTES
+    )
     inserts.log.hold()
     tasks = [inserts.start(key) for key in range(20)]
     for _ in range(10):
         await asyncio.sleep(0)
-        assert inserts.memory.held_bytes <= 150, "each row has 16 bytes for its key and some 22 for its text"
-    assert inserts.coalescer.waiting_rows == 1, "three rows fit, two of them on their way"
+        assert inserts.memory.held_bytes <= 3 * ROW_BYTES
+    assert inserts.waiting == 1, "three rows fit, two of them on their way"
     tasks[2].cancel()
     inserts.log.let_go()
     del tasks[2]
@@ -254,7 +263,7 @@ async def test_large_nested_values_count_for_what_they_hold() -> None:
 
 
 async def test_group_ends_at_its_rows() -> None:
-    inserts = Inserts(limits=CoalescerLimits(group_rows_max=3))
+    inserts = Inserts(limits=CoalescerLimits(group_bytes=3 * ROW_BYTES))
     await asyncio.gather(*(inserts.start(key) for key in range(8)))
     assert [group.messages[0].header.rows for group in inserts.log.groups] == [3, 3, 2]  # type: ignore[attr-defined]
 
@@ -309,7 +318,8 @@ async def test_insert_under_way_when_the_owner_stops_is_indeterminate() -> None:
 
 async def test_insert_that_comes_alone_after_another_takes_no_turn_of_the_loop_before_the_log(inserts: Inserts) -> None:
     await inserts.start(1)
-    inserting = inserts.coalescer.insert(inserts.target, DEFAULT_PARTITION_ID, [{"id": 2, "item": "b"}])
+    write = Write("insert", inserts.target, DEFAULT_PARTITION_ID)
+    inserting = inserts.coalescer.insert(write, [{"id": 2, "item": "b"}])
     assert asyncio.iscoroutine(inserting)
     with pytest.raises(StopIteration):  # the log's double acknowledges at once
         inserting.send(None)

@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamingnode.writing.write import (
-    bodies_of,
-    delete_of,
-    insert_of,
-    last_of_each_key,
-    plan_slices,
-    upsert_of,
-)
+from streamingnode.writing.write import Kind, Write, last_of_each_key
 from tests.streamingnode.append_double import DEFAULT_PARTITION_ID, decoded, schema_of, write_target
 from wal.errors import TooLarge
 from wal.headers import MessageType
@@ -31,62 +24,91 @@ def batch_of(sizes: list[int]) -> pa.RecordBatch:
     )
 
 
-@given(sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40), shards=st.integers(1, 4))
-async def test_groups_fit_and_keep_all_rows_in_order(sizes: list[int], shards: int) -> None:
-    target = write_target(SCHEMA, shards=shards)
-    write = insert_of(target, DEFAULT_PARTITION_ID)
+def writing(kind: Kind, *, shards: int = 1) -> Write:
+    return Write(kind, write_target(SCHEMA, shards=shards), DEFAULT_PARTITION_ID)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40),
+    shards=st.integers(1, 4),
+    kind=st.sampled_from(["insert", "upsert"]),
+)
+async def test_groups_fit_and_keep_all_rows_in_order(sizes: list[int], shards: int, kind: Kind) -> None:
+    write = writing(kind, shards=shards)
     batch = batch_of(sizes)
     bytes_max = 4096
-    slices = plan_slices([batch], write, bytes_max)
+    slices = write.slices([batch], bytes_max)
     assert pa.Table.from_batches(slices).combine_chunks().equals(pa.Table.from_batches([batch]))
     by_shard: dict[str, list[int]] = {}
-    for messages in bodies_of(write, [batch], bytes_max):
-        assert sum(message.size_bytes for message in messages) <= bytes_max
-        for message in messages:
-            ids = [row["id"] for row in decoded(message, SCHEMA)]
-            by_shard.setdefault(message.vchannel, []).extend(ids)  # type: ignore[arg-type]
+    for group in map(write.group, slices):
+        assert group.size_bytes <= bytes_max
+        for message in group.messages:
+            if message.type is MessageType.INSERT:
+                ids = [row["id"] for row in decoded(message, SCHEMA)]
+                by_shard.setdefault(message.vchannel, []).extend(ids)  # type: ignore[arg-type]
     assert sorted(row for rows in by_shard.values() for row in rows) == list(range(len(sizes)))
     assert all(rows == sorted(rows) for rows in by_shard.values())
 
 
+TYPES: tuple[tuple[Any, st.SearchStrategy[Any]], ...] = (
+    (pa.int8(), st.integers(0, 9)),
+    (pa.bool_(), st.booleans()),
+    (pa.large_binary(), st.binary(max_size=20)),
+    (pa.list_(pa.string()), st.lists(st.text(max_size=3), max_size=3)),
+    (pa.struct([("a", pa.bool_()), ("b", pa.list_(pa.int8()))]), st.just({"a": None, "b": [1, None]})),
+)
+
+
+@given(data=st.data(), shards=st.integers(1, 256), kind=st.sampled_from(["insert", "upsert"]))
+async def test_messages_take_no_more_than_was_planned_whatever_the_types(
+    data: st.DataObject, shards: int, kind: Kind
+) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(TYPES), max_size=6))
+    count = data.draw(st.integers(1, 60))
+    schema = pa.schema([("id", pa.string()), *((f"c{i}", each) for i, (each, _) in enumerate(kinds))])
+    columns = [data.draw(st.lists(st.none() | values, min_size=count, max_size=count)) for _, values in kinds]
+    arrays = [pa.array(values, each) for values, (each, _) in zip(columns, kinds, strict=True)]
+    batch = pa.RecordBatch.from_arrays([pa.array([str(number) for number in range(count)]), *arrays], schema=schema)
+    rows = batch.slice(data.draw(st.integers(0, count - 1)))
+    write = Write(kind, write_target(schema, shards=shards), DEFAULT_PARTITION_ID)
+    size_bytes = sum(message.size_bytes for message in write.messages(write.route(rows)))
+    assert size_bytes <= write.size_bytes(rows)
+    assert size_bytes == write.size_bytes(rows) or rows.num_rows > 1
+
+
 @pytest.mark.parametrize("kind", ["insert", "upsert"])
-async def test_row_over_the_limit_is_refused_when_the_write_is_planned(kind: str) -> None:
-    target = write_target(SCHEMA)
-    write = (insert_of if kind == "insert" else upsert_of)(target, DEFAULT_PARTITION_ID)
+async def test_row_over_the_limit_is_refused_when_the_write_is_planned(kind: Kind) -> None:
     with pytest.raises(TooLarge, match="one row takes"):
-        plan_slices([batch_of([10, 5000, 10])], write, 4096)
+        writing(kind).slices([batch_of([10, 5000, 10])], 4096)
 
 
 async def test_row_that_just_fits_is_taken_and_one_byte_less_is_not_enough() -> None:
-    target = write_target(SCHEMA)
-    write = insert_of(target, DEFAULT_PARTITION_ID)
+    write = writing("insert")
     batch = batch_of([4000])
     exact = pa.ipc.get_record_batch_size(batch) + MESSAGE_OVERHEAD_BYTES
-    (messages,) = bodies_of(write, [batch], exact)
-    assert sum(message.size_bytes for message in messages) == exact
+    (rows,) = write.slices([batch], exact)
+    assert write.group(rows).size_bytes == exact
     with pytest.raises(TooLarge):
-        plan_slices([batch], write, exact - 1)
+        write.slices([batch], exact - 1)
 
 
 async def test_upsert_deletes_its_keys_before_it_inserts_on_every_shard() -> None:
-    target = write_target(SCHEMA, shards=3)
-    messages = upsert_of(target, DEFAULT_PARTITION_ID).build(batch_of([1] * 20))
+    write = writing("upsert", shards=3)
+    messages = write.messages(write.route(batch_of([1] * 20)))
+    keys = write.target.keys.schema
     kinds = [message.type for message in messages]
     assert kinds == sorted(kinds, reverse=True)
-    deleted = {
-        m.vchannel: [row["id"] for row in decoded(m, target.keys.schema)]
-        for m in messages
-        if m.type is MessageType.DELETE
-    }
+    deleted = {m.vchannel: [row["id"] for row in decoded(m, keys)] for m in messages if m.type is MessageType.DELETE}
     inserted = {m.vchannel: [row["id"] for row in decoded(m, SCHEMA)] for m in messages if m.type is MessageType.INSERT}
     assert deleted == inserted
 
 
 async def test_delete_and_insert_of_a_key_meet_on_one_shard() -> None:
-    target = write_target(SCHEMA, shards=5)
-    keys = pa.RecordBatch.from_pydict({"id": list(range(50))}, schema=target.keys.schema)
-    deleted = {row["id"]: m.vchannel for m in delete_of(target).build(keys) for row in decoded(m, target.keys.schema)}
-    inserts = insert_of(target, DEFAULT_PARTITION_ID).build(batch_of([0] * 50))
+    delete, insert = writing("delete", shards=5), writing("insert", shards=5)
+    schema = delete.target.keys.schema
+    keys = pa.RecordBatch.from_pydict({"id": list(range(50))}, schema=schema)
+    deleted = {row["id"]: m.vchannel for m in delete.group(keys).messages for row in decoded(m, schema)}
+    inserts = insert.group(batch_of([0] * 50)).messages
     assert {row["id"]: m.vchannel for m in inserts for row in decoded(m, SCHEMA)} == deleted
 
 
