@@ -334,7 +334,7 @@ async def test_transaction_that_expires_while_the_log_is_away_is_rolled_back_in_
     tmp_path: Path, disk: FailingDisk
 ) -> None:
     async with opened(tmp_path) as node:
-        txn_id = await node.begin_transaction(keepalive_s=0.01)
+        txn_id = await node.begin_transaction(keepalive_s=0.2)
         await node.insert("a", [row(1)], txn_id=txn_id)
         disk.fail_at(1, times=3)
         await node.insert("a", [row(2)])
