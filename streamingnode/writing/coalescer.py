@@ -224,4 +224,5 @@ def _guess_bytes(value: object) -> int:
         return sum(map(_guess_bytes, value.values()), _CELL_BYTES)
     if isinstance(value, (list, tuple)):
         return sum(map(_guess_bytes, value), _CELL_BYTES)
-    return _CELL_BYTES
+    nbytes: int = getattr(value, "nbytes", 0)  # of a vector of numpy's
+    return _CELL_BYTES + nbytes

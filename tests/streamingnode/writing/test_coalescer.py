@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import anyio
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -257,7 +258,7 @@ async def test_callers_wait_when_too_many_bytes_wait() -> None:
 
 async def test_large_nested_values_count_for_what_they_hold() -> None:
     inserts = Inserts(bytes_max=10_000)
-    for value in ("x" * 10_000, ["x" * 5_000] * 2, {"a": {"b": b"x" * 10_000}}):
+    for value in ("x" * 10_000, ["x" * 5_000] * 2, {"a": {"b": b"x" * 10_000}}, np.zeros(1_250)):
         with pytest.raises(TooLarge, match="pending_bytes_max"):
             await inserts.start_rows([{"id": 1, "item": value}], timeout=60)
 
