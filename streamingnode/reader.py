@@ -12,7 +12,6 @@ from datetime import datetime
 from itertools import groupby
 from numbers import Real
 from operator import attrgetter
-from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
@@ -25,7 +24,7 @@ from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
 from streamingnode.collections import check_name
-from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick, tick_message
+from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick
 from streamingnode.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
 from wal.headers import SYSTEM, MessageType
@@ -35,8 +34,6 @@ from wal.timetick import tick_given
 
 T = TypeVar("T")
 
-MESSAGES_MAX = 1_024
-"""Messages that `next_messages` returns at once."""
 LEASE_INTERVAL_S = 10.0
 """How often an idle named reader's place follows the log; each time is one synced write."""
 
@@ -98,9 +95,7 @@ class CollectionReader:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await outlast(self.close())  # waits at most for one read, and one small write of the reader's position
 
     def __aiter__(self) -> Self:
@@ -108,17 +103,16 @@ class CollectionReader:
 
     async def __anext__(self) -> ReadMessage:
         """Return the next message. Cancelling loses nothing."""
-        while not self._ready:
-            if self._ended:
-                raise StopAsyncIteration
-            await self._fill()
+        if not await self._has_more():
+            raise StopAsyncIteration
         return self._ready.popleft()
 
     async def next_messages(self) -> list[ReadMessage]:
         """Return the next messages, at least one, without waiting for more; an empty list at the end."""
-        while not self._ready and not self._ended:
-            await self._fill()
-        return [self._ready.popleft() for _ in range(min(MESSAGES_MAX, len(self._ready)))]
+        await self._has_more()
+        messages = list(self._ready)
+        self._ready.clear()
+        return messages
 
     async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[list[ReadMessage]]:
         """Yield lists of messages of up to `max_rows` rows, each at most `max_wait_s` after its first message.
@@ -130,11 +124,7 @@ class CollectionReader:
         while first := await anext(self, None):
             batch, rows = [first], first.num_rows or 1
             with anyio.move_on_after(max_wait_s):
-                while rows < max_rows:
-                    while not self._ready and not self._ended:
-                        await self._fill()
-                    if not self._ready:
-                        break
+                while rows < max_rows and await self._has_more():
                     rows += self._ready[0].num_rows or 1
                     if rows <= max_rows:
                         batch.append(self._ready.popleft())
@@ -204,6 +194,12 @@ class CollectionReader:
             self._explain(refusal)
             raise
 
+    async def _has_more(self) -> bool:
+        """Wait until a message is ready; False at the end."""
+        while not self._ready and not self._ended:
+            await self._fill()
+        return bool(self._ready)
+
     async def _fill(self) -> None:
         """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
         if self._scanner is None:
@@ -246,7 +242,10 @@ class CollectionReader:
         """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
         until = batch.confirmed_tick if self._until is None else min(self._until, batch.confirmed_tick)
         held_back = next((message for message in batch.messages if message.time_tick > until), None)
-        return tick_message(until, held_back.last_confirmed if held_back else self._message_id(batch.resume_position))
+        resume_from = held_back.last_confirmed if held_back else self._message_id(batch.resume_position)
+        return ReadMessage(
+            type=MessageType.TIME_TICK, message_id=resume_from, last_confirmed=resume_from, time_tick=until
+        )
 
     def _not_open(self) -> StreamingNodeError:
         if self._entered:
