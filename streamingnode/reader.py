@@ -30,7 +30,7 @@ from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncate
 from wal.headers import SYSTEM, MessageType
 from wal.position import message_id_kind
 from wal.runtime import outlast
-from wal.timetick import tick_given
+from wal.timetick import TICK_MAX, tick_given
 
 T = TypeVar("T")
 
@@ -65,8 +65,9 @@ class CollectionReader:
             check_name("reader", name)
         self._channel, self._readers, self._info = channel, readers, info
         self._policy, self._name, self._include_ticks = policy, name, include_ticks
-        self._until = None if until is None else tick_given("until", until)
-        self._check_passed(channel.ticks.allocate())  # above all that were given out
+        end = None if until is None else tick_given("until", until)
+        _check_passed(channel, policy.at, end)
+        self._until = TICK_MAX if end is None else end
         self._types = DELIVERED_TYPES if types is None else _check_types(types)
         self._explain = explain
         """Raises what made the node fail, if that is why the reader is refused."""
@@ -205,10 +206,10 @@ class CollectionReader:
         if self._scanner is None:
             raise self._not_open()
         batch = await self._explained(self._scanner.next_batch())
-        delivered, until = self._merge(batch), self._until
+        delivered = self._merge(batch)
         self._ready.extend(delivered)
         dropped = any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
-        self._ended = dropped or (until is not None and batch.confirmed_tick >= until)
+        self._ended = dropped or batch.confirmed_tick >= self._until
         if delivered:
             self._last_tick = delivered[-1].time_tick
         if self._named is not None:
@@ -227,7 +228,7 @@ class CollectionReader:
     def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
         delivered = []
         for tick, messages in groupby(batch.messages, attrgetter("time_tick")):
-            if self._until is not None and tick > self._until:
+            if tick > self._until:
                 break
             message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
             if message is not None:
@@ -240,7 +241,7 @@ class CollectionReader:
 
     def _passed_by(self, batch: ScanBatch) -> ReadMessage:
         """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
-        until = batch.confirmed_tick if self._until is None else min(self._until, batch.confirmed_tick)
+        until = min(self._until, batch.confirmed_tick)
         held_back = next((message for message in batch.messages if message.time_tick > until), None)
         resume_from = held_back.last_confirmed if held_back else self._message_id(batch.resume_position)
         return ReadMessage(
@@ -254,12 +255,14 @@ class CollectionReader:
             "the reader is not open — use it inside `with node.read(...) as messages`, `async with` outside of sn.sync"
         )
 
-    def _check_passed(self, newest: int) -> None:
-        """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
-        start = self._policy.at if isinstance(self._policy.at, int) else 0
-        if (latest := max(start, self._until or 0)) > newest:
-            advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
-            raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
+
+def _check_passed(channel: Channel, *bounds: object) -> None:
+    """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
+    newest = channel.ticks.allocate()  # above all that were given out
+    latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
+    if latest > newest:
+        advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
+        raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
 
 def check_live(channel: Channel, info: CollectionInfo) -> None:

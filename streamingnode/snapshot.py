@@ -93,7 +93,7 @@ def _read_once(source: SnapshotSource) -> pa.Table:
 
     When these no longer go back to the beginning, what is wrong with the table is raised.
     """
-    found = read_leases(source.cuts.directory, node_id=source.cuts.node_id) if source.last_cut else []
+    found = read_leases(source.cuts.directory, node_id=source.cuts.node_id)
     leases = [lease for lease in found if lease.collection_id == source.collection.id]
     # Of two tables with the same cut the one that is there goes first: what is wrong with it is what its user can mend.
     leases.sort(key=lambda lease: (lease.cut, Path(lease.table).exists()), reverse=True)
