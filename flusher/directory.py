@@ -348,8 +348,9 @@ class CutLog:
         return [self.read(number) for number in range(first, last + 1)]
 
     def crc32c_of(self, number: int) -> int | None:
-        """Return the checksum of cut `number`, as its successor tells it; None when neither is kept."""
-        return self.mark_of(number).crc32c if number in self or number + 1 in self else None
+        """Return the checksum of cut `number`, as its successor or `anchor` tells it; None when nothing does."""
+        told = number in self._marks or number in self or number + 1 in self
+        return self.mark_of(number).crc32c if told else None
 
     # --- how they lead to one another
 

@@ -128,7 +128,8 @@ class CatalogChanges:
 
         async def create() -> CollectionInfo:
             while True:  # once more for each time that others make it and drop it again meanwhile
-                existing = self._find(definition.name)
+                living = self._channel.catalog.collections()
+                existing = next((info for info in living if info.name == definition.name), None)
                 if existing is not None:
                     _check_same(existing, definition, if_not_exists=if_not_exists)
                     await self._settle(None)
@@ -193,9 +194,6 @@ class CatalogChanges:
     async def _settle(self, timeout: float | None) -> None:
         """Wait until what the catalog says is durable."""
         await within(timeout, self._channel.consistent_tick, "the look at the catalog", changes=False)
-
-    def _find(self, name: str) -> CollectionInfo | None:
-        return next((info for info in self._channel.catalog.collections() if info.name == name), None)
 
     def _header(self, definition: Definition) -> CreateCollectionHeader:
         allocate_id = self._channel.shards.allocate_id

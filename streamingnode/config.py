@@ -237,15 +237,14 @@ def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") ->
         elif isinstance(value, Mapping):
             yield from _from_tables(value, origin, f"{key}.")
         else:
-            yield _setting(_key(key, _names(), origin), value, origin)
+            yield _setting(key, _names(), value, origin)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
     keys = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in _names().items()}
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NO_SETTINGS:
-            continue
-        yield _setting(_key(variable, keys, "environment"), text, f"environment {variable}")
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _NO_SETTINGS:
+            yield _setting(variable, keys, text, f"environment {variable}")
 
 
 @cache
@@ -254,17 +253,13 @@ def _names() -> Mapping[str, str]:
     return ALIASES | {key: key for key in _known_settings()}
 
 
-def _key(name: str, keys: Mapping[str, str], origin: str) -> str:
-    """Return the setting that a name means. Raises `InvalidArgument` with the name that comes nearest."""
+def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> Setting:
+    """Return the setting that a name means, its value converted and checked. Raises `InvalidArgument`."""
     if name not in keys:
         near = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
         advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
         raise InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
-    return keys[name]
-
-
-def _setting(key: str, value: object, origin: str) -> Setting:
-    """Return a setting with its value converted and checked. Raises `InvalidArgument`."""
+    key = keys[name]
     kind = _known_settings()[key]
     try:
         converted: object = msgspec.convert(value, kind, strict=not isinstance(value, str))

@@ -77,16 +77,6 @@ def merge_tick(
     return _merged(parts, schemas) if parts else None
 
 
-def tick_message(time_tick: int, resume_from: MessageId) -> ReadMessage:
-    """Return the message that says that everything up to a tick was delivered."""
-    return ReadMessage(
-        type=MessageType.TIME_TICK,
-        message_id=resume_from,
-        last_confirmed=resume_from,
-        time_tick=time_tick,
-    )
-
-
 def _bodies(bodies: Sequence[Message], schemas: PayloadSchemas) -> tuple[ReadMessage, ...]:
     """Join the parts that one insert or delete left on several shards."""
     joined: list[list[Message]] = []

@@ -12,7 +12,6 @@ from datetime import datetime
 from itertools import groupby
 from numbers import Real
 from operator import attrgetter
-from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
@@ -25,18 +24,16 @@ from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
 from streamingnode.collections import check_name
-from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick, tick_message
+from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick
 from streamingnode.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
 from wal.headers import SYSTEM, MessageType
 from wal.position import message_id_kind
 from wal.runtime import outlast
-from wal.timetick import tick_given
+from wal.timetick import TICK_MAX, tick_given
 
 T = TypeVar("T")
 
-MESSAGES_MAX = 1_024
-"""Messages that `next_messages` returns at once."""
 LEASE_INTERVAL_S = 10.0
 """How often an idle named reader's place follows the log; each time is one synced write."""
 
@@ -68,8 +65,9 @@ class CollectionReader:
             check_name("reader", name)
         self._channel, self._readers, self._info = channel, readers, info
         self._policy, self._name, self._include_ticks = policy, name, include_ticks
-        self._until = None if until is None else tick_given("until", until)
-        self._check_passed(channel.ticks.allocate())  # above all that were given out
+        end = None if until is None else tick_given("until", until)
+        _check_passed(channel, policy.at, end)
+        self._until = TICK_MAX if end is None else end
         self._types = DELIVERED_TYPES if types is None else _check_types(types)
         self._explain = explain
         """Raises what made the node fail, if that is why the reader is refused."""
@@ -98,9 +96,7 @@ class CollectionReader:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await outlast(self.close())  # waits at most for one read, and one small write of the reader's position
 
     def __aiter__(self) -> Self:
@@ -108,17 +104,16 @@ class CollectionReader:
 
     async def __anext__(self) -> ReadMessage:
         """Return the next message. Cancelling loses nothing."""
-        while not self._ready:
-            if self._ended:
-                raise StopAsyncIteration
-            await self._fill()
+        if not await self._has_more():
+            raise StopAsyncIteration
         return self._ready.popleft()
 
     async def next_messages(self) -> list[ReadMessage]:
         """Return the next messages, at least one, without waiting for more; an empty list at the end."""
-        while not self._ready and not self._ended:
-            await self._fill()
-        return [self._ready.popleft() for _ in range(min(MESSAGES_MAX, len(self._ready)))]
+        await self._has_more()
+        messages = list(self._ready)
+        self._ready.clear()
+        return messages
 
     async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[list[ReadMessage]]:
         """Yield lists of messages of up to `max_rows` rows, each at most `max_wait_s` after its first message.
@@ -130,11 +125,7 @@ class CollectionReader:
         while first := await anext(self, None):
             batch, rows = [first], first.num_rows or 1
             with anyio.move_on_after(max_wait_s):
-                while rows < max_rows:
-                    while not self._ready and not self._ended:
-                        await self._fill()
-                    if not self._ready:
-                        break
+                while rows < max_rows and await self._has_more():
                     rows += self._ready[0].num_rows or 1
                     if rows <= max_rows:
                         batch.append(self._ready.popleft())
@@ -204,15 +195,21 @@ class CollectionReader:
             self._explain(refusal)
             raise
 
+    async def _has_more(self) -> bool:
+        """Wait until a message is ready; False at the end."""
+        while not self._ready and not self._ended:
+            await self._fill()
+        return bool(self._ready)
+
     async def _fill(self) -> None:
         """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
         if self._scanner is None:
             raise self._not_open()
         batch = await self._explained(self._scanner.next_batch())
-        delivered, until = self._merge(batch), self._until
+        delivered = self._merge(batch)
         self._ready.extend(delivered)
         dropped = any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
-        self._ended = dropped or (until is not None and batch.confirmed_tick >= until)
+        self._ended = dropped or batch.confirmed_tick >= self._until
         if delivered:
             self._last_tick = delivered[-1].time_tick
         if self._named is not None:
@@ -231,7 +228,7 @@ class CollectionReader:
     def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
         delivered = []
         for tick, messages in groupby(batch.messages, attrgetter("time_tick")):
-            if self._until is not None and tick > self._until:
+            if tick > self._until:
                 break
             message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
             if message is not None:
@@ -244,9 +241,12 @@ class CollectionReader:
 
     def _passed_by(self, batch: ScanBatch) -> ReadMessage:
         """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
-        until = batch.confirmed_tick if self._until is None else min(self._until, batch.confirmed_tick)
+        until = min(self._until, batch.confirmed_tick)
         held_back = next((message for message in batch.messages if message.time_tick > until), None)
-        return tick_message(until, held_back.last_confirmed if held_back else self._message_id(batch.resume_position))
+        resume_from = held_back.last_confirmed if held_back else self._message_id(batch.resume_position)
+        return ReadMessage(
+            type=MessageType.TIME_TICK, message_id=resume_from, last_confirmed=resume_from, time_tick=until
+        )
 
     def _not_open(self) -> StreamingNodeError:
         if self._entered:
@@ -255,12 +255,14 @@ class CollectionReader:
             "the reader is not open — use it inside `with node.read(...) as messages`, `async with` outside of sn.sync"
         )
 
-    def _check_passed(self, newest: int) -> None:
-        """Raise `InvalidArgument` for a reader that starts after, or ends with, a tick above `newest`."""
-        start = self._policy.at if isinstance(self._policy.at, int) else 0
-        if (latest := max(start, self._until or 0)) > newest:
-            advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
-            raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
+
+def _check_passed(channel: Channel, *bounds: object) -> None:
+    """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
+    newest = channel.ticks.allocate()  # above all that were given out
+    latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
+    if latest > newest:
+        advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
+        raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
 
 def check_live(channel: Channel, info: CollectionInfo) -> None:

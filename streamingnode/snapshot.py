@@ -55,7 +55,7 @@ async def _snapshot_after(
     tail = await _read_tail(channel, info, checkpoint, until=tick)
     source = SnapshotSource(cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
     try:
-        rows = await anyio.to_thread.run_sync(read_rows, source, checkpoint)
+        rows = await anyio.to_thread.run_sync(read_rows, source)
     except StreamingNodeError:
         check_live(channel, info)  # its files may have gone meanwhile
         raise
@@ -77,30 +77,30 @@ async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpo
     return messages
 
 
-def read_rows(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
-    """Return a collection's rows behind the cut of a checkpoint. Blocks. Raises as `Node.snapshot` does."""
+def read_rows(source: SnapshotSource) -> pa.Table:
+    """Return a collection's rows; its cuts are anchored. Blocks. Raises as `Node.snapshot` does."""
     while True:
         earliest = min(cut_numbers(source.cuts.directory), default=0)
         try:
-            return _read_once(source, checkpoint)
+            return _read_once(source)
         except (Corrupt, Truncated):
             if min(cut_numbers(source.cuts.directory), default=0) == earliest:
                 raise  # else a table took cuts, and retention removed them, while they were read
 
 
-def _read_once(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
+def _read_once(source: SnapshotSource) -> pa.Table:
     """Return the rows with the help of the first table that can be used, else of the node's own files alone.
 
     When these no longer go back to the beginning, what is wrong with the table is raised.
     """
-    found = read_leases(source.cuts.directory, node_id=source.cuts.node_id) if source.last_cut else []
+    found = read_leases(source.cuts.directory, node_id=source.cuts.node_id)
     leases = [lease for lease in found if lease.collection_id == source.collection.id]
     # Of two tables with the same cut the one that is there goes first: what is wrong with it is what its user can mend.
     leases.sort(key=lambda lease: (lease.cut, Path(lease.table).exists()), reverse=True)
     problem: StreamingNodeError | None = None
     for lease in leases:
         try:
-            return _read_with_table(source, lease, checkpoint)
+            return _read_with_table(source, lease)
         except StreamingNodeError as error:
             problem = problem or error
     try:
@@ -109,7 +109,7 @@ def _read_once(source: SnapshotSource, checkpoint: Checkpoint) -> pa.Table:
         raise problem or error from error
 
 
-def _read_with_table(source: SnapshotSource, lease: Lease, checkpoint: Checkpoint) -> pa.Table:
+def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
     """Return the rows: the table's state at the tick if it has it, else its newest state before that, and what came after.
 
     Raises `Truncated` naming the nearest ticks when neither the table nor the node's files have the state.
@@ -126,12 +126,11 @@ def _read_with_table(source: SnapshotSource, lease: Lease, checkpoint: Checkpoin
     if not history:
         raise TableAhead(f"table {table.path} is ahead of this node, or has no history — {_anew(lease)}")
     if source.as_of < history[0].note.tick and (state := state_at(history, source.as_of)):
-        base = _base(source, table, lease, state, checkpoint)
-        return base.rows.select(arrow_schema(source.collection).names)
+        return _base(source, table, lease, state).rows.select(arrow_schema(source.collection).names)
     try:
         if history[-1].note.tick > source.as_of:
             raise Truncated(f"the state at {source.as_of}", history[-1].note.last_tick)
-        return read_snapshot(replace(source, base=_base(source, table, lease, history[-1], checkpoint)))
+        return read_snapshot(replace(source, base=_base(source, table, lease, history[-1])))
     except Truncated as error:
         nearest = [str(tick) for tick in nearest_states([history], source.as_of) if tick is not None]
         step = f"ask for {' or '.join(nearest)}, the nearest that table {table.path} has" if nearest else _anew(lease)
@@ -158,14 +157,12 @@ def _open_leased(lease: Lease) -> "OpenTable":
     return table
 
 
-def _base(
-    source: SnapshotSource, table: "OpenTable", lease: Lease, state: "TableVersion", checkpoint: Checkpoint
-) -> SnapshotBase:
+def _base(source: SnapshotSource, table: "OpenTable", lease: Lease, state: "TableVersion") -> SnapshotBase:
     """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
     note, cuts = state.note, source.cuts
     cuts.look()
-    known = checkpoint.manifest_crc32c if note.cut == checkpoint.cut_number else cuts.crc32c_of(note.cut)
-    if (note.node_id, note.collection_id) != (lease.node_id, lease.collection_id) or known not in {None, note.crc32c}:
+    own = (note.node_id, note.collection_id) == (lease.node_id, lease.collection_id)
+    if not own or cuts.crc32c_of(note.cut) not in {None, note.crc32c}:
         raise Corrupt(
             f"table {lease.table} is of another node, collection or history at cut {note.cut} — {_anew(lease)}"
         )

@@ -8,6 +8,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -23,7 +24,6 @@ from wal.lifecycle import LogStatus
 from wal.log import AppendGroup, AppendObserver
 from wal.measure import Distribution, Histogram, Rate
 from wal.rocks.store import RocksStore
-from wal.runtime import event_log
 from wal.timetick import physical_ms
 
 
@@ -220,23 +220,15 @@ STATISTICS_NAME = "node.statistics"
 STATISTICS_BYTES_MAX = 1 << 20
 INTERVAL_S = 5.0
 
-_log = event_log(__name__)
-
 
 async def keep_statistics(directory: Path, statistics: Callable[[], NodeStatistics]) -> None:
     """Replace the file in `directory` every `INTERVAL_S` seconds until cancelled; it stays when the owner ends.
 
-    A disk that refuses is told of once, and tried again.
+    A disk that refuses is tried again.
     """
-    refused = False
     while True:
-        try:
+        with suppress(OSError):
             await to_thread.run_sync(write_statistics, directory, statistics())
-            refused = False
-        except OSError as error:
-            if not refused:
-                _log.warning("statistics_not_written", error=str(error))
-            refused = True
         await anyio.sleep(INTERVAL_S)
 
 

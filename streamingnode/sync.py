@@ -14,7 +14,6 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from anyio.from_thread import start_blocking_portal
@@ -63,12 +62,7 @@ class BlockingLoop:
             self.close()
             raise
 
-    def close(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
+    def close(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:
         """Leave what was entered, because of an error or without, and end the loop; idempotent."""
         if os.getpid() != self._process:
             # Whoever collects what was entered would leave it, and wait for the thread.
@@ -171,15 +165,14 @@ class SyncReader(Blocking):
 
     ack = blocking(CollectionReader.ack)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if not self._loop.is_closed:  # a closed node has ended its readers
-            self._loop.call(self._original.__aexit__, kind, error, traceback)
+            self._loop.call(self._original.__aexit__, *raised)
 
     def __iter__(self) -> Iterator[ReadMessage]:
-        next_messages = self._original.next_messages
-        while messages := self._loop.call(next_messages):  # many at a time: a hop between threads costs 50 us
+        while messages := self._loop.call(
+            self._original.next_messages
+        ):  # many at a time: a hop between threads costs 50 us
             yield from messages
 
     def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:
@@ -231,10 +224,8 @@ class SyncNode(Blocking):
         self._loop.check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._loop.close(kind, error, traceback)
+    def __exit__(self, *raised: object) -> None:
+        self._loop.close(*raised)
 
 
 def open_node(

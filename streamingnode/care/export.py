@@ -271,4 +271,4 @@ class _Export:
             on_loss=partial(self._losses.add, info.name) if self._losses.salvage else None,
         )
         cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)
-        return read_rows(source, base).cast(arrow_schema(info))
+        return read_rows(source).cast(arrow_schema(info))

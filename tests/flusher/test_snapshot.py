@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flusher.directory import NodeDirectory, file_paths, manifest_path
-from flusher.manifest import NO_CHECKPOINT, decode_manifest
+from flusher.manifest import decode_manifest
 from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
 from interceptors.shard.state import ShardState
 from scanner.deliver_policy import DeliverPolicy
@@ -172,7 +172,7 @@ def test_cut_given_up_while_its_files_are_read_is_no_damage(tmp_path: Path, monk
 
         monkeypatch.setattr(NodeDirectory, "read", read_late)
         with pytest.raises(Truncated):
-            read_rows(source, NO_CHECKPOINT)
+            read_rows(source)
 
     anyio.run(main)
 
@@ -195,7 +195,7 @@ def test_cut_of_others_given_up_while_manifests_are_read_refuses_nothing(
             return read(directory, path, **bounds)
 
         monkeypatch.setattr(NodeDirectory, "read", read_late)
-        assert read_rows(source, NO_CHECKPOINT).num_rows == 1
+        assert read_rows(source).num_rows == 1
 
     anyio.run(main)
 
