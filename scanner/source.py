@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from scanner.deliver_policy import DeliverPolicy, Start
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed, Truncated
-from wal.live_tail import Evicted, LiveTail, TailRead, TailReader
+from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.measure import Histogram
 from wal.message import LogEntry
@@ -219,6 +219,13 @@ async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
 # --- its entries ------------------------------------------------------------------------------------------------------
 
 
+class Read(NamedTuple):
+    """Entries in order, possibly none, and the tick up to which the reader has now seen everything."""
+
+    entries: list[LogEntry]
+    confirmed_tick: int
+
+
 class EntrySource:
     """Every entry of a log from a position on, once, in order; used by one task at a time.
 
@@ -233,59 +240,66 @@ class EntrySource:
         self._position = position
         self._read_bytes = read_bytes
         self._closing = closing
-        self._tailing: TailReader | None = None
+        self.tailing = False
+        """Whether the next entries come from the live tail."""
+        self._confirmed_tick = 0
         self._reading: asyncio.Task[list[LogEntry]] | None = None
         self._growing: asyncio.Task[None] | None = None
 
-    @property
-    def tailing(self) -> bool:
-        """Whether the next entries come from the live tail."""
-        return self._tailing is not None
-
-    async def next(self) -> TailRead:
+    async def next(self) -> Read:
         """Wait for the next entries, or an idle tick, and return them. Cancelling loses nothing.
 
         Raises `Corrupt` and `Truncated` as the log does, `OnShutdown` when the scanner or the tail is closed.
         """
+        if self.tailing:
+            # A reader that always finds something would keep the loop from the writer and from everyone else.
+            await asyncio.sleep(0)
+        tail = self._tail
         while True:
-            if self._tailing is not None:
-                try:
-                    return await self._read_tail(self._tailing)
-                except Evicted:
-                    self._position, self._tailing = self._tailing.position, None
-            elif self._growing is not None:
+            self._closing.check_open()
+            if self._growing is not None:
                 growing = self._growing
                 await self._closing.wait(growing)
                 self._growing = None
                 growing.result()
-            elif not self._switch_to_tail():
+            elif tail is not None and self._switch_to(tail):
+                if (read := self._read_tail(tail)) is not None:
+                    return read
+                if tail.closed:
+                    raise OnShutdown("the log is closing")
+                await tail.changed.wait()
+            else:
                 entries = await self._read_log()
                 if entries:
-                    return TailRead(entries, entries[-1].time_tick)
+                    return Read(entries, entries[-1].time_tick)
                 growth = self._reads.log.wait_beyond(self._position - 1)
                 self._growing = asyncio.get_running_loop().create_task(growth)
 
     def close(self) -> None:
-        """Give up what is read ahead, and end a wait in `next`."""
+        """Give up what is read ahead, and have a wait in `next` look whether the scanner is closed."""
         self._stop_reading()
         self._closing.abandon(self._growing)
         self._growing = None
-        if self._tailing is not None:
-            self._tailing.close()
+        if self._tail is not None:
+            self._tail.changed.wake()
 
-    def _switch_to_tail(self) -> bool:
-        """Go on with the live tail, if it has everything from the position on."""
-        self._tailing = None if self._tail is None else self._tail.open_reader(self._position)
-        if self._tailing is None:
-            return False
-        self._stop_reading()
-        return True
+    def _switch_to(self, tail: LiveTail) -> bool:
+        """Go on with the live tail if it has everything from the position on, and with the log if not."""
+        self.tailing = self._position >= tail.first_position
+        if self.tailing:
+            self._stop_reading()
+        return self.tailing
 
-    async def _read_tail(self, tailing: TailReader) -> TailRead:
-        if tailing.ready:
-            # A reader that always finds something would keep the loop from the writer and from everyone else.
-            await asyncio.sleep(0)
-        return await tailing.next(bytes_max=self._read_bytes)
+    def _read_tail(self, tail: LiveTail) -> Read | None:
+        """Return what the tail has and this reader has not seen, None when that is nothing."""
+        entries = tail.read(self._position, bytes_max=self._read_bytes)
+        if entries:
+            self._position = entries[-1].last_position + 1
+        tick = tail.confirmed_tick if self._position >= tail.next_position else entries[-1].time_tick
+        if not entries and tick <= self._confirmed_tick:
+            return None
+        self._confirmed_tick = tick
+        return Read(entries, tick)
 
     async def _read_log(self) -> list[LogEntry]:
         """Return the next synced entries, none at the end of the log."""
