@@ -16,6 +16,7 @@ from wal.log import Log
 from wal.measure import Histogram
 from wal.message import LogEntry
 from wal.position import FIRST_POSITION, MessageId, message_id_kind
+from wal.runtime import mark_heard
 
 T = TypeVar("T")
 
@@ -36,7 +37,6 @@ class Closing:
     async def wait(self, task: asyncio.Task[T]) -> None:
         """Return when the task is done. Cancelling the caller leaves the task running. Raises `OnShutdown` once closed."""
         if not task.done():
-            self.check_open()
             await asyncio.wait((task, self.closed), return_when=asyncio.FIRST_COMPLETED)
         self.check_open()
 
@@ -44,7 +44,8 @@ class Closing:
         """Cancel a task whose result nobody wants any more, its failure included."""
         if task is not None:
             self._abandoned.add(task)
-            task.add_done_callback(self._forget)
+            task.add_done_callback(self._abandoned.discard)
+            task.add_done_callback(mark_heard)
             task.cancel()
 
     async def close(self) -> None:
@@ -53,11 +54,6 @@ class Closing:
             self.closed.set_result(None)
         if self._abandoned:
             await asyncio.wait(self._abandoned)
-
-    def _forget(self, task: asyncio.Future[Any]) -> None:
-        self._abandoned.discard(task)
-        if not task.cancelled():
-            task.exception()  # read, so that asyncio does not complain
 
 
 # --- reads of the log -------------------------------------------------------------------------------------------------
@@ -244,7 +240,6 @@ class EntrySource:
         """Whether the next entries come from the live tail."""
         self._confirmed_tick = 0
         self._reading: asyncio.Task[list[LogEntry]] | None = None
-        self._growing: asyncio.Task[None] | None = None
 
     async def next(self) -> Read:
         """Wait for the next entries, or an idle tick, and return them. Cancelling loses nothing.
@@ -257,29 +252,18 @@ class EntrySource:
         tail = self._tail
         while True:
             self._closing.check_open()
-            if self._growing is not None:
-                growing = self._growing
-                await self._closing.wait(growing)
-                self._growing = None
-                growing.result()
-            elif tail is not None and self._switch_to(tail):
-                if (read := self._read_tail(tail)) is not None:
-                    return read
-                if tail.closed:
-                    raise OnShutdown("the log is closing")
-                await tail.changed.wait()
-            else:
+            if tail is None or not self._switch_to(tail):
                 entries = await self._read_log()
-                if entries:
-                    return Read(entries, entries[-1].time_tick)
-                growth = self._reads.log.wait_beyond(self._position - 1)
-                self._growing = asyncio.get_running_loop().create_task(growth)
+                return Read(entries, entries[-1].time_tick)
+            if (read := self._read_tail(tail)) is not None:
+                return read
+            if tail.closed:
+                raise OnShutdown("the log is closing")
+            await tail.changed.wait()
 
     def close(self) -> None:
         """Give up what is read ahead, and have a wait in `next` look whether the scanner is closed."""
         self._stop_reading()
-        self._closing.abandon(self._growing)
-        self._growing = None
         if self._tail is not None:
             self._tail.changed.wake()
 
@@ -302,20 +286,25 @@ class EntrySource:
         return Read(entries, tick)
 
     async def _read_log(self) -> list[LogEntry]:
-        """Return the next synced entries, none at the end of the log."""
-        reading = self._reading = self._reading or self._read_ahead()
+        """Wait for the next synced entries, and have those after them read ahead."""
+        reading = self._reading = self._reading or self._start_reading()
         await self._closing.wait(reading)
         self._reading = None
         entries = reading.result()
-        if entries:
-            self._position = entries[-1].last_position + 1
-            if self._position <= self._reads.log.durable_position:
-                self._reading = self._read_ahead()
+        self._position = entries[-1].last_position + 1
+        if self._position <= self._reads.log.durable_position:
+            self._reading = self._start_reading()
         return entries
 
-    def _read_ahead(self) -> asyncio.Task[list[LogEntry]]:
-        read = self._reads.read(self._position, bytes_max=self._read_bytes)
-        return asyncio.get_running_loop().create_task(read)
+    def _start_reading(self) -> asyncio.Task[list[LogEntry]]:
+        position, reads = self._position, self._reads
+
+        async def read() -> list[LogEntry]:
+            while not (entries := await reads.read(position, bytes_max=self._read_bytes)):
+                await reads.log.wait_beyond(position - 1)
+            return entries
+
+        return asyncio.get_running_loop().create_task(read())
 
     def _stop_reading(self) -> None:
         self._closing.abandon(self._reading)
