@@ -6,25 +6,17 @@ from wal.errors import InvalidArgument, StreamingNodeError
 class AlreadyExists(StreamingNodeError):
     """The name is taken, or taken by something with another definition."""
 
-    code = "ALREADY_EXISTS"
-
 
 class CollectionNotFound(StreamingNodeError):
     """No live collection has this name."""
-
-    code = "COLLECTION_NOT_FOUND"
 
 
 class PartitionNotFound(StreamingNodeError):
     """No live partition of the collection has this name."""
 
-    code = "PARTITION_NOT_FOUND"
-
 
 class SchemaMismatch(InvalidArgument):
     """Rows do not fit the collection's schema, or were made for another version of it; may name column and row."""
-
-    code = "SCHEMA_MISMATCH"
 
     def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
         self.column, self.row = column, row
@@ -34,19 +26,14 @@ class SchemaMismatch(InvalidArgument):
 class TransactionExpired(StreamingNodeError):
     """The transaction is gone: expired, too large, unknown, or ended by a schema change; none of its rows will appear."""
 
-    code = "TRANSACTION_EXPIRED"
-
 
 class InvalidTransactionState(StreamingNodeError):
     """The transaction has already ended, or is ending."""
-
-    code = "INVALID_TRANSACTION_STATE"
 
 
 class ProducerFenced(StreamingNodeError):
     """The producer was opened again or deleted since: the older one writes no more; the call did nothing."""
 
-    code = "PRODUCER_FENCED"
     decides = False
 
     def __init__(self, epoch: int, newer_epoch: int | None) -> None:
@@ -60,7 +47,6 @@ class ProducerFenced(StreamingNodeError):
 class SequenceTooOld(StreamingNodeError):
     """The write is older than what is remembered of its producer: it may be in the log, or not; the call did nothing."""
 
-    code = "SEQUENCE_TOO_OLD"
     decides = False
 
     def __init__(self, sequence: int, oldest: int) -> None:

@@ -12,7 +12,6 @@ from wal.timetick import tick_given
 class ReaderBusy(StreamingNodeError):
     """Another reader is already open under this name."""
 
-    code = "READER_BUSY"
     retryable = "yes"
 
 

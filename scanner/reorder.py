@@ -22,13 +22,10 @@ class ReorderBuffer:
         self._entries: dict[int, LogEntry] = {}
         self.last_tick = 0
 
-    def push(self, entry: LogEntry) -> bool:
-        """Take an entry; returns False when it is refused: here already, or too late to be delivered in order."""
-        tick = entry.time_tick
-        if tick <= self.last_tick or tick in self._entries:
-            return False
-        self._entries[tick] = entry
-        return True
+    def push(self, entry: LogEntry) -> None:
+        """Take an entry, unless it is here already, or too late to be delivered in order."""
+        if entry.time_tick > self.last_tick:
+            self._entries.setdefault(entry.time_tick, entry)
 
     def pop_until(self, tick: int) -> list[LogEntry]:
         """Return the entries at or below a confirmed tick, ascending; a tick that is no news is ignored."""

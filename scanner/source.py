@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from scanner.deliver_policy import DeliverPolicy, Start
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed, Truncated
-from wal.live_tail import Evicted, LiveTail, TailRead, TailReader
+from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.measure import Histogram
 from wal.message import LogEntry
 from wal.position import FIRST_POSITION, MessageId, message_id_kind
+from wal.runtime import mark_heard
 
 T = TypeVar("T")
 
@@ -36,7 +37,6 @@ class Closing:
     async def wait(self, task: asyncio.Task[T]) -> None:
         """Return when the task is done. Cancelling the caller leaves the task running. Raises `OnShutdown` once closed."""
         if not task.done():
-            self.check_open()
             await asyncio.wait((task, self.closed), return_when=asyncio.FIRST_COMPLETED)
         self.check_open()
 
@@ -44,7 +44,8 @@ class Closing:
         """Cancel a task whose result nobody wants any more, its failure included."""
         if task is not None:
             self._abandoned.add(task)
-            task.add_done_callback(self._forget)
+            task.add_done_callback(self._abandoned.discard)
+            task.add_done_callback(mark_heard)
             task.cancel()
 
     async def close(self) -> None:
@@ -53,11 +54,6 @@ class Closing:
             self.closed.set_result(None)
         if self._abandoned:
             await asyncio.wait(self._abandoned)
-
-    def _forget(self, task: asyncio.Future[Any]) -> None:
-        self._abandoned.discard(task)
-        if not task.cancelled():
-            task.exception()  # read, so that asyncio does not complain
 
 
 # --- reads of the log -------------------------------------------------------------------------------------------------
@@ -219,6 +215,13 @@ async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
 # --- its entries ------------------------------------------------------------------------------------------------------
 
 
+class Read(NamedTuple):
+    """Entries in order, possibly none, and the tick up to which the reader has now seen everything."""
+
+    entries: list[LogEntry]
+    confirmed_tick: int
+
+
 class EntrySource:
     """Every entry of a log from a position on, once, in order; used by one task at a time.
 
@@ -233,75 +236,75 @@ class EntrySource:
         self._position = position
         self._read_bytes = read_bytes
         self._closing = closing
-        self._tailing: TailReader | None = None
-        self._reading: asyncio.Task[list[LogEntry]] | None = None
-        self._growing: asyncio.Task[None] | None = None
-
-    @property
-    def tailing(self) -> bool:
+        self.tailing = False
         """Whether the next entries come from the live tail."""
-        return self._tailing is not None
+        self._confirmed_tick = 0
+        self._reading: asyncio.Task[list[LogEntry]] | None = None
 
-    async def next(self) -> TailRead:
+    async def next(self) -> Read:
         """Wait for the next entries, or an idle tick, and return them. Cancelling loses nothing.
 
         Raises `Corrupt` and `Truncated` as the log does, `OnShutdown` when the scanner or the tail is closed.
         """
-        while True:
-            if self._tailing is not None:
-                try:
-                    return await self._read_tail(self._tailing)
-                except Evicted:
-                    self._position, self._tailing = self._tailing.position, None
-            elif self._growing is not None:
-                growing = self._growing
-                await self._closing.wait(growing)
-                self._growing = None
-                growing.result()
-            elif not self._switch_to_tail():
-                entries = await self._read_log()
-                if entries:
-                    return TailRead(entries, entries[-1].time_tick)
-                growth = self._reads.log.wait_beyond(self._position - 1)
-                self._growing = asyncio.get_running_loop().create_task(growth)
-
-    def close(self) -> None:
-        """Give up what is read ahead, and end a wait in `next`."""
-        self._stop_reading()
-        self._closing.abandon(self._growing)
-        self._growing = None
-        if self._tailing is not None:
-            self._tailing.close()
-
-    def _switch_to_tail(self) -> bool:
-        """Go on with the live tail, if it has everything from the position on."""
-        self._tailing = None if self._tail is None else self._tail.open_reader(self._position)
-        if self._tailing is None:
-            return False
-        self._stop_reading()
-        return True
-
-    async def _read_tail(self, tailing: TailReader) -> TailRead:
-        if tailing.ready:
+        if self.tailing:
             # A reader that always finds something would keep the loop from the writer and from everyone else.
             await asyncio.sleep(0)
-        return await tailing.next(bytes_max=self._read_bytes)
+        tail = self._tail
+        while True:
+            self._closing.check_open()
+            if tail is None or not self._switch_to(tail):
+                entries = await self._read_log()
+                return Read(entries, entries[-1].time_tick)
+            if (read := self._read_tail(tail)) is not None:
+                return read
+            if tail.closed:
+                raise OnShutdown("the log is closing")
+            await tail.changed.wait()
+
+    def close(self) -> None:
+        """Give up what is read ahead, and have a wait in `next` look whether the scanner is closed."""
+        self._stop_reading()
+        if self._tail is not None:
+            self._tail.changed.wake()
+
+    def _switch_to(self, tail: LiveTail) -> bool:
+        """Go on with the live tail if it has everything from the position on, and with the log if not."""
+        self.tailing = self._position >= tail.first_position
+        if self.tailing:
+            self._stop_reading()
+        return self.tailing
+
+    def _read_tail(self, tail: LiveTail) -> Read | None:
+        """Return what the tail has and this reader has not seen, None when that is nothing."""
+        entries = tail.read(self._position, bytes_max=self._read_bytes)
+        if entries:
+            self._position = entries[-1].last_position + 1
+        tick = tail.confirmed_tick if self._position >= tail.next_position else entries[-1].time_tick
+        if not entries and tick <= self._confirmed_tick:
+            return None
+        self._confirmed_tick = tick
+        return Read(entries, tick)
 
     async def _read_log(self) -> list[LogEntry]:
-        """Return the next synced entries, none at the end of the log."""
-        reading = self._reading = self._reading or self._read_ahead()
+        """Wait for the next synced entries, and have those after them read ahead."""
+        reading = self._reading = self._reading or self._start_reading()
         await self._closing.wait(reading)
         self._reading = None
         entries = reading.result()
-        if entries:
-            self._position = entries[-1].last_position + 1
-            if self._position <= self._reads.log.durable_position:
-                self._reading = self._read_ahead()
+        self._position = entries[-1].last_position + 1
+        if self._position <= self._reads.log.durable_position:
+            self._reading = self._start_reading()
         return entries
 
-    def _read_ahead(self) -> asyncio.Task[list[LogEntry]]:
-        read = self._reads.read(self._position, bytes_max=self._read_bytes)
-        return asyncio.get_running_loop().create_task(read)
+    def _start_reading(self) -> asyncio.Task[list[LogEntry]]:
+        position, reads = self._position, self._reads
+
+        async def read() -> list[LogEntry]:
+            while not (entries := await reads.read(position, bytes_max=self._read_bytes)):
+                await reads.log.wait_beyond(position - 1)
+            return entries
+
+        return asyncio.get_running_loop().create_task(read())
 
     def _stop_reading(self) -> None:
         self._closing.abandon(self._reading)

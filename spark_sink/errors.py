@@ -11,7 +11,6 @@ def install(extra: str) -> str:
 class PackageMissing(StreamingNodeError):
     """A package is not installed, or is not only ours: then `other` says whose. Nothing was started."""
 
-    code = "PACKAGE_MISSING"
     exit_code = 3
 
     def __init__(self, package: str, extra: str = "", *, other: str = "") -> None:
@@ -30,7 +29,6 @@ class PackageMissing(StreamingNodeError):
 class JavaNotFound(StreamingNodeError):
     """Spark needs a Java runtime and none on this machine will do; nothing was started."""
 
-    code = "JAVA_NOT_FOUND"
     exit_code = 3
 
     def __init__(self, tried: list[str]) -> None:
@@ -42,12 +40,10 @@ class JavaNotFound(StreamingNodeError):
 class SparkLost(StreamingNodeError):
     """The Java process of Spark ended under its caller; nothing is half done."""
 
-    code = "SPARK_LOST"
     retryable = "yes"
 
 
 class TableAhead(StreamingNodeError):
     """A table holds cuts that its node never made: the node was restored from an older copy; the table was left alone."""
 
-    code = "TABLE_AHEAD"
     exit_code = 3

@@ -43,14 +43,15 @@ async def compose(
     closing: AsyncExitStack,
     *,
     now_ms: Callable[[], int] = unix_ms,
-    elapsed_ms: Callable[[], int] | None = elapsed_ms,
+    elapsed_ms: Callable[[], int] = elapsed_ms,
     observer: AppendObserver | None = None,
 ) -> Node:
     """Open the node at `path` (None: in memory); `closing` closes what is open, also when this raises.
 
+    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed.
+
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
-    done again from the log), and the directory is synced and released last. `elapsed_ms` tells a leap of the clock `now_ms`
-    from time that passed; None: every leap is followed.
+    done again from the log), and the directory is synced and released last.
     """
     if path is not None:
         await anyio.to_thread.run_sync(assert_sole_owner)
@@ -88,7 +89,7 @@ async def compose(
         tail=channel.tail,
         options=config.flush,
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
-        elapsed_ms=elapsed_ms or now_ms,
+        elapsed_ms=elapsed_ms,
         reader_floor=lambda: readers.lease(PCHANNEL, live=channel.live_ids()),
         on_kept_tick=lambda tick: channel.shards.state.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
         save_producers=channel.save_producers,
@@ -124,7 +125,7 @@ async def _files_directory(path: Path | None, config: NodeConfig, closing: Async
 
 
 def _tick_allocator(
-    store: LogStore, log: Log, now_ms: Callable[[], int], elapsed_ms: Callable[[], int] | None
+    store: LogStore, log: Log, now_ms: Callable[[], int], elapsed_ms: Callable[[], int]
 ) -> TickAllocator:
     """Return an allocator above everything an earlier term wrote or gave to a reader."""
 
@@ -132,7 +133,7 @@ def _tick_allocator(
         _log.warning("clock_leap_not_followed", ahead_s=ahead_ms // 1000)
 
     above = max(store.promised_tick, log.last_tick)
-    ticks = TickAllocator(now_ms, elapsed_ms or now_ms, above=above, on_leap=tell_leap)
+    ticks = TickAllocator(now_ms, elapsed_ms, above=above, on_leap=tell_leap)
     if ticks.ahead_ms > AHEAD_MS_MAX:
         until = tick_to_time(ticks.last).isoformat(timespec="seconds")
         _log.warning("ticks_ahead_of_clock", ahead_s=ticks.ahead_ms // 1000, until=until)

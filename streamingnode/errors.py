@@ -36,5 +36,3 @@ from wal.errors import UnsupportedFormat as UnsupportedFormat
 
 class DeadlineExceeded(Indeterminate, TimeoutError):
     """The caller's deadline passed before the outcome was known: the call may still take effect, or not."""
-
-    code = "DEADLINE_EXCEEDED"

@@ -111,6 +111,8 @@ class OpenNode:
         opening = anyio.CancelScope()
         try:  # in a task of its own, so that nothing of the caller's is held until the node closes
             await outlast(self._open_parts(opening), on_cancel=opening.cancel)
+        except GeneratorExit:  # thrown away after its event loop: nothing can be awaited
+            raise
         except BaseException:
             await outlast(self._parts.aclose())
             raise

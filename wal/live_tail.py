@@ -1,26 +1,13 @@
 """The live tail of a log: what was just confirmed, handed to every tailing reader without touching the disk."""
 
-import asyncio
 from bisect import bisect_left
-from typing import NamedTuple
 
-from wal.errors import OnShutdown
 from wal.message import LogEntry
 from wal.position import FIRST_POSITION
+from wal.queue import Signal
 
 CAPACITY_BYTES = 64 << 20
 """Entries kept for tailing readers: what a reader may be behind before it goes back to the disk."""
-
-
-class Evicted(Exception):
-    """What the reader asks for is no longer in memory; it is in the log."""
-
-
-class TailRead(NamedTuple):
-    """Entries in order, possibly none, and the tick up to which the reader has now seen everything."""
-
-    entries: list[LogEntry]
-    confirmed_tick: int
 
 
 class LiveTail:
@@ -35,8 +22,8 @@ class LiveTail:
         self._entries: dict[int, LogEntry] = {}
         """By running numbers from `_first` on: evicting one moves none of the others."""
         self._first = 0
-        self.sleepers: dict[asyncio.Event, None] = {}
-        """Set when something is published, or the tail is closed; each is a reader's own."""
+        self.changed = Signal()
+        """Wakes the readers when something is published, or the tail is closed."""
         self.closed = False
         self.size_bytes = 0
         """Stored size of the entries in memory."""
@@ -62,7 +49,7 @@ class LiveTail:
         self.size_bytes = 0
         self.first_position = self.next_position = next_position
         self.confirmed_tick = confirmed_tick
-        self._wake()
+        self.changed.wake()
 
     def append(self, entry: LogEntry) -> None:
         """Publish a confirmed entry; ticks ascend, positions are dense. Never waits, never fails for a reader's sake."""
@@ -77,22 +64,19 @@ class LiveTail:
             self._first += 1
             self.size_bytes -= oldest.size_bytes
             self.first_position = oldest.last_position + 1
-        self._wake()
+        self.changed.wake()
 
     def advance(self, tick: int) -> None:
         """Publish an idle tick: everything at or below it has been published. It takes no space."""
         self.confirmed_tick = max(self.confirmed_tick, tick)
-        self._wake()
+        self.changed.wake()
 
-    def snapshot_from(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        """Return the entries from the one that holds `position`, up to the one that reaches `bytes_max`.
+    def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
+        """Return the entries from the one that holds `position`, up to the one that reaches `bytes_max`; none at the end.
 
-        Empty at or past the end. Raises `Evicted` below `first_position`.
+        What lies below `first_position` is only in the log any more, and must not be asked for.
         """
-        if position < self.first_position:
-            raise Evicted
-        if position >= self.next_position:
-            return []
+        assert position >= self.first_position, "evicted"
         numbers = range(self._first, self._first + len(self._entries))
         taken: list[LogEntry] = []
         size_bytes = 0
@@ -104,66 +88,7 @@ class LiveTail:
                 break
         return taken
 
-    def open_reader(self, position: int) -> "TailReader | None":
-        """Return a reader of everything from `position` on, past the end too, or None when that is not in memory."""
-        return TailReader(self, position) if position >= self.first_position else None
-
     def close(self) -> None:
-        """Release every sleeping reader with `OnShutdown`; idempotent."""
+        """Publish nothing more, and send every waiting reader away; idempotent."""
         self.closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        for sleeper in self.sleepers:
-            sleeper.set()
-
-
-class TailReader:
-    """One reader's place in the live tail; used by one task at a time."""
-
-    __slots__ = ("_awake", "_closed", "_tail", "_tick", "position")
-
-    def __init__(self, tail: LiveTail, position: int) -> None:
-        self._tail = tail
-        self._tick = 0
-        self.position = position
-        """Of the next message this reader gets."""
-        self._closed = False
-        self._awake = asyncio.Event()
-
-    @property
-    def ready(self) -> bool:
-        """Whether `next` has something to return, or to raise, at once."""
-        tail = self._tail
-        return self._closed or self.position < tail.next_position or self._tick < tail.confirmed_tick
-
-    async def next(self, *, bytes_max: int) -> TailRead:
-        """Wait for the next entries, or for an idle tick, and return them.
-
-        Returns about `bytes_max` of entries at most, one entry at least when there is one. Cancelling loses nothing.
-        Raises `Evicted` when the reader was too slow, `OnShutdown` when the tail or the reader is closed.
-        """
-        tail = self._tail
-        while True:
-            if self._closed:
-                raise OnShutdown("the reader is closed")
-            entries = tail.snapshot_from(self.position, bytes_max=bytes_max)
-            if entries:
-                self.position = entries[-1].last_position + 1
-            tick = tail.confirmed_tick if self.position >= tail.next_position else entries[-1].time_tick
-            if entries or tick > self._tick:
-                self._tick = tick
-                return TailRead(entries, tick)
-            if tail.closed:
-                raise OnShutdown("the log is closing")
-            self._awake.clear()
-            tail.sleepers[self._awake] = None
-            try:
-                await self._awake.wait()
-            finally:
-                tail.sleepers.pop(self._awake, None)
-
-    def close(self) -> None:
-        """End the reader; a task that waits in `next` gets `OnShutdown`. Other readers sleep on."""
-        self._closed = True
-        self._awake.set()
+        self.changed.wake()

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 
 from wal.errors import InvalidArgument, shown
 
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 FIRST_POSITION = 1
 """Of the first message of a log; a log that begins above it was truncated."""
 POSITION_MAX = (1 << 63) - 1
@@ -25,11 +25,7 @@ class MessageId:
     wal_name: ClassVar[str] = ""
 
     def __str__(self) -> str:
-        rest, digits = self.position, ""
-        while rest > 0 or not digits:
-            rest, digit = divmod(rest, 36)
-            digits = _DIGITS[digit] + digits
-        return f"{self.wal_name}/{digits}"
+        return f"{self.wal_name}/{np.base_repr(self.position, 36).lower()}"
 
 
 class RocksMessageId(MessageId):

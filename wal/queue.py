@@ -92,7 +92,6 @@ class PendingBytes:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
         self.rows, self.appends = Budget(bytes_max // 4), Budget(bytes_max // 4)
         self.transactions = Budget(bytes_max // 2)
 

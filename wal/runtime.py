@@ -49,7 +49,7 @@ async def outlast(work: Coroutine[Any, Any, T] | asyncio.Task[T], *, on_cancel: 
             while not task.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait((task,))
-        _mark_heard(task)  # the cancellation is what the caller gets
+        mark_heard(task)  # the cancellation is what the caller gets
         raise
     return task.result()
 
@@ -59,12 +59,12 @@ async def carry_on(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.get_running_loop().create_task(work)
     _going_on.add(task)
     task.add_done_callback(_going_on.discard)
-    task.add_done_callback(_mark_heard)  # there may be nobody left who listens
+    task.add_done_callback(mark_heard)  # there may be nobody left who listens
     await asyncio.wait((task,))
     return task.result()
 
 
-def _mark_heard(task: asyncio.Task[Any]) -> None:
+def mark_heard(task: asyncio.Task[Any]) -> None:
     """Keep asyncio from logging an exception that nobody asked for."""
     if not task.cancelled():
         task.exception()

@@ -1,14 +1,17 @@
 """The live tail wakes its readers, never waits for them, and tells them when they were too slow."""
 
 import asyncio
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scanner.source import Closing, EntrySource, LogReads, Read
 from tests.scanner.journal import frozen, insert
 from wal.errors import OnShutdown
-from wal.live_tail import Evicted, LiveTail, TailRead, TailReader
+from wal.live_tail import LiveTail
+from wal.log import Log
 from wal.message import LogEntry
 
 pytestmark = pytest.mark.anyio
@@ -16,22 +19,32 @@ pytestmark = pytest.mark.anyio
 PLENTY = 1 << 20
 
 
+class BackToLog(Exception):
+    """What the reader wants is not in the tail; carries the position."""
+
+
+class OtherLog:
+    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
+        raise BackToLog(position)
+
+
 def entry(position: int, *, size_bytes: int = 10) -> LogEntry:
     """Return the entry at `position`, with the tick 100 times that."""
     return frozen([insert()], 100 * position, position, size_bytes=size_bytes)
 
 
-def reader_at(tail: LiveTail, position: int) -> TailReader:
-    reader = tail.open_reader(position)
-    assert reader is not None
-    return reader
+def reader_at(
+    tail: LiveTail, position: int, *, read_bytes: int = PLENTY, closing: Closing | None = None
+) -> EntrySource:
+    reads = LogReads(cast("Log", OtherLog()))
+    return EntrySource(reads, tail, position, read_bytes=read_bytes, closing=closing or Closing("reader"))
 
 
-def positions(read: TailRead) -> list[int]:
+def positions(read: Read) -> list[int]:
     return [each.first_position for each in read.entries]
 
 
-async def asleep(task: "asyncio.Task[TailRead]") -> bool:
+async def asleep(task: "asyncio.Task[Read]") -> bool:
     for _ in range(5):
         await asyncio.sleep(0)
     return not task.done()
@@ -41,13 +54,13 @@ async def test_a_reader_gets_what_is_there_without_waiting() -> None:
     tail = LiveTail()
     tail.append(entry(1))
     tail.append(entry(2))
-    read = await reader_at(tail, 1).next(bytes_max=PLENTY)
+    read = await reader_at(tail, 1).next()
     assert (positions(read), read.confirmed_tick) == ([1, 2], 200)
 
 
 async def test_a_sleeping_reader_is_woken_by_an_append() -> None:
     tail = LiveTail()
-    task = asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY))
+    task = asyncio.create_task(reader_at(tail, 1).next())
     assert await asleep(task)
     tail.append(entry(1))
     assert positions(await task) == [1]
@@ -58,8 +71,8 @@ async def test_a_reader_of_an_idle_tail_gets_the_newest_tick_only() -> None:
     reader = reader_at(tail, 1)
     for tick in (10, 20, 30):
         tail.advance(tick)
-    assert await reader.next(bytes_max=PLENTY) == ([], 30)
-    task = asyncio.create_task(reader.next(bytes_max=PLENTY))
+    assert await reader.next() == ([], 30)
+    task = asyncio.create_task(reader.next())
     assert await asleep(task)
     tail.advance(40)
     assert await task == ([], 40)
@@ -70,7 +83,7 @@ async def test_an_idle_tick_rides_on_the_last_entries() -> None:
     tail.append(entry(1))
     tail.advance(150)
     reader = reader_at(tail, 1)
-    assert (await reader.next(bytes_max=PLENTY)).confirmed_tick == 150
+    assert (await reader.next()).confirmed_tick == 150
 
 
 async def test_a_read_that_stops_at_its_bound_confirms_only_what_it_has() -> None:
@@ -78,9 +91,9 @@ async def test_a_read_that_stops_at_its_bound_confirms_only_what_it_has() -> Non
     tail.append(entry(1))
     tail.append(entry(2))
     tail.advance(999)
-    reader = reader_at(tail, 1)
-    first = await reader.next(bytes_max=1)
-    second = await reader.next(bytes_max=1)
+    reader = reader_at(tail, 1, read_bytes=1)
+    first = await reader.next()
+    second = await reader.next()
     assert (positions(first), first.confirmed_tick) == ([1], 100)
     assert (positions(second), second.confirmed_tick) == ([2], 999)
 
@@ -89,9 +102,11 @@ async def test_entries_of_several_messages_are_handed_out_once() -> None:
     tail = LiveTail()
     for position in (1, 4, 7):
         tail.append(frozen([insert(), insert(), insert()], 100 * position, position))
-    reader = reader_at(tail, 1)
-    assert [positions(await reader.next(bytes_max=1)) for _ in range(3)] == [[1], [4], [7]]
-    assert not reader.ready
+    reader = reader_at(tail, 1, read_bytes=1)
+    assert [positions(await reader.next()) for _ in range(3)] == [[1], [4], [7]]
+    reading = asyncio.create_task(reader.next())
+    assert await asleep(reading)
+    reading.cancel()
 
 
 async def test_a_reader_that_was_too_slow_is_evicted() -> None:
@@ -99,45 +114,36 @@ async def test_a_reader_that_was_too_slow_is_evicted() -> None:
     reader = reader_at(tail, 1)
     for position in range(1, 6):
         tail.append(entry(position))
-    with pytest.raises(Evicted):
-        await reader.next(bytes_max=PLENTY)
-    assert reader.position == 1, "it knows where to go on"
-
-
-async def test_a_position_that_is_gone_opens_no_reader() -> None:
-    tail = LiveTail(capacity_bytes=25)
-    for position in range(1, 6):
-        tail.append(entry(position))
-    assert tail.open_reader(3) is None
-    assert tail.open_reader(4) is not None
+    with pytest.raises(BackToLog, match="1"):
+        await reader.next()
 
 
 async def test_a_reader_past_the_end_sleeps_until_the_tail_gets_there() -> None:
     tail = LiveTail()
     reader = reader_at(tail, 3)
     tail.append(entry(1))
-    assert await reader.next(bytes_max=PLENTY) == ([], 100)
+    assert await reader.next() == ([], 100)
     tail.append(entry(2))
-    assert await reader.next(bytes_max=PLENTY) == ([], 200)
+    assert await reader.next() == ([], 200)
     tail.append(entry(3))
-    assert positions(await reader.next(bytes_max=PLENTY)) == [3]
+    assert positions(await reader.next()) == [3]
 
 
 async def test_a_cancelled_wait_loses_nothing() -> None:
     tail = LiveTail()
     reader = reader_at(tail, 1)
-    task = asyncio.create_task(reader.next(bytes_max=PLENTY))
+    task = asyncio.create_task(reader.next())
     assert await asleep(task)
     tail.append(entry(1))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert positions(await reader.next(bytes_max=PLENTY)) == [1]
+    assert positions(await reader.next()) == [1]
 
 
 async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
     tail = LiveTail()
-    first, second = (asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY)) for _ in range(2))
+    first, second = (asyncio.create_task(reader_at(tail, 1).next()) for _ in range(2))
     assert await asleep(first)
     first.cancel()
     assert await asleep(second)
@@ -147,7 +153,7 @@ async def test_cancelling_one_reader_leaves_the_others_asleep() -> None:
 
 async def test_closing_the_tail_releases_everyone() -> None:
     tail = LiveTail()
-    reading = asyncio.create_task(reader_at(tail, 1).next(bytes_max=PLENTY))
+    reading = asyncio.create_task(reader_at(tail, 1).next())
     assert await asleep(reading)
     tail.close()
     tail.close()
@@ -160,20 +166,18 @@ async def test_what_was_published_before_the_close_can_still_be_read() -> None:
     tail.append(entry(1))
     tail.close()
     reader = reader_at(tail, 1)
-    assert positions(await reader.next(bytes_max=PLENTY)) == [1]
+    assert positions(await reader.next()) == [1]
     with pytest.raises(OnShutdown):
-        await reader.next(bytes_max=PLENTY)
+        await reader.next()
 
 
 async def test_closing_a_reader_ends_its_wait_only() -> None:
-    tail = LiveTail()
-    mine, other = reader_at(tail, 1), reader_at(tail, 1)
-    reading, others = (
-        asyncio.create_task(mine.next(bytes_max=PLENTY)),
-        asyncio.create_task(other.next(bytes_max=PLENTY)),
-    )
+    tail, closing = LiveTail(), Closing("mine")
+    mine, other = reader_at(tail, 1, closing=closing), reader_at(tail, 1)
+    reading, others = asyncio.create_task(mine.next()), asyncio.create_task(other.next())
     assert await asleep(reading)
     mine.close()
+    await closing.close()
     with pytest.raises(OnShutdown):
         await reading
     assert await asleep(others)
@@ -185,9 +189,9 @@ async def test_a_restarted_tail_sends_its_readers_back_to_the_log() -> None:
     tail = LiveTail()
     reader = reader_at(tail, 1)
     tail.start(next_position=4, confirmed_tick=350)
-    with pytest.raises(Evicted):
-        await reader.next(bytes_max=PLENTY)
-    assert await reader_at(tail, 4).next(bytes_max=PLENTY) == ([], 350)
+    with pytest.raises(BackToLog, match="1"):
+        await reader.next()
+    assert await reader_at(tail, 4).next() == ([], 350)
 
 
 STEPS = st.sampled_from(["append", "append", "advance", "read", "turn"])
@@ -199,7 +203,7 @@ STEPS = st.sampled_from(["append", "append", "advance", "read", "turn"])
 )
 async def test_a_reader_sees_every_entry_in_order_or_is_evicted(steps: list[str], capacity_bytes: int) -> None:
     tail = LiveTail(capacity_bytes=capacity_bytes)
-    reader = reader_at(tail, 1)
+    reader = reader_at(tail, 1, read_bytes=20)
     got: list[int] = []
     ticks = [0]
     for step in steps:
@@ -210,12 +214,12 @@ async def test_a_reader_sees_every_entry_in_order_or_is_evicted(steps: list[str]
                 tail.append(frozen([insert()], tick, position, size_bytes=10))
             case "advance":
                 tail.advance(tail.confirmed_tick + 1)
-            case "read" if reader.ready:
+            case "read" if tail.confirmed_tick > ticks[-1]:
                 try:
-                    read = await reader.next(bytes_max=20)
-                except Evicted:
-                    assert reader.position < tail.first_position
-                    reader = reader_at(tail, tail.first_position)
+                    read = await reader.next()
+                except BackToLog:
+                    assert len(got) + 1 < tail.first_position
+                    reader = reader_at(tail, tail.first_position, read_bytes=20)
                     got = list(range(1, tail.first_position))
                     continue
                 got += positions(read)

@@ -60,29 +60,27 @@ def _truncation_not_told(right: Right) -> Right:
 
 
 def _tail_skips(right: Right) -> Right:
-    def snapshot_from(tail: LiveTail, position: int, *, bytes_max: int) -> list[LogEntry]:
+    def read(tail: LiveTail, position: int, *, bytes_max: int) -> list[LogEntry]:
         entries: list[LogEntry] = right(tail, position, bytes_max=bytes_max)
         return entries[:1] + entries[2:] if len(entries) > 2 else entries
 
-    return snapshot_from
+    return read
 
 
-def _lost_at_the_switch(_right: Right) -> Right:
-    def switch_to_tail(source: EntrySource) -> bool:
-        skipped = int(source._reads.log.durable_position > source._position)
-        source._tailing = source._tail.open_reader(source._position + skipped) if source._tail is not None else None
-        if source._tailing is None:
-            return False
-        source._stop_reading()
-        return True
+def _lost_at_the_switch(right: Right) -> Right:
+    def switch_to(source: EntrySource, tail: LiveTail) -> bool:
+        was_tailing = source.tailing
+        if right(source, tail) and not was_tailing:
+            source._position += source._reads.log.durable_position > source._position
+        return source.tailing
 
-    return switch_to_tail
+    return switch_to
 
 
 def _told_one_tick_too_many(right: Right) -> Right:
-    async def following(source: EntrySource, tailing: Any) -> Any:
-        read = await right(source, tailing)
-        return read._replace(confirmed_tick=read.confirmed_tick + 1)
+    def following(source: EntrySource, tail: LiveTail) -> Any:
+        read = right(source, tail)
+        return read and read._replace(confirmed_tick=read.confirmed_tick + 1)
 
     return following
 
@@ -144,8 +142,8 @@ OTHERS = (
     SeededBug("a reader starts one early", scanner.source, "_start_after_tick", _starts_one_early),
     SeededBug("a history with a hole", scanner.source, "_start_at_earliest", _all_with_a_hole),
     SeededBug("a reader is not told of truncation", scanner.source, "_start_after_tick", _truncation_not_told),
-    SeededBug("the live tail skips", LiveTail, "snapshot_from", _tail_skips),
-    SeededBug("an entry lost at the switch to the tail", EntrySource, "_switch_to_tail", _lost_at_the_switch),
+    SeededBug("the live tail skips", LiveTail, "read", _tail_skips),
+    SeededBug("an entry lost at the switch to the tail", EntrySource, "_switch_to", _lost_at_the_switch),
     SeededBug("readers are told of a tick too many", EntrySource, "_read_tail", _told_one_tick_too_many),
     SeededBug("bodies before their commit", TransactionBuffer, "_observe_message", _bodies_at_once),
     SeededBug("half a transaction", TransactionBuffer, "_commit", _half_a_transaction),

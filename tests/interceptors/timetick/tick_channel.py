@@ -40,7 +40,7 @@ class TickChannel:
 
     def published(self) -> list[int]:
         """Ticks of the entries readers can have."""
-        return [entry.time_tick for entry in self.tail.snapshot_from(1, bytes_max=1 << 30)]
+        return [entry.time_tick for entry in self.tail.read(1, bytes_max=1 << 30)]
 
     async def _promise(self, tick: int) -> None:
         assert tick > self.tail.confirmed_tick, "the promise comes before readers hear of it"
