@@ -227,7 +227,7 @@ def doctor(output: Output, *, directory: Path | None) -> int:
 
 @command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
 def info(output: Output, *, directory: Path) -> None:
-    """Show a node's identity, owner, ticks, cuts, readers and files.
+    """Show a node's identity, owner, ticks, cuts, readers and leases.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
     counted and measured until a few seconds ago. Times are UTC.
@@ -254,7 +254,7 @@ def _describe(directory: Path, pid: int | None) -> tuple[dict[str, Any], str]:
     from flusher.cuts import Lease, lease_files
     from flusher.directory import CutLog
     from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
-    from streamingnode.care.inspect import floor_of, held_files
+    from streamingnode.care.inspect import cut_holders, floor_of
     from wal.runtime import unix_ms
 
     floor, cuts = floor_of(directory), CutLog(directory)
@@ -292,7 +292,7 @@ def _describe(directory: Path, pid: int | None) -> tuple[dict[str, Any], str]:
             for _, lease in lease_files(cuts.directory)
             if isinstance(lease, Lease)
         ],
-        "files": held_files(cuts),
+        "held_by": cut_holders(cuts),
     }
     return document, unread
 
@@ -313,20 +313,9 @@ def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
             "cuts": f"{cuts['first']} to {cuts['newest']}, the newest at {cuts['tick']} ({cuts['time']})"
             if cuts["newest"]
             else "none",
+            "cuts held by": "; ".join(document["held_by"]) or "minimum retention",
         }
     )
-    held = [
-        (
-            each["name"] or f"{each['id']} (dropped)",
-            each["files"],
-            format_bytes(each["bytes"]),
-            "; ".join(each["held_by"]),
-        )
-        for each in document["files"]
-    ]
-    if held:
-        output.line()
-        output.table(("collection", "files", "size", "held by"), held)
     if unread:
         output.note(f"checkpoints and readers cannot be read: {unread}")
         return
