@@ -1,5 +1,6 @@
 """The verbs for a node's directory: `info`, `verify`, `backup`, `restore`, `export` and `doctor`."""
 
+import math
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from wal.measure import Distribution
 
 
-def show_steps(progress: Progress) -> "OnStep":
-    """Return what tells `progress` how many bytes of each part of a node are read."""
+def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
+    """Return what tells `progress` how many bytes of each part of a node are read, and sleeps so that no more are."""
     reached: dict[str, int] = {}
 
     def on_step(part: str, read_bytes: int) -> None:
@@ -28,6 +29,7 @@ def show_steps(progress: Progress) -> "OnStep":
             progress.stage(part)
         reached[part] += read_bytes
         progress.advance(reached[part], format_bytes(reached[part]))
+        time.sleep(read_bytes / bytes_per_s)
 
     return on_step
 
@@ -64,9 +66,7 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
     from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress)
-        if pace is not None:
-            on_step = paced(on_step, pace * (1 << 20))
+        on_step = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
         report = verify_directory(directory, tables=tables, on_step=on_step)
     _print_findings(report, output)
     checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
@@ -83,22 +83,6 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
         }
     )
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
-
-
-def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
-    """Return `on_step` so that it sleeps until as much may have been read as was."""
-    due = time.monotonic()
-
-    def paced_step(part: str, read_bytes: int) -> None:
-        nonlocal due
-        on_step(part, read_bytes)
-        now = time.monotonic()
-        due = max(
-            due + read_bytes / bytes_per_s, now
-        )  # a slow disk, or a machine that slept, is not made up for by reading faster
-        time.sleep(due - now)
-
-    return paced_step
 
 
 def _print_findings(report: "Report", output: Output) -> None:
@@ -330,27 +314,19 @@ def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
 
 def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
     """Return a node's statistics for people, by label; machines read all of them as JSON."""
-    log, appends, ticks = statistics.log, statistics.appends, statistics.ticks
-    flusher = statistics.flusher
+    log, appends, ticks, flusher = statistics.log, statistics.appends, statistics.ticks, statistics.flusher
+    unflushed = f"{format_count(flusher.unflushed_rows, 'row')} ({format_bytes(flusher.unflushed_bytes)}) in no cut yet"
     fields: dict[str, object] = {
-        "log": f"{log.state}, {format_count(log.reopened, 'time')} reopened"
-        + (f" ({log.last_error})" * bool(log.last_error)),
-        "appends": f"{appends.succeeded} ok, {appends.failed} failed, {appends.in_flight} in flight; "
-        f"{appends.messages_per_s:.1f} messages/s, {format_bytes(appends.bytes_per_s)}/s",
-        "append time": _times(appends.seconds),
-        "ticks": f"{ticks.lag_s:.3f} s behind, {ticks.unconfirmed} unconfirmed, {ticks.mvcc_updates} MVCC updates",
-        "flusher": flusher.state.value
-        + (f" for want of {flusher.short_of}" * bool(flusher.short_of))
-        + f", {format_count(flusher.unflushed_rows, 'row')} "
-        f"({format_bytes(flusher.unflushed_bytes)}) in no cut yet"
-        + (f"; {flusher.last_error}" * bool(flusher.last_error)),
+        "log": f"{log.state}, last error: {log.last_error or 'none'}",
+        "appends": f"{appends.succeeded} ok, {appends.failed} failed, {appends.in_flight} in flight, "
+        f"{appends.messages_per_s:.1f} messages/s, {_times(appends.seconds)}",
+        "ticks": f"{ticks.lag_s:.3f} s behind, {ticks.unconfirmed} unconfirmed",
+        "flusher": f"{flusher.state.value}, {unflushed}, last error: {flusher.last_error or 'none'}",
     }
-    return fields | {
-        f"reader {each.name}": f"{each.mode}, "
-        f"{format_count(each.backlog, 'message')} behind, {each.messages_per_s:.1f} messages/s, "
-        f"delivered {_times(each.delivery_s)}"
-        for each in statistics.readers
-    }
+    for reader in statistics.readers:
+        backlog = format_count(reader.backlog, "message")
+        fields[f"reader {reader.name}"] = f"{reader.mode}, {backlog} behind, {_times(reader.delivery_s)}"
+    return fields
 
 
 def _times(seconds: "Distribution") -> str:
