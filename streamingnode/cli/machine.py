@@ -42,8 +42,7 @@ def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows
         "p50_ms": round(statistics.median(took) * 1000, 3),
         "p99_ms": round(sorted(took)[int(len(took) * 0.99)] * 1000, 3),
     }
-    output.fields(measured)
-    output.document({"callers": callers, "rows": rows, **measured})
+    output.show({"callers": callers, "rows": rows, **measured})
 
 
 async def _insert(path: Path, seconds: float, callers: int, rows: int) -> list[float]:
