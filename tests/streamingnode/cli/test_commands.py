@@ -360,7 +360,7 @@ def test_bench_refuses_what_it_cannot_run(run: "Run", arguments: list[str]) -> N
 
 
 @pytest.mark.parametrize("rows", [1, 100])
-def test_bench_measures_inserts(tmp_path: Path, run: "Run", rows: int) -> None:
+def test_bench_measures_inserts_into_a_node(tmp_path: Path, run: "Run", rows: int) -> None:
     measured = run("bench", "--dir", tmp_path, "--seconds", "0.1", "--callers", "4", "--rows", rows, "--json").document
     figures = cast("dict[str, float]", measured)
     assert figures["rows_per_s"] > 0
