@@ -1,20 +1,19 @@
-"""What a directory says about itself to somebody who does not own it: a node's files, its collections, a backup's record.
+"""What a directory says about itself to somebody who does not own it: a node's files, who has it, a backup's record.
 
 Files are read, nothing is opened or changed. A running node goes on meanwhile, so two answers may be of two moments. Blocks.
 """
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from flusher.cuts import UNREADABLE, Lease, read_leases
+from flusher.cuts import read_leases
 from flusher.directory import CutLog, lives
-from flusher.manifest import DELETES, SEGMENTS, checked_document
+from flusher.manifest import checked_document
 from wal.codec import decode_versioned
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument
 from wal.files import LOCK_NAME, open_regular, read_regular
@@ -89,53 +88,22 @@ def kept_closed(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# --- files of collections -----------------------------------------------------------------------------------------------
+# --- what holds its cuts ------------------------------------------------------------------------------------------------
 
 
-def held_files(cuts: CutLog) -> list[dict[str, Any]]:
-    """Return, for each collection that has files, what `info` shows of them: how many there are, and who holds them.
-
-    The name is empty for a collection that was dropped.
-    """
+def cut_holders(cuts: CutLog) -> list[str]:
+    """Return for whom a node keeps its cuts past the minimum retention: collections without a table, tables that lag."""
     if not cuts.numbers:
         return []
     newest = cuts.read(cuts.newest).manifest
-    living = {entry.collection_id: entry.name for entry in newest.collections if lives(entry, newest.tick)}
     leases = read_leases(cuts.directory, node_id=newest.node_id)
-    sizes: dict[int, list[int]] = {}
-    for path in (path for top in (SEGMENTS, DELETES) for path in cuts.directory.files(top)):
-        name = path.split("/")[1]
-        if name.isdecimal() and path.endswith(".parquet"):
-            with suppress(FileNotFoundError):  # a running node removes files
-                sizes.setdefault(int(name), []).append((cuts.node / path).stat().st_size)
-    return [
-        {
-            "id": number,
-            "name": living.get(number, ""),
-            "files": len(found),
-            "bytes": sum(found),
-            "held_by": _held_by(number, newest.number, living, leases),
-        }
-        for number, found in sorted(sizes.items())
+    with_table = {lease.collection_id for lease in leases}
+    without_table = [
+        f"collection {entry.name}, which has no table"
+        for entry in newest.collections
+        if lives(entry, newest.tick) and entry.collection_id not in with_table
     ]
-
-
-def _held_by(collection_id: int, newest: int, living: Mapping[int, str], leases: list[Lease]) -> tuple[str, ...]:
-    """Return who holds a collection's files. Cuts go in order, so a live one's wait for every table that lags."""
-    readable = [lease for lease in leases if lease.collection_id != UNREADABLE]
-    holders = [f"{lease.table}, which is no lease" for lease in leases if lease.collection_id == UNREADABLE]
-    if collection_id not in living:
-        holders += [f"table {lease.table}" for lease in readable if lease.collection_id == collection_id]
-        return tuple(holders) or ("minimum retention",)
-    without_table = living.keys() - {lease.collection_id for lease in readable}
-    holders += ["no table has its rows"] if collection_id in without_table else []
-    holders += [
-        f"collection {name}, which has no table"
-        for number, name in living.items()
-        if number in without_table and number != collection_id
-    ]
-    holders += [f"table {lease.table} at cut {lease.cut}" for lease in readable if lease.cut < newest]
-    return tuple(holders) or ("minimum retention",)
+    return without_table + [f"table {lease.table} at cut {lease.cut}" for lease in leases if lease.cut < newest.number]
 
 
 # --- a backup's record ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pyarrow as pa
 from flusher.cuts import Lease, lease_path
 from flusher.directory import CutLog
 from flusher.manifest import OFFSET, TICK, VCHANNEL
-from spark_sink.table import OpenTable, TableIdentity, TableVersion, Watermark
+from spark_sink.table import OpenTable, TableVersion, Watermark
 from streamingnode.care.findings import Report
 from wal.errors import StreamingNodeError
 
@@ -26,45 +26,36 @@ _OLDER = "restore a newer backup of the node, or move the table away and ingest 
 def check_tables(node: Path, tables: Path, leases: Sequence[Lease], node_id: str, report: Report) -> None:
     """Check every table in a directory against the cuts of the node, and each of its leases against the tables."""
     cuts = CutLog(node)
-    at_home: dict[int, Path] = {}
     for path in sorted(tables.iterdir()):
-        if "@" in path.name or path.name.startswith(".") or not path.is_dir():
-            continue
-        identity = _check_table(path, cuts, node_id, report)
-        if identity is not None and identity.node_id == node_id:
-            at_home[identity.collection_id] = path
+        if "@" not in path.name and not path.name.startswith(".") and path.is_dir():
+            _check_table(path, cuts, node_id, report)
     for lease in leases:
-        if lease.node_id != node_id or Path(lease.table).is_dir():
-            continue
-        place, told = f"table {lease.table}", lease_path(node, Path(lease.table))
-        if home := at_home.get(lease.collection_id):
-            detail = f"is at {home} now, and its lease still holds the node's files from cut {lease.cut} on"
-            report.warn(place, detail, f"ingest into {home.parent}, then remove {told}")
-        else:
+        if lease.node_id == node_id and not Path(lease.table).is_dir():
             detail = f"the node has a lease of it, at cut {lease.cut}, and it is not there"
-            step = f"put it back; to make it anew of the cuts that are kept, remove {told} and ingest"
-            report.damage(place, detail, step)
+            remove = f"remove {lease_path(node, Path(lease.table))} and ingest"
+            step = f"put it back; if it was moved, or to make it anew of the cuts that are kept, {remove}"
+            report.damage(f"table {lease.table}", detail, step)
 
 
-def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> TableIdentity | None:
-    """Check one table and return what it says of itself, None when nothing can be told."""
+def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> None:
+    """Check one table, if it is one of this node's."""
     place = f"table {path}"
     try:
         table = OpenTable.load(path)
         if table is None or table.identity is None:
             report.warn(place, "is no table that an ingest made", "nothing to do, or move it away")
-            return None
+            return
         identity = table.identity
         if node_id and identity.node_id != node_id:
             detail = f"is fed from node {identity.node_id}, not {node_id}"
             report.warn(place, detail, "verify that node with it")
-            return identity
+            return
         report.count("tables")
         mark, versions, rows = table.watermark, list(table.history()), table.rows(pa.schema([]))
         report.read("tables", sum(file.bytes for file in table.files()))
     except Exception as error:  # noqa: BLE001 - the table's library raises whatever its files make it
         report.error(place, error, _DROP)
-        return None
+        return
     if identity.collection != path.name:
         detail = f"holds the collection {identity.collection!r}: it was renamed, or swapped with another"
         report.damage(place, detail, f"give it its name back: {path.with_name(identity.collection)}")
@@ -74,7 +65,6 @@ def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> Tabl
             _check_cuts(place, np.sort(rows.column(TICK).to_numpy()), identity.collection_id, mark, cuts, report)
     except StreamingNodeError as error:  # a cut that cannot be read, and was named with the cuts
         report.warn(place, f"cannot be compared with the cuts: {error.happened}", "restore the cuts first")
-    return identity
 
 
 def _is_of_this_node(

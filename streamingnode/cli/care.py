@@ -1,9 +1,9 @@
 """The verbs for a node's directory: `info`, `verify`, `backup`, `restore`, `export` and `doctor`."""
 
+import math
 import time
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import NODE, SPARK, argument, command, require
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
@@ -14,12 +14,10 @@ from wal.timetick import AHEAD_MS_MAX, physical_ms
 if TYPE_CHECKING:
     from streamingnode.care.findings import OnStep, Report
     from streamingnode.care.inspect import BackupRecord
-    from streamingnode.statistics import NodeStatistics
-    from wal.measure import Distribution
 
 
-def show_steps(progress: Progress) -> "OnStep":
-    """Return what tells `progress` how many bytes of each part of a node are read."""
+def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
+    """Return what tells `progress` how many bytes of each part of a node are read, and sleeps so that no more are."""
     reached: dict[str, int] = {}
 
     def on_step(part: str, read_bytes: int) -> None:
@@ -28,6 +26,7 @@ def show_steps(progress: Progress) -> "OnStep":
             progress.stage(part)
         reached[part] += read_bytes
         progress.advance(reached[part], format_bytes(reached[part]))
+        time.sleep(read_bytes / bytes_per_s)
 
     return on_step
 
@@ -64,9 +63,7 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
     from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress)
-        if pace is not None:
-            on_step = paced(on_step, pace * (1 << 20))
+        on_step = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
         report = verify_directory(directory, tables=tables, on_step=on_step)
     _print_findings(report, output)
     checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
@@ -83,22 +80,6 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
         }
     )
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
-
-
-def paced(on_step: "OnStep", bytes_per_s: float) -> "OnStep":
-    """Return `on_step` so that it sleeps until as much may have been read as was."""
-    due = time.monotonic()
-
-    def paced_step(part: str, read_bytes: int) -> None:
-        nonlocal due
-        on_step(part, read_bytes)
-        now = time.monotonic()
-        due = max(
-            due + read_bytes / bytes_per_s, now
-        )  # a slow disk, or a machine that slept, is not made up for by reading faster
-        time.sleep(due - now)
-
-    return paced_step
 
 
 def _print_findings(report: "Report", output: Output) -> None:
@@ -227,144 +208,63 @@ def doctor(output: Output, *, directory: Path | None) -> int:
 
 @command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
 def info(output: Output, *, directory: Path) -> None:
-    """Show a node's identity, owner, ticks, cuts, readers and files.
+    """Show a node's identity, owner, ticks, cuts, readers and leases.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
     counted and measured until a few seconds ago. Times are UTC.
     """
-    import msgspec
-
     from streamingnode.care.inspect import check_node, holder
     from streamingnode.statistics import read_statistics
     from wal.files import disk_errors_typed
 
     with disk_errors_typed(directory):
         pid = holder(check_node(directory))
-        document, unread = _describe(directory, pid)
+        document = _describe(directory, pid, output)
         statistics = None if pid is None else read_statistics(directory, pid=pid or None)
-    _print_node(document, unread, output)
-    if statistics is not None:
-        output.line()
-        output.fields(statistics_fields(statistics))
-    output.document(document | {"statistics": msgspec.to_builtins(statistics)})
+    output.show(document | {"statistics": statistics})
 
 
-def _describe(directory: Path, pid: int | None) -> tuple[dict[str, Any], str]:
-    """Return everything `info` knows, as machines read it, and why there are no checkpoints and readers."""
+def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, object]:
+    """Return what the files of a node tell, and note why there are no checkpoints and readers."""
     from flusher.cuts import Lease, lease_files
     from flusher.directory import CutLog
     from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
-    from streamingnode.care.inspect import floor_of, held_files
+    from streamingnode.care.inspect import cut_holders, floor_of
     from wal.runtime import unix_ms
 
-    floor, cuts = floor_of(directory), CutLog(directory)
-    records, unread = NodeRecords(), ""
+    def when(tick: int) -> dict[str, object]:
+        return {"tick": tick, "time": format_tick(tick)}
+
+    floor, cuts, records = floor_of(directory), CutLog(directory), NodeRecords()
     try:
         records = read_node_records(directory)[1]
     except StreamingNodeError as error:
         if pid is None and not isinstance(error, StorageFailed):
             raise
         # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
-        unread = str(error)
+        output.note(f"checkpoints and readers cannot be read: {error}")
     mark = records.checkpoint
+    checkpoint = {"pchannel": PCHANNEL, "cut": mark.cut_number, "position": mark.position, **when(mark.tick)}
     newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
     ahead_ms = physical_ms(floor.tick) - unix_ms()
-    document = {
+    return {
         "directory": str(directory),
         "node_id": floor.node_id,
         "open": pid is not None,
         "pid": pid or None,
         "term": floor.term,
-        "tick": floor.tick,
-        "time": format_tick(floor.tick),
+        **when(floor.tick),
         "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,  # clocks are corrected by as little as that
         "position": max(floor.positions.values(), default=0),
-        "cuts": {"first": cuts.first, "newest": cuts.newest, "tick": newest_tick, "time": format_tick(newest_tick)},
-        "checkpoints": [{"pchannel": PCHANNEL, "cut": mark.cut_number, "tick": mark.tick, "position": mark.position}]
-        if mark.cut_number
-        else [],
+        "cuts": {"first": cuts.first, "newest": cuts.newest, **when(newest_tick), "held_by": cut_holders(cuts)},
+        "checkpoints": [checkpoint] if mark.cut_number else [],
         "readers": [
-            {"reader": name, "pchannel": at.pchannel, "position": at.position, "tick": at.tick}
+            {"reader": name, "pchannel": at.pchannel, "position": at.position, **when(at.tick)}
             for name, at in records.readers.items()
         ],
         "leases": [
-            {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, "tick": lease.tick}
+            {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, **when(lease.tick)}
             for _, lease in lease_files(cuts.directory)
             if isinstance(lease, Lease)
         ],
-        "files": held_files(cuts),
     }
-    return document, unread
-
-
-def _print_node(document: dict[str, Any], unread: str, output: Output) -> None:
-    """Print for people what `_describe` tells; `unread` says why there are no checkpoints and readers."""
-    cuts = document["cuts"]
-    ahead = f"ticks are {timedelta(seconds=document['ahead_s'])} ahead of it until {document['time']}"
-    output.fields(
-        {
-            "directory": document["directory"],
-            "node id": document["node_id"],
-            "open in": f"process {document['pid'] or '?'}" if document["open"] else "nobody",
-            "term": document["term"],
-            "last tick": f"{document['tick']} ({document['time']})",
-            **({"clock": f"{ahead}; ages of cuts do not go by them"} if document["ahead_s"] else {}),
-            "last position": document["position"],
-            "cuts": f"{cuts['first']} to {cuts['newest']}, the newest at {cuts['tick']} ({cuts['time']})"
-            if cuts["newest"]
-            else "none",
-        }
-    )
-    held = [
-        (
-            each["name"] or f"{each['id']} (dropped)",
-            each["files"],
-            format_bytes(each["bytes"]),
-            "; ".join(each["held_by"]),
-        )
-        for each in document["files"]
-    ]
-    if held:
-        output.line()
-        output.table(("collection", "files", "size", "held by"), held)
-    if unread:
-        output.note(f"checkpoints and readers cannot be read: {unread}")
-        return
-    rows = [("checkpoint", at["pchannel"], f"cut {at['cut']}", at) for at in document["checkpoints"]]
-    rows += [("reader", at["reader"], at["pchannel"], at) for at in document["readers"]]
-    rows += [("lease", at["table"], f"cut {at['cut']}", at) for at in document["leases"]]
-    if rows:
-        output.line()
-        marks = [(kind, name, place, at.get("position", ""), format_tick(at["tick"])) for kind, name, place, at in rows]
-        output.table(("holds", "name", "at", "position", "time"), marks)
-
-
-def statistics_fields(statistics: "NodeStatistics") -> dict[str, object]:
-    """Return a node's statistics for people, by label; machines read all of them as JSON."""
-    log, appends, ticks = statistics.log, statistics.appends, statistics.ticks
-    flusher = statistics.flusher
-    fields: dict[str, object] = {
-        "log": f"{log.state}, {format_count(log.reopened, 'time')} reopened"
-        + (f" ({log.last_error})" * bool(log.last_error)),
-        "appends": f"{appends.succeeded} ok, {appends.failed} failed, {appends.in_flight} in flight; "
-        f"{appends.messages_per_s:.1f} messages/s, {format_bytes(appends.bytes_per_s)}/s",
-        "append time": _times(appends.seconds),
-        "ticks": f"{ticks.lag_s:.3f} s behind, {ticks.unconfirmed} unconfirmed, {ticks.mvcc_updates} MVCC updates",
-        "flusher": flusher.state.value
-        + (f" for want of {flusher.short_of}" * bool(flusher.short_of))
-        + f", {format_count(flusher.unflushed_rows, 'row')} "
-        f"({format_bytes(flusher.unflushed_bytes)}) in no cut yet"
-        + (f"; {flusher.last_error}" * bool(flusher.last_error)),
-    }
-    return fields | {
-        f"reader {each.name}": f"{each.mode}, "
-        f"{format_count(each.backlog, 'message')} behind, {each.messages_per_s:.1f} messages/s, "
-        f"delivered {_times(each.delivery_s)}"
-        for each in statistics.readers
-    }
-
-
-def _times(seconds: "Distribution") -> str:
-    if not seconds.count:
-        return "not measured"
-    return f"median {1000 * seconds.p50:.2f} ms, p99 {1000 * seconds.p99:.2f} ms"

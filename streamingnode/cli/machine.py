@@ -19,16 +19,15 @@ ROW_BYTES = 1024
     argument(
         "--dir", dest="directory", metavar="DIR", type=Path, default=".", help="on the disk to measure (default: .)"
     ),
-    argument("--seconds", type=float, default=3.0, help="how long each is measured (default: 3)"),
+    argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)"),
     argument("--callers", type=int, default=64, metavar="N", help="inserts outstanding (default: 64)"),
     argument("--rows", type=int, default=1, metavar="N", help="rows of 1 KiB in each insert (default: 1)"),
     examples=("streamingnode bench", "streamingnode bench --callers 16 --rows 100 --seconds 10 --dir /tmp --json"),
 )
 def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows: int) -> None:
-    """Measure durable inserts against a file that is written and synced.
+    """Measure durable inserts into a temporary node.
 
-    Inserts into a temporary node under --dir. The file gets in one write and fsync what all callers insert at once.
-    Compare ratios between runs, not rows per second.
+    The node is made under --dir and removed. What one fsync takes there, `doctor` measures.
     """
     if not directory.is_dir():
         raise InvalidArgument(f"{directory} is no directory — make it, or name another with --dir")
@@ -37,24 +36,13 @@ def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows
     from streamingnode.opening import run_async
 
     with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as scratch:
-        file = _figures(_sync_file(Path(scratch) / "file", callers * rows * ROW_BYTES, seconds), callers * rows)
-        node = _figures(run_async(partial(_insert, Path(scratch) / "node", seconds, callers, rows)), callers * rows)
-    ratio = round(node["rows_per_s"] / file["rows_per_s"], 4)
-    output.records([{"measured": "node", **node}, {"measured": "file", **file}])
-    output.line(f"ratio {ratio}")
-    output.document({"callers": callers, "rows": rows, "node": node, "file": file, "ratio": ratio})
-
-
-def _sync_file(path: Path, size: int, seconds: float) -> list[float]:
-    """Append what all callers insert at a time, and sync it; return what each took."""
-    took, content, until = list[float](), os.urandom(size), time.perf_counter() + seconds
-    with path.open("wb", buffering=0) as file:
-        while not took or time.perf_counter() < until:
-            began = time.perf_counter()
-            file.write(content)
-            os.fsync(file.fileno())
-            took.append(time.perf_counter() - began)
-    return took
+        took = run_async(partial(_insert, Path(scratch) / "node", seconds, callers, rows))
+    measured = {
+        "rows_per_s": round(callers * rows / statistics.mean(took), 1),
+        "p50_ms": round(statistics.median(took) * 1000, 3),
+        "p99_ms": round(sorted(took)[int(len(took) * 0.99)] * 1000, 3),
+    }
+    output.show({"callers": callers, "rows": rows, **measured})
 
 
 async def _insert(path: Path, seconds: float, callers: int, rows: int) -> list[float]:
@@ -85,13 +73,6 @@ async def _insert(path: Path, seconds: float, callers: int, rows: int) -> list[f
         for _ in range(callers):
             tasks.start_soon(insert)
     return took
-
-
-def _figures(took: list[float], rows: int) -> dict[str, float]:
-    """Return what calls achieve that took so long, with so many rows under way at a time."""
-    p50, p99 = statistics.median(took), sorted(took)[int(len(took) * 0.99)]
-    rows_per_s = round(rows / statistics.mean(took), 1)
-    return {"rows_per_s": rows_per_s, "p50_ms": round(p50 * 1000, 3), "p99_ms": round(p99 * 1000, 3)}
 
 
 @command(

@@ -47,16 +47,30 @@ class Output:
     def records(self, records: Sequence[Mapping[str, object]]) -> None:
         """Print a table for people of records with the same names: text as it is, other values as JSON."""
         if records:
-            rows = [
-                [each if isinstance(each, str) else to_json(each) for each in record.values()] for record in records
-            ]
-            self.table(list(records[0]), rows)
+            self.table(list(records[0]), [list(map(_cell, record.values())) for record in records])
 
     def fields(self, fields: Mapping[str, object]) -> None:
         """Print one line for each field for people, values aligned."""
         width = max(map(len, fields), default=0)
         for name, value in fields.items():
             self.line(f"{name.ljust(width)}  {value}")
+
+    def show(self, document: Mapping[str, object]) -> None:
+        """Print a document: for people a line for each value, under the names that it has in JSON, and lists as tables."""
+        import msgspec
+
+        lines, tables = dict[str, str](), dict[str, Sequence[dict[str, object]]]()
+        for name, value in _flat(msgspec.to_builtins(document, enc_hook=str)):
+            if value and isinstance(value, list | tuple) and isinstance(value[0], dict):
+                tables[name] = value
+            else:
+                lines[name] = _cell(value)
+        self.fields(lines)
+        for name, records in tables.items():
+            self.line()
+            self.line(f"{name}:")
+            self.records(records)
+        self.document(document)
 
     def document(self, value: object) -> None:
         """Print one JSON document when `--json` was given; nothing otherwise."""
@@ -109,6 +123,19 @@ def _typed() -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageFailed(f"the output cannot be written: {error.strerror} — print to somewhere else") from error
+
+
+def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield what is in a document and in those within it, under names such as `cuts.newest`."""
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else to_json(value)
 
 
 def to_json(value: object) -> str:

@@ -1,8 +1,6 @@
 """What needs Spark, on the command line: `ingest` and `demo`."""
 
 import math
-import shlex
-import sys
 from pathlib import Path
 
 from streamingnode.cli.command import DEMO, NODE, SPARK, argument, command, require
@@ -101,17 +99,8 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
     output.line()
     for check in result.checks:
         output.line(f"{'ok  ' if check.passed else 'FAIL'}  {check.what} ({format_count(check.rows, 'row')})")
-    picture, node, tables = (directory / name for name in (job.PICTURE, job.NODE, job.TABLES))
-    program = [sys.executable, "-m", "streamingnode"]
-    commands = [
-        shlex.join([*program, "ls", str(node), "--count"]),
-        shlex.join([*program, "tail", str(node), "live", "--types", "txn", "--limit", "1"]),
-        shlex.join([*program, "ingest", str(node), "--tables", str(tables)]),
-    ]
+    picture = directory / job.PICTURE
     output.line(f"picture: {picture}")
-    output.line("next:")
-    for each in commands:
-        output.line(f"  {each}")
     passed = all(check.passed for check in result.checks)
-    output.document({**vars(result), "directory": directory, "passed": passed, "picture": picture, "next": commands})
+    output.document({**vars(result), "directory": directory, "passed": passed, "picture": picture})
     return EXIT_OK if passed else EXIT_FAILED

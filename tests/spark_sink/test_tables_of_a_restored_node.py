@@ -178,11 +178,11 @@ def test_a_leased_table_that_is_gone_is_named(fed: Path, tables: Path) -> None:
     assert "leases/orders-" in finding.next_step
 
 
-def test_a_table_that_was_moved_with_its_directory_is_told_from_a_lost_one(fed: Path, tables: Path) -> None:
+def test_the_old_place_of_a_table_that_was_moved_is_named(fed: Path, tables: Path) -> None:
     moved = tables.rename(tables.parent / "moved")
     [finding] = verify_directory(fed, tables=moved).findings
-    assert finding.severity is Severity.WARNING
-    assert str(moved / "orders") in finding.detail
+    assert finding.place == f"table {tables / 'orders'}"
+    assert "if it was moved" in finding.next_step
 
 
 def test_an_older_copy_of_a_table_whose_cuts_were_given_up_is_named(

@@ -1,6 +1,8 @@
 """What a node tells about itself, over whole nodes: the numbers are those of what was done."""
 
+import io
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode import statistics
-from streamingnode.cli.care import statistics_fields
+from streamingnode.cli.output import Output
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, keep_statistics, read_statistics
@@ -140,10 +142,13 @@ async def test_statistics_are_the_same_after_json_and_people_get_lines(node: Nod
         await anext(messages)
         told = node.statistics()
     assert msgspec.json.decode(msgspec.json.encode(told), type=NodeStatistics) == told
-    lines = statistics_fields(told)
-    assert str(lines["log"]).startswith("open")
-    assert f"{told.appends.succeeded} ok" in str(lines["appends"])
-    assert any(label.startswith("reader ") for label in lines)
+    stdout = io.StringIO()
+    Output(stdout=stdout).show({"statistics": told})
+    values, _, readers = stdout.getvalue().partition("\nstatistics.readers:\n")
+    shown = dict(re.split("  +", line, maxsplit=1) for line in values.splitlines())
+    assert shown["statistics.log.state"] == "open"
+    assert shown["statistics.appends.succeeded"] == str(told.appends.succeeded)
+    assert len(readers.splitlines()) == 1 + len(told.readers)
 
 
 @pytest.mark.may_block

@@ -1,5 +1,6 @@
 """`verify`, `backup`, `restore` and `export`: what they print, and how they end."""
 
+import io
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from streamingnode.cli.care import paced
+from streamingnode.cli.care import show_steps
+from streamingnode.progress import Progress
 from tests.streamingnode.sample_node import flip, largest, segment
 
 if TYPE_CHECKING:
@@ -30,19 +32,6 @@ def cut(data: Path, run: "Run") -> Path:
     more.write_text('{"id": 4, "item": "jam"}\n')
     assert run("insert", data, "orders", more).code == 0
     return data
-
-
-class Clock:
-    """Time that passes when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return sum(self.slept)
-
-    def pass_by(self, seconds: float) -> None:
-        self.slept.append(seconds)
 
 
 def _findings(printed: "Printed") -> list[dict[str, str]]:
@@ -158,16 +147,12 @@ def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path
 
 
 def test_verify_reads_no_faster_than_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr("streamingnode.cli.care.time", SimpleNamespace(monotonic=clock.now, sleep=clock.pass_by))
-    on_step = paced(lambda *_: clock.pass_by(0.25), 1 << 20)
-    for _ in range(4):
-        on_step("log", 1 << 20)
-    assert clock.slept == [0.25, 0.75] * 4, "what the read took is part of its time"
-    clock.pass_by(60)
-    on_step("cuts", 2 << 20)
-    on_step("cuts", 1 << 20)
-    assert clock.slept[8:] == [60, 0.25, 0, 0.25, 0.75], "time that went by is not made up for"
+    slept: list[float] = []
+    monkeypatch.setattr("streamingnode.cli.care.time", SimpleNamespace(sleep=slept.append))
+    on_step = show_steps(Progress(io.StringIO()), bytes_per_s=1 << 20)
+    on_step("log", 1 << 20)
+    on_step("cuts", 1 << 19)
+    assert slept == [1, 0.5]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "fast", "10MiB", ""])
