@@ -273,7 +273,7 @@ class Flusher:
         failpoint("recovery.checkpoint_read")
         ahead = await to_thread.run_sync(self._tidy, checkpoint, context.next_id())
         self.checkpoint = checkpoint
-        self._run = FlushRun(context, self.cuts, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut)
+        self._run = FlushRun(context, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut)
         policy = DeliverPolicy.start_from(message_id_kind(context.log.wal_name)(checkpoint.start_position))
         scanner = Scanner(context.log, context.tail, policy, after_tick=checkpoint.tick, name="flusher")
         self._enter(FlusherState.RUNNING)
@@ -297,6 +297,7 @@ class Flusher:
         self.cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
 
     def _on_cut(self, checkpoint: Checkpoint, cut: Cut) -> None:
+        self.cuts.append(cut)
         self.checkpoint, self._last_cut = checkpoint, cut
         self._file_faults = 0
         self._wake()
