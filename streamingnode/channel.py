@@ -283,7 +283,7 @@ async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
     number = await channel.request_cut()
     if not number:
         return FlushResult(number=0, tick=0)
-    with disk_errors_typed(flusher.cuts.node):
+    with disk_errors_typed(flusher.cuts.directory.root):
         cut = await flusher.wait_for_cut(number)
     segments = tuple(
         FlushedSegment(

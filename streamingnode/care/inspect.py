@@ -107,7 +107,7 @@ def held_files(cuts: CutLog) -> list[dict[str, Any]]:
         name = path.split("/")[1]
         if name.isdecimal() and path.endswith(".parquet"):
             with suppress(FileNotFoundError):  # a running node removes files
-                sizes.setdefault(int(name), []).append((cuts.node / path).stat().st_size)
+                sizes.setdefault(int(name), []).append((cuts.directory.root / path).stat().st_size)
     return [
         {
             "id": number,
