@@ -257,10 +257,10 @@ def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
 
     A file that does not decode counts as a table that has taken nothing, so that it holds everything; its path is the table.
     """
-    leases = []
-    for path, found in lease_files(directory):
-        unreadable = Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
-        leases.append(found if isinstance(found, Lease) else unreadable)
+    leases = (
+        found if isinstance(found, Lease) else Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
+        for path, found in lease_files(directory)
+    )
     return [lease for lease in leases if lease.node_id == node_id]
 
 

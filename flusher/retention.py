@@ -102,7 +102,8 @@ class Retention:
     async def enforce(self, checkpoint: Checkpoint, state: ShardState, *, short_of_space: bool = False) -> int:
         """Give up what the bounds allow, and return the tick at or below which no reader starts any more.
 
-        Idempotent. Raises `OSError` and what the log raises; nothing that is needed is lost then.
+        With `short_of_space` log is kept for `min_age_short_s` only. Idempotent. Raises `OSError` and what the log raises;
+        nothing that is needed is lost then.
         """
         async with self._enforcing:
             log, options = self._context.log, self._context.options.retention

@@ -139,8 +139,8 @@ def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
     leases: list[Lease] = []
     try:
         found = list(lease_files(NodeDirectory(directory)))
-    except Corrupt as error:
-        report.warn(LEASES, f"holds all retention until it is a directory: {error}", "put the directory back")
+    except Corrupt:
+        report.warn(LEASES, "is a link, and holds all retention", "put the directory that it leads to in its place")
         return []
     for place, lease in found:
         if isinstance(lease, str):
