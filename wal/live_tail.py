@@ -35,8 +35,8 @@ class LiveTail:
         self._entries: dict[int, LogEntry] = {}
         """By running numbers from `_first` on: evicting one moves none of the others."""
         self._first = 0
-        self.sleepers: set[asyncio.Event] = set()
-        """Set when something is published, or the tail is closed; each is a reader's own."""
+        self.sleepers: dict[asyncio.Event, None] = {}
+        """Set when something is published, or the tail is closed; a reader's own, in the order in which they wait."""
         self.closed = False
         self.size_bytes = 0
         """Stored size of the entries in memory."""
@@ -157,11 +157,11 @@ class TailReader:
             if tail.closed:
                 raise OnShutdown("the log is closing")
             self._awake.clear()
-            tail.sleepers.add(self._awake)
+            tail.sleepers[self._awake] = None
             try:
                 await self._awake.wait()
             finally:
-                tail.sleepers.discard(self._awake)
+                tail.sleepers.pop(self._awake, None)
 
     def close(self) -> None:
         """End the reader; a task that waits in `next` gets `OnShutdown`. Other readers sleep on."""
