@@ -238,13 +238,11 @@ def lease_path(node: Path, table: Path) -> Path:
 
 
 def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
-    """Yield the path of each lease file, and its lease, or why it holds none; so for a link in their directory's place."""
-    try:
-        paths = directory.files(LEASES)
-    except Corrupt as error:
-        yield LEASES, str(error)
-        return
-    for path in paths:
+    """Yield the path of each lease file, and its lease, or why it holds none.
+
+    Raises `Corrupt` for a link in place of their directory.
+    """
+    for path in directory.files(LEASES):
         if path.endswith(".json"):
             try:
                 yield path, msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=Lease)
@@ -255,16 +253,14 @@ def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
-    """Return the leases of tables fed from this node. Raises `Corrupt` for a link in place of their directory.
+    """Return the leases of tables fed from this node. Raises as `lease_files` does.
 
     A file that does not decode counts as a table that has taken nothing, so that it holds everything; its path is the table.
     """
-    leases = []
-    for path, found in lease_files(directory):
-        if path == LEASES:
-            raise Corrupt(str(found))
-        unreadable = Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
-        leases.append(found if isinstance(found, Lease) else unreadable)
+    leases = (
+        found if isinstance(found, Lease) else Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
+        for path, found in lease_files(directory)
+    )
     return [lease for lease in leases if lease.node_id == node_id]
 
 

@@ -265,7 +265,6 @@ class CutLog:
                 node_id = node_id or (floor.node_id if floor else "")
             node = NodeDirectory(node)
         self.directory = node
-        self.node = node.root
         self.node_id = node_id
         self._numbers: list[int] | None = None
         # Threads share these without a lock: each use is one step of a dict, and what is lost is read again.
@@ -285,7 +284,7 @@ class CutLog:
         numbers = cut_numbers(self.directory)
         for before, after in itertools.pairwise(numbers):
             if after != before + 1:
-                raise Corrupt(f"cut {before + 1} is missing in {self.node / CUTS} — restore it from a backup")
+                raise Corrupt(f"cut {before + 1} is missing in {self.directory.root / CUTS} — restore it from a backup")
         self._numbers = numbers
         return numbers
 
@@ -298,9 +297,6 @@ class CutLog:
     def newest(self) -> int:
         """The number of the newest cut; 0 when there is none."""
         return self.numbers[-1] if self.numbers else 0
-
-    def __contains__(self, number: int) -> bool:
-        return bool(self.numbers) and self.first <= number <= self.newest
 
     # --- what they hold
 
@@ -349,7 +345,7 @@ class CutLog:
 
     def crc32c_of(self, number: int) -> int | None:
         """Return the checksum of cut `number`, as its successor or `anchor` tells it; None when nothing does."""
-        told = number in self._marks or number in self or number + 1 in self
+        told = number in self._marks or (bool(self.numbers) and self.first - 1 <= number <= self.newest)
         return self.mark_of(number).crc32c if told else None
 
     # --- how they lead to one another

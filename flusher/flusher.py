@@ -152,25 +152,25 @@ class Flusher:
                 self._enter(FlusherState.CLOSED)
 
     async def wait_for_cut(self, number: int) -> Cut:
-        """Return cut `number` once its checkpoint is durable, at once if it is already; a pause between tries ends.
+        """Return cut `number` once its checkpoint is durable; a pause between tries ends.
 
-        Raises `StorageFull` when the disk has no room for its files, `Overloaded` when this process may open no more,
-        `StorageFailed` when one try after the other fails, and what `log_is_back` raises; tries go on, so the cut is made
-        when that is over. Raises `Corrupt` and the like when the flusher has found damage, `OnShutdown` when it is closed,
-        `Truncated` for a cut that is no longer kept.
+        Raises `StorageFull`, `Overloaded` or `StorageFailed` when its files cannot be written, and as `log_is_back`;
+        tries go on, so the cut is made later. Raises `Corrupt` and the like when the flusher has found damage, `OnShutdown`
+        when it is closed, `Truncated` for a cut that is no longer kept.
         """
         self._asked.set()
         faults = self._faults
         while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
                 raise self._failure
-            if self._faults > faults and self._short is not None:
+            is_new_fault = self._faults > faults
+            if is_new_fault and self._short is not None:
                 raise self._short
-            if self._faults > faults and not self._file_faults:  # of the log
+            if is_new_fault and not self._file_faults:  # of the log
                 faults = self._faults
                 await self._context.log_is_back()
                 continue
-            if self._faults > faults and self._file_faults >= LASTING_FAULTS:
+            if is_new_fault and self._file_faults >= LASTING_FAULTS:
                 raise StorageFailed(
                     f"cut {number} is not made: {self._file_faults} tries in a row failed, the last with "
                     f"{self._last_error} — check the disk; it is tried on by itself"
@@ -183,11 +183,7 @@ class Flusher:
         return await to_thread.run_sync(self.cuts.read, number)
 
     async def enforce_retention(self, *, short_of_space: bool = False) -> None:
-        """Give up log and cuts that nobody needs, now; also done every `retention.interval_s` seconds.
-
-        With `short_of_space` log is kept for `retention.min_age_short_s` only. Raises `OSError` and what the log raises;
-        nothing that is needed is lost then.
-        """
+        """Give up log and cuts that nobody needs, now, not at the next interval. Raises as `Retention.enforce`."""
         run = self._run
         if run is not None and self.checkpoint.cut_number:
             kept_tick = await self.retention.enforce(self.checkpoint, run.state, short_of_space=short_of_space)
@@ -256,9 +252,10 @@ class Flusher:
             try:
                 await self._run_once()
             except (Exception, BaseExceptionGroup) as error:
-                if state_after(decisive(error)) is None:
+                state = state_after(cause := decisive(error))
+                if state is None:
                     raise
-                await self._end_run(decisive(error))
+                await self._end_run(state, cause)
             if self.state is FlusherState.BACKING_OFF:
                 pause_s = options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
                 self._asked = anyio.Event()
@@ -273,7 +270,7 @@ class Flusher:
         failpoint("recovery.checkpoint_read")
         ahead = await to_thread.run_sync(self._tidy, checkpoint, context.next_id())
         self.checkpoint = checkpoint
-        self._run = FlushRun(context, self.cuts, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut)
+        self._run = FlushRun(context, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut)
         policy = DeliverPolicy.start_from(message_id_kind(context.log.wal_name)(checkpoint.start_position))
         scanner = Scanner(context.log, context.tail, policy, after_tick=checkpoint.tick, name="flusher")
         self._enter(FlusherState.RUNNING)
@@ -297,13 +294,12 @@ class Flusher:
         self.cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
 
     def _on_cut(self, checkpoint: Checkpoint, cut: Cut) -> None:
+        self.cuts.append(cut)
         self.checkpoint, self._last_cut = checkpoint, cut
         self._file_faults = 0
         self._wake()
 
-    async def _end_run(self, error: BaseException) -> None:
-        state = state_after(error)
-        assert state is not None, "a bug ends the flusher"
+    async def _end_run(self, state: FlusherState, error: BaseException) -> None:
         self._short = await self._shortage(error)
         error = self._short or error
         self._last_error = f"{type(error).__name__}: {error}"

@@ -81,11 +81,9 @@ class Retention:
     """Applies the bounds to one log and one node directory; lives on the event loop."""
 
     def __init__(self, context: FlushContext, cuts: CutLog) -> None:
-        self.options = context.options.retention
         self._cuts = cuts
         self._directory = cuts.directory
         self._context = context
-        self._log = context.log
         self._found_tick, self._opened_ms = context.log.last_tick, context.elapsed_ms()
         self._reader_floor = context.reader_floor
         self._enforcing = anyio.Lock()
@@ -104,16 +102,17 @@ class Retention:
     async def enforce(self, checkpoint: Checkpoint, state: ShardState, *, short_of_space: bool = False) -> int:
         """Give up what the bounds allow, and return the tick at or below which no reader starts any more.
 
-        Idempotent. Raises `OSError` and what the log raises; nothing that is needed is lost then.
+        With `short_of_space` log is kept for `min_age_short_s` only. Idempotent. Raises `OSError` and what the log raises;
+        nothing that is needed is lost then.
         """
         async with self._enforcing:
-            age_s, short_age_s = self.options.min_age_s, self.options.min_age_short_s
-            old = self.newest_old(checkpoint.history, age_s)
-            log_old = self.newest_old(checkpoint.history, min(age_s, short_age_s)) if short_of_space else old
-            bound = self.bound(checkpoint, log_old)
-            if bound > self._log.first_position:
+            log, options = self._context.log, self._context.options.retention
+            log_age_s = min(options.min_age_s, options.min_age_short_s) if short_of_space else options.min_age_s
+            old = self.newest_old(checkpoint.history, options.min_age_s)
+            bound = self.bound(checkpoint, self.newest_old(checkpoint.history, log_age_s))
+            if bound > log.first_position:
                 failpoint("flush.truncating")
-                await self._log.truncate(bound)
+                await log.truncate(bound)
             if old is None:
                 return 0
             if not self._holds:
@@ -170,7 +169,9 @@ class Retention:
     async def _give_up(self, earliest: Sequence[CutManifest]) -> None:
         if earliest:
             first_kept = earliest[-1].number + 1
-            await self._context.store.put_meta({kept_cuts_key(self._log.name): msgspec.msgpack.encode(first_kept)})
+            await self._context.store.put_meta(
+                {kept_cuts_key(self._context.log.name): msgspec.msgpack.encode(first_kept)}
+            )
             failpoint("flush.cut_given_up")
             await to_thread.run_sync(self._remove_cuts, earliest)
             self._cuts.forget_below(first_kept)

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from flusher.cuts import build_manifest, check_same_cut, publish_cut
 from flusher.data_file import FileInProgress, Rows
-from flusher.directory import Cut, CutLog, NodeDirectory
+from flusher.directory import Cut, NodeDirectory
 from flusher.manifest import (
     Checkpoint,
     CutPosition,
@@ -36,7 +36,7 @@ from wal.failpoint import failpoint
 from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, DropPartitionHeader, FlushHeader, InsertHeader
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
-from wal.message import AnyMessage, Message, TransactionMessage
+from wal.message import AnyMessage, Message
 
 STEPS_OF_A_FILE = 2
 """One row group of a file is decoded while the one before it is written."""
@@ -201,7 +201,6 @@ class FlushRun:
     def __init__(
         self,
         context: FlushContext,
-        cuts: CutLog,
         checkpoint: Checkpoint,
         ahead: Cut | None,
         *,
@@ -210,7 +209,6 @@ class FlushRun:
     ) -> None:
         self.state = checkpoint.state()
         self._context = context
-        self._cuts = cuts
         self._report = report
         self._checkpoint = checkpoint
         self._ahead = ahead
@@ -251,7 +249,7 @@ class FlushRun:
 
     async def _take_in(self, message: AnyMessage, writers: TaskGroup) -> None:
         self.state.observe(message)
-        for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
+        for body in message.bodies:
             await self._take_in_one(body, writers)
 
     async def _take_in_one(self, message: Message, writers: TaskGroup) -> None:
@@ -347,7 +345,6 @@ class FlushRun:
         )
         await context.store.put_meta({checkpoint_key(context.log.name): msgspec.msgpack.encode(checkpoint)})
         failpoint("flush.checkpoint_saved")
-        self._cuts.append(published)
         self._checkpoint = checkpoint
         self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)
         self._awaited = anyio.Event()

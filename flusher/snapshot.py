@@ -20,7 +20,7 @@ from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, Truncated
 from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
-from wal.message import AnyMessage, Message, TransactionMessage
+from wal.message import AnyMessage, Message
 from wal.timetick import TICK_MAX
 
 
@@ -204,7 +204,7 @@ def _tail(source: SnapshotSource, live: frozenset[int]) -> tuple[list[pa.Table],
     rows: dict[str, list[Rows]] = {}
     deletes: dict[str, list[Rows]] = {}
     for message in source.tail:
-        for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
+        for body in message.bodies:
             header = body.header
             if isinstance(header, InsertHeader) and header.collection_id == info.id and header.partition_id in live:
                 found = Rows(body.payload, header.rows, body.time_tick, header.first_offset)

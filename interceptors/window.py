@@ -18,7 +18,7 @@ from wal.codec import decode_versioned
 from wal.errors import InvalidArgument
 from wal.headers import InsertHeader
 from wal.log import AppendResult
-from wal.message import AnyMessage, LogEntry, TransactionMessage
+from wal.message import AnyMessage, LogEntry
 from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp
 from wal.timetick import add_ms
 
@@ -240,7 +240,7 @@ def result_of_entry(entry: LogEntry, visible: Sequence[AnyMessage]) -> AppendRes
     kind = type(head.message_id)
     row_offsets: dict[str, tuple[int, int]] = {}
     for message in visible:
-        for part in message.bodies if isinstance(message, TransactionMessage) else (message,):
+        for part in message.bodies:
             if isinstance(part.header, InsertHeader):
                 first, count = row_offsets.get(part.vchannel, (part.header.first_offset, 0))
                 row_offsets[part.vchannel] = first, count + part.header.rows

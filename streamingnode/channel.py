@@ -264,6 +264,6 @@ async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
     number = await channel.request_cut()
     if not number:
         return FlushResult(number=0, tick=0)
-    with disk_errors_typed(flusher.cuts.node):
+    with disk_errors_typed(flusher.cuts.directory.root):
         cut = await flusher.wait_for_cut(number)
     return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=cut.manifest.segments)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None) -> pa.Table:
     """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
-    with disk_errors_typed(flusher.cuts.node):
+    with disk_errors_typed(flusher.cuts.directory.root):
         while True:
             checkpoint = flusher.checkpoint
             try:

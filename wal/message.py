@@ -92,6 +92,11 @@ class Message(_Placed, frozen=True, kw_only=True, gc=False):
     wal_term: int
 
     @property
+    def bodies(self) -> tuple["Message"]:
+        """The message alone, for who goes through messages and transactions alike."""
+        return (self,)
+
+    @property
     def size_bytes(self) -> int:
         """The size this message counts for in buffers, in bytes."""
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES

@@ -130,11 +130,8 @@ class ShardState:
         """Apply a message as readers see it: plain, or a whole transaction. Repeating one does nothing."""
         if message.position <= self.position or message.type is MessageType.TIME_TICK:
             return
-        if isinstance(message, TransactionMessage):
-            changes = [Change.of(body) for body in message.bodies]
-        else:
-            assert not message.txn_id, "bodies are observed with their commit"
-            changes = [Change.of(message)]
+        assert isinstance(message, TransactionMessage) or not message.txn_id, "bodies are observed with their commit"
+        changes = [Change.of(body) for body in message.bodies]
         self.apply(changes, tick=message.time_tick, position=message.position)
 
     def apply(self, changes: Iterable[Change], *, tick: int, position: int) -> None:

@@ -37,7 +37,7 @@ from streamingnode.snapshot import read_rows
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import create_file, disk_errors_typed
 from wal.headers import InsertHeader
-from wal.message import AnyMessage, Message, TransactionBuffer, TransactionMessage
+from wal.message import AnyMessage, Message, TransactionBuffer
 from wal.rocks.layout import DATABASE_NAME
 
 T = TypeVar("T")
@@ -234,7 +234,7 @@ class _Export:
         unknown: dict[str, int] = {}
         for message in self._messages(after_tick=base.tick):
             state.observe(message)
-            for body in message.bodies if isinstance(message, TransactionMessage) else (message,):
+            for body in message.bodies:
                 header = body.header
                 if not isinstance(header, InsertHeader):
                     continue

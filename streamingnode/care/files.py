@@ -137,7 +137,12 @@ def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
     One ahead of the node is damage: its table took cuts that the node never made, so the node is an older copy.
     """
     leases: list[Lease] = []
-    for place, lease in lease_files(NodeDirectory(directory)):
+    try:
+        found = list(lease_files(NodeDirectory(directory)))
+    except Corrupt:
+        report.warn(LEASES, "is a link, and holds all retention", "put the directory that it leads to in its place")
+        return []
+    for place, lease in found:
         if isinstance(lease, str):
             report.warn(place, f"does not decode, and holds all retention until it does: {lease}", _INGEST)
             continue

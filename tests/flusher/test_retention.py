@@ -361,6 +361,13 @@ def test_leases_of_other_nodes_do_not_count_and_unreadable_ones_hold_everything(
     anyio.run(main)
 
 
+def test_a_link_in_place_of_the_leases_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "leases").symlink_to("elsewhere")
+    with pytest.raises(Corrupt, match="leases"):
+        read_leases(NodeDirectory(tmp_path), node_id="me")
+
+
 def test_a_cut_goes_without_a_lease_only_when_nothing_in_it_lives(tmp_path: Path) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=1)

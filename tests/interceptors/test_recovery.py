@@ -192,7 +192,7 @@ def test_offsets_segments_cuts_and_transactions_keep_their_promises(steps: list[
 
 
 def _rows(message: Message | TransactionMessage) -> list[Message]:
-    return list(message.bodies) if isinstance(message, TransactionMessage) else [message]
+    return list(message.bodies)
 
 
 def _check_offsets_are_contiguous(visible: list[Message | TransactionMessage]) -> None:

@@ -23,7 +23,7 @@ from wal.headers import (
 from wal.live_tail import LiveTail
 from wal.log import AppendGroup, AppendTicket, Log, LogStore
 from wal.memory_store import MemoryLogStore
-from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionMessage
+from wal.message import AnyMessage, LogEntry, Message, MutableMessage
 
 V0, V1 = "p0_1v0", "p0_1v1"
 
@@ -191,7 +191,7 @@ def seen(messages: Sequence[AnyMessage]) -> list[Seen]:
     """Return what messages show, parts of one tick put together."""
     shown: list[Seen] = []
     for message in messages:
-        parts = message.bodies if isinstance(message, TransactionMessage) else (message,)
+        parts = message.bodies
         payloads = tuple(bytes(part.payload) for part in parts)
         if shown and shown[-1].tick == message.time_tick:
             payloads = shown.pop().payloads + payloads

@@ -215,6 +215,9 @@ def test_leases_are_looked_at_and_one_ahead_of_the_node_is_damage(sample: Sample
     place, detail = first_damage(verify_directory(path))
     assert place == "leases/d.json"
     assert "the node is an older copy" in detail
+    (path / "leases").rename(path / "elsewhere")
+    (path / "leases").symlink_to("elsewhere")
+    assert ("leases", Severity.WARNING) in {(each.place, each.severity) for each in verify_directory(path).findings}
 
 
 @pytest.mark.parametrize("offset", [10, 4096 + 10, PROMISE_OFFSET, TOKEN_OFFSET], ids=["0", "1", "promise", "claim"])
