@@ -30,10 +30,8 @@ class SessionEvent(Enum):
     COMMIT = auto()
     HAND_OVER = auto()  # the commit goes to the log
     SENT_BACK = auto()  # the commit has to wait for a segment and will come again
-    COMMIT_REFUSED = auto()  # the commit failed before the log had it
-    FAIL = auto()
+    FAIL = auto()  # also when its commit or rollback failed before the log had it
     ROLLBACK = auto()
-    ROLLBACK_REFUSED = auto()  # the rollback failed before the log had it
 
 
 _S, _E = SessionState, SessionEvent
@@ -43,13 +41,13 @@ TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (_S.ON_COMMIT, _E.COMMIT): _S.ON_COMMIT,
     (_S.ON_COMMIT, _E.HAND_OVER): _S.COMMITTING,
     (_S.COMMITTING, _E.SENT_BACK): _S.ON_COMMIT,
-    (_S.COMMITTING, _E.COMMIT_REFUSED): _S.FAILED,
     (_S.IN_FLIGHT, _E.FAIL): _S.FAILED,
     (_S.ON_COMMIT, _E.FAIL): _S.FAILED,
+    (_S.COMMITTING, _E.FAIL): _S.FAILED,
+    (_S.ON_ROLLBACK, _E.FAIL): _S.FAILED,
     (_S.IN_FLIGHT, _E.ROLLBACK): _S.ON_ROLLBACK,
     (_S.ON_COMMIT, _E.ROLLBACK): _S.ON_ROLLBACK,
     (_S.FAILED, _E.ROLLBACK): _S.ON_ROLLBACK,
-    (_S.ON_ROLLBACK, _E.ROLLBACK_REFUSED): _S.FAILED,
 }
 
 CLIENT_EVENTS = frozenset({_E.BODY, _E.COMMIT, _E.ROLLBACK})
@@ -125,9 +123,9 @@ class Session:
         size_bytes = self.size_bytes + size_of_bodies(bodies)
         return size_bytes > self.limits.size_bytes_max or len(self.bodies) + len(bodies) > self.limits.bodies_max
 
-    def fail(self, failure: Failure, event: SessionEvent = SessionEvent.FAIL) -> None:
-        """Let the session never commit; `event` says when the log never had its end. A rollback has to follow."""
-        self.apply(event)
+    def fail(self, failure: Failure) -> None:
+        """Let the session never commit; a rollback has to follow."""
+        self.apply(SessionEvent.FAIL)
         self.failure = self.failure or failure
 
     def add_bodies(self, bodies: list[Change]) -> None:

@@ -5,7 +5,7 @@ and the flusher feed with what they read: one set of rules, so that all copies a
 applied once, whoever repeats it. When a growing segment is sealed before a cut does it is decided here, too: `due_seals`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -251,18 +251,19 @@ class ShardState:
         if info is None:  # its message comes once for each vchannel
             return
         self.changes_since_cut += 1
-        self._discard(lambda segment: segment.collection_id == info.id)
+        self._discard_dropped()
         for vchannel in info.vchannels:
             del self.next_offsets[vchannel]
 
     def _drop_partition(self, header: DropPartitionHeader, tick: int) -> None:
         if self.catalog.drop_partition(header, tick):
             self.changes_since_cut += 1
-            self._discard(lambda segment: segment.partition_id == header.partition_id)
+            self._discard_dropped()
 
-    def _discard(self, is_gone: Callable[[GrowingSegment], bool]) -> None:
-        for segment in [segment for segment in self.segments.values() if is_gone(segment)]:
-            self._seal(segment.segment_id)
+    def _discard_dropped(self) -> None:
+        for segment in list(self.segments.values()):
+            if not self.catalog.is_writable(segment.vchannel, segment.partition_id):
+                self._seal(segment.segment_id)
 
     def _add_segment(self, segment: GrowingSegment) -> None:
         self.segments[segment.segment_id] = segment
