@@ -108,20 +108,18 @@ def test_a_second_ingest_takes_nothing(node: NodeBuilder, tables: Path, ingest: 
     assert DeltaTable(str(tables / "orders")).version() == version
 
 
-def test_report_counts_rows_files_and_cuts(node: NodeBuilder, ingest: Ingest) -> None:
+def test_report_counts_rows_and_cuts(node: NodeBuilder, ingest: Ingest) -> None:
     node.create(shards=1)
     node.insert("orders", orders(1, 2, 3))
     node.delete("orders", [2])
     node.cut()
     first = ingest().tables[0]
     assert (first.first_cut, first.last_cut, first.rows_added, first.rows_deleted) == (1, 1, 3, 1)
-    assert (first.files_added, first.files_removed) == (1, 0)
     node.delete("orders", [1])
     node.cut()
     node.cut()
     second = ingest().tables[0]
     assert (second.first_cut, second.last_cut, second.rows_added, second.rows_deleted) == (2, 3, 0, 1)
-    assert (second.files_added, second.files_removed) == (1, 1)
     assert second.tick == node.cut_tick
 
 
@@ -134,7 +132,7 @@ def test_only_files_that_hold_a_deleted_row_are_rewritten(node: NodeBuilder, tab
     before = set(DeltaTable(str(tables / "orders")).file_uris())
     node.delete("orders", [8, 5])  # 5 lies within the key range of all three files and in none of them
     node.cut()
-    assert ingest().tables[0].files_removed == 1
+    ingest()
     after = set(DeltaTable(str(tables / "orders")).file_uris())
     assert len(before & after) == 2
     assert rows_of(tables / "orders") == node.expected("orders")
