@@ -203,6 +203,34 @@ def test_an_ingest_goes_on_after_it_has_retired_a_table(node: NodeBuilder, table
     assert sorted(path.name.partition("@")[0] for path in tables.iterdir() if path.name[0] != ".") == ["old", "orders"]
 
 
+def test_a_table_that_took_the_drop_is_retired_although_later_cuts_know_nothing_of_it(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    old = node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+    ingest()
+    last = node.expected("orders")
+    node.drop("orders")
+    node.cut()
+
+    def stop(step: str) -> None:
+        if step == "ingest.finished":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        ingest(on_step=stop)
+    node.create()
+    node.insert("orders", orders(2))
+    node.cut()
+    report = ingest()
+    assert [(table.path, table.dropped, table.rows_added) for table in report.tables] == [
+        (str(tables / f"orders@{old.id}"), True, 0),
+        (str(tables / "orders"), False, 1),
+    ]
+    assert rows_of(tables / f"orders@{old.id}") == last
+
+
 def test_a_collection_born_and_dropped_between_ingests_leaves_no_table(
     node: NodeBuilder, tables: Path, ingest: Ingest
 ) -> None:
