@@ -282,9 +282,9 @@ class TxnInterceptor(Interceptor):
         self.expire()
         self._failed.clear()
         rolled_back = 0
-        for session in [each for each in self._sessions.values() if each.state is SessionState.FAILED]:
+        for session in list(self._sessions.values()):
             if session.state is not SessionState.FAILED:
-                continue  # its client was faster
+                continue
             assert session.failure is not None, "a failed session has a reason"
             failpoint("txn.expired")
             header = RollbackTxnHeader(session.failure.value)

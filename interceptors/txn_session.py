@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from interceptors.errors import InvalidTransactionState, TransactionExpired
-from wal.errors import StreamingNodeError
 from wal.message import MESSAGE_OVERHEAD_BYTES, Change
 
 
@@ -104,7 +103,13 @@ class Session:
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             assert event in CLIENT_EVENTS, f"{event} in {self.state}"
-            raise self._refusal()
+            if self.failure is not None:
+                raise TransactionExpired(
+                    f"transaction {self.txn_id} is rolled back: {self.failure.value} — begin a new one"
+                )
+            raise InvalidTransactionState(
+                f"transaction {self.txn_id} is ending already ({self.state.name}) — begin a new one"
+            )
         self.state = after
 
     def due(self, now_ms: int) -> Failure | None:
@@ -157,15 +162,6 @@ class Session:
             return False
         self.apply(SessionEvent.HAND_OVER)
         return True
-
-    def _refusal(self) -> StreamingNodeError:
-        if self.failure is not None:
-            return TransactionExpired(
-                f"transaction {self.txn_id} is rolled back: {self.failure.value} — begin a new one"
-            )
-        return InvalidTransactionState(
-            f"transaction {self.txn_id} is ending already ({self.state.name}) — begin a new one"
-        )
 
 
 def size_of_bodies(bodies: list[Change]) -> int:

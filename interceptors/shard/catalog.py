@@ -118,10 +118,6 @@ class Catalog:
             raise CollectionNotFound(f"no collection is named {name!r} — create it first, or choose one that is there")
         return self._collections[collection_id]
 
-    def knows(self, collection_id: int) -> bool:
-        """Whether a collection of this id lives, or is remembered as dropped."""
-        return collection_id in self._collections
-
     def is_writable(self, vchannel: str, partition_id: int) -> bool:
         """Whether rows of this partition may be written to this vchannel."""
         return (vchannel, partition_id) in self._writable
