@@ -23,7 +23,6 @@ from wal.headers import (
     DropCollectionHeader,
     DropPartitionHeader,
     FlushHeader,
-    Header,
     InsertHeader,
     MessageType,
 )
@@ -184,29 +183,23 @@ class ShardState:
             case InsertHeader() as header:
                 self._insert(header, change, tick)
             case DeleteHeader() as header:
-                if change.vchannel in self.next_offsets:
-                    self.changes_since_cut += header.rows
+                self._delete(header, change.vchannel)
             case CreateSegmentHeader() as header:
                 self._create_segment(header, change.vchannel, tick)
             case FlushHeader() as header:
                 self._seal(header.segment_id)
             case CutHeader() as header:
                 self._cut(header, tick)
-            case header:
-                self._evolve_catalog(header, tick)
-
-    def _evolve_catalog(self, header: Header, tick: int) -> None:
-        match header:
-            case CreateCollectionHeader():
+            case CreateCollectionHeader() as header:
                 self._create_collection(header, tick)
-            case CreatePartitionHeader():
+            case CreatePartitionHeader() as header:
                 self.catalog.create_partition(header, tick)
                 self._saw_id(header.partition_id)
-            case DropCollectionHeader():
+            case DropCollectionHeader() as header:
                 self._drop_collection(header, tick)
-            case DropPartitionHeader():
+            case DropPartitionHeader() as header:
                 self._drop_partition(header, tick)
-            case _:
+            case header:
                 raise AssertionError(f"{header!r} changes nothing that a channel keeps")
 
     def _insert(self, header: InsertHeader, change: Change, tick: int) -> None:
@@ -219,6 +212,10 @@ class ShardState:
             segment.stats.rows += header.rows
             segment.stats.bytes += change.payload_bytes
             segment.stats.changed_tick = tick
+
+    def _delete(self, header: DeleteHeader, vchannel: str) -> None:
+        if vchannel in self.next_offsets:
+            self.changes_since_cut += header.rows
 
     def _create_segment(self, header: CreateSegmentHeader, vchannel: str, tick: int) -> None:
         self._saw_id(header.segment_id)
