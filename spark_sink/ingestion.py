@@ -249,6 +249,8 @@ class IngestJob:
     def _retire_gone(self, held: dict[int, OpenTable], cuts: Sequence[Cut]) -> None:
         """Retire tables of collections that none of these cuts names: they took the drop, and their job was killed then."""
         named = {entry.collection_id for cut in cuts for entry in cut.manifest.collections}
+        self._cuts.look()  # a table may be of a collection that is newer than these cuts: another job has made it
+        named |= living(self._cuts.read(self._cuts.newest).manifest)
         for identity in [table.owner() for collection_id, table in held.items() if collection_id not in named]:
             with table_lock(self._tables, identity.collection):
                 table = OpenTable.load(self._tables / identity.collection)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import spark_sink
 from flusher.cuts import Lease, lease_path
 from spark_sink.commit import INTENTS
-from spark_sink.ingestion import LOCKS
+from spark_sink.ingestion import LOCKS, IngestJob
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
@@ -229,6 +229,21 @@ def test_a_table_that_took_the_drop_is_retired_although_later_cuts_know_nothing_
         (str(tables / "orders"), False, 1),
     ]
     assert rows_of(tables / f"orders@{old.id}") == last
+
+
+def test_a_job_that_knows_older_cuts_leaves_a_newer_collections_table_alone(
+    spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create("stock")
+    node.cut()
+    older = IngestJob(spark, node.path, tables, progress=lambda *_: None)
+    assert older._cuts.newest == 1, "listed once"
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+    ingest()
+    assert [table.table for table in older.run().tables] == ["stock"]
+    assert rows_of(tables / "orders") == node.expected("orders")
 
 
 def test_a_collection_born_and_dropped_between_ingests_leaves_no_table(
