@@ -239,7 +239,7 @@ class TxnInterceptor(Interceptor):
         except BaseException:  # cancelled is refused too: what waits here is before the log's queue
             # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
             if group.ticket is None:
-                session.fail(Failure.COMMIT_FAILED, SessionEvent.COMMIT_REFUSED)
+                session.fail(Failure.COMMIT_FAILED)
                 self._failed.set()
             raise
         self._commits.add(txn_id)
@@ -255,7 +255,7 @@ class TxnInterceptor(Interceptor):
             failpoint("txn.rollback_durable")
         except BaseException:
             if group.ticket is None:
-                session.fail(Failure.ROLLBACK_FAILED, SessionEvent.ROLLBACK_REFUSED)
+                session.fail(Failure.ROLLBACK_FAILED)
             raise
         self._forget(session)
         return result
@@ -282,9 +282,9 @@ class TxnInterceptor(Interceptor):
         self.expire()
         self._failed.clear()
         rolled_back = 0
-        for session in [each for each in self._sessions.values() if each.state is SessionState.FAILED]:
+        for session in list(self._sessions.values()):
             if session.state is not SessionState.FAILED:
-                continue  # its client was faster
+                continue
             assert session.failure is not None, "a failed session has a reason"
             failpoint("txn.expired")
             header = RollbackTxnHeader(session.failure.value)

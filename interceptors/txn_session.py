@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from interceptors.errors import InvalidTransactionState, TransactionExpired
-from wal.errors import StreamingNodeError
 from wal.message import MESSAGE_OVERHEAD_BYTES, Change
 
 
@@ -30,10 +29,8 @@ class SessionEvent(Enum):
     COMMIT = auto()
     HAND_OVER = auto()  # the commit goes to the log
     SENT_BACK = auto()  # the commit has to wait for a segment and will come again
-    COMMIT_REFUSED = auto()  # the commit failed before the log had it
-    FAIL = auto()
+    FAIL = auto()  # also when its commit or rollback failed before the log had it
     ROLLBACK = auto()
-    ROLLBACK_REFUSED = auto()  # the rollback failed before the log had it
 
 
 _S, _E = SessionState, SessionEvent
@@ -43,13 +40,13 @@ TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (_S.ON_COMMIT, _E.COMMIT): _S.ON_COMMIT,
     (_S.ON_COMMIT, _E.HAND_OVER): _S.COMMITTING,
     (_S.COMMITTING, _E.SENT_BACK): _S.ON_COMMIT,
-    (_S.COMMITTING, _E.COMMIT_REFUSED): _S.FAILED,
     (_S.IN_FLIGHT, _E.FAIL): _S.FAILED,
     (_S.ON_COMMIT, _E.FAIL): _S.FAILED,
+    (_S.COMMITTING, _E.FAIL): _S.FAILED,
+    (_S.ON_ROLLBACK, _E.FAIL): _S.FAILED,
     (_S.IN_FLIGHT, _E.ROLLBACK): _S.ON_ROLLBACK,
     (_S.ON_COMMIT, _E.ROLLBACK): _S.ON_ROLLBACK,
     (_S.FAILED, _E.ROLLBACK): _S.ON_ROLLBACK,
-    (_S.ON_ROLLBACK, _E.ROLLBACK_REFUSED): _S.FAILED,
 }
 
 CLIENT_EVENTS = frozenset({_E.BODY, _E.COMMIT, _E.ROLLBACK})
@@ -106,7 +103,13 @@ class Session:
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             assert event in CLIENT_EVENTS, f"{event} in {self.state}"
-            raise self._refusal()
+            if self.failure is not None:
+                raise TransactionExpired(
+                    f"transaction {self.txn_id} is rolled back: {self.failure.value} — begin a new one"
+                )
+            raise InvalidTransactionState(
+                f"transaction {self.txn_id} is ending already ({self.state.name}) — begin a new one"
+            )
         self.state = after
 
     def due(self, now_ms: int) -> Failure | None:
@@ -125,9 +128,9 @@ class Session:
         size_bytes = self.size_bytes + size_of_bodies(bodies)
         return size_bytes > self.limits.size_bytes_max or len(self.bodies) + len(bodies) > self.limits.bodies_max
 
-    def fail(self, failure: Failure, event: SessionEvent = SessionEvent.FAIL) -> None:
-        """Let the session never commit; `event` says when the log never had its end. A rollback has to follow."""
-        self.apply(event)
+    def fail(self, failure: Failure) -> None:
+        """Let the session never commit; a rollback has to follow."""
+        self.apply(SessionEvent.FAIL)
         self.failure = self.failure or failure
 
     def add_bodies(self, bodies: list[Change]) -> None:
@@ -159,15 +162,6 @@ class Session:
             return False
         self.apply(SessionEvent.HAND_OVER)
         return True
-
-    def _refusal(self) -> StreamingNodeError:
-        if self.failure is not None:
-            return TransactionExpired(
-                f"transaction {self.txn_id} is rolled back: {self.failure.value} — begin a new one"
-            )
-        return InvalidTransactionState(
-            f"transaction {self.txn_id} is ending already ({self.state.name}) — begin a new one"
-        )
 
 
 def size_of_bodies(bodies: list[Change]) -> int:

@@ -102,14 +102,6 @@ def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> 
     return runs
 
 
-def _drops(collection_id: int, cut: Cut) -> list[int]:
-    """Return the ticks since the cut before at which the collection or a partition of it was dropped."""
-    entries = entries_of(cut, collection_id)
-    ticks = [each.dropped_tick for each in entries]
-    ticks += [partition.dropped_tick for each in entries for partition in each.partitions]
-    return [tick for tick in ticks if tick > cut.manifest.previous_tick]
-
-
 def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     """Return the ticks of the first and the last change; rows of a partition that is dropped again count, too."""
     ticks: list[int] = []
@@ -117,8 +109,10 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
         for file in cut.manifest.files:
             if file.collection_id == collection_id:
                 ticks += (file.tick_min, file.tick_max)
-        if drops := _drops(collection_id, cut):
-            ticks += (cut.manifest.previous_tick + 1, max(drops))  # rows may have come at once, and be in no file
+        for entry in entries_of(cut, collection_id):
+            last_drop = max([entry.dropped_tick, *(each.dropped_tick for each in entry.partitions)])
+            if last_drop > cut.manifest.previous_tick:
+                ticks += (cut.manifest.previous_tick + 1, last_drop)  # rows may have come at once, and be in no file
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 

@@ -72,8 +72,6 @@ class TableReport:
     version: int
     rows_added: int = 0
     rows_deleted: int = 0
-    files_added: int = 0
-    files_removed: int = 0
     dropped: bool = False
 
 
@@ -190,15 +188,15 @@ class IngestJob:
         held = self._held_tables(last.manifest.node_id)
         cuts = self._cuts.span(self._first_needed(last, held), last.number)
         total, done = len(cuts), 0
+        self._retire_gone(held, cuts or [last])
         # A table may have to be retired although no cut is left to take.
         runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut) or [[last]]
         for run in runs:
-            for entry in self._collections(run, held):
+            entries = {entry.collection_id: entry for cut in run for entry in cut.manifest.collections}
+            # In order of creation: a name's older bearer goes first.
+            for entry in sorted(entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id)):
                 self._progress(entry.name, done, total)
                 self._bring(entry, run)
-                report = self._reports.get(entry.collection_id)
-                if report is not None and report.dropped:
-                    held.pop(entry.collection_id, None)  # its files have another place now
             done += len(run)
         self._progress("done", total, total)
         return IngestReport(
@@ -248,23 +246,18 @@ class IngestJob:
         ]
         return min(needed, default=self._cuts.first)
 
-    def _collections(self, run: Sequence[Cut], held: dict[int, OpenTable]) -> list[CollectionEntry]:
-        """Return the collections to bring to the end of a run, in order of creation: a name's older bearer goes first."""
-        entries = {entry.collection_id: entry for cut in run for entry in cut.manifest.collections}
-        for collection_id, table in held.items():
-            if collection_id not in entries:  # dropped in a cut that its table has taken: only to be retired
-                entries[collection_id] = CollectionEntry(
-                    collection_id=collection_id,
-                    name=table.owner().collection,
-                    schema=b"",
-                    schema_version=0,
-                    primary_key="",
-                    partitions=(),
-                    vchannels=(),
-                    created_tick=0,
-                    dropped_tick=table.watermark.tick,
-                )
-        return sorted(entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id))
+    def _retire_gone(self, held: dict[int, OpenTable], cuts: Sequence[Cut]) -> None:
+        """Retire tables of collections that none of these cuts names: they took the drop, and their job was killed then."""
+        named = {entry.collection_id for cut in cuts for entry in cut.manifest.collections}
+        self._cuts.look()  # a table may be of a collection that is newer than these cuts: another job has made it
+        named |= living(self._cuts.read(self._cuts.newest).manifest)
+        for identity in [table.owner() for collection_id, table in held.items() if collection_id not in named]:
+            with table_lock(self._tables, identity.collection):
+                table = OpenTable.load(self._tables / identity.collection)
+                if table is not None and table.identity == identity:  # else another job was faster
+                    sync_log(table.path)
+                    clean_up(table)
+                    self._retire(table)
 
     # --- one table
 
@@ -292,7 +285,7 @@ class IngestJob:
             sync_log(path)  # of a job that was killed after its commit, or runs on another machine
             return table
         # Of a collection that was dropped later, files may be gone: without a table, none is begun for it.
-        if not self._is_living(entry) or not lives(entry, run[-1].tick) or _retired(path, entry).exists():
+        if not self._is_living(entry) or not lives(entry, run[-1].tick) or _retired(path, entry.collection_id).exists():
             return None
         if table is not None:
             raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
@@ -317,13 +310,12 @@ class IngestJob:
             except Truncated:
                 if self._is_living(entry):
                     raise  # else it was dropped before the table's first lease: the table ends with what it has
-        # Read back from the table: a commit may have been another job's.
-        table = table.at_version()
-        self._reports.setdefault(entry.collection_id, _untouched(table))
+        table = table.at_version()  # read again: a commit may have been another job's
         if any(lives(found, run[-1].tick) for found in entries_of(run[-1], entry.collection_id)):
+            self._reports[entry.collection_id] = self._report_of(table)
             self._lease(table)
         else:
-            self._retire(table.path, entry)
+            self._retire(table)
 
     def _commit(self, table: OpenTable, changes: Changes) -> None:
         with telling_lost_jvm(self._spark):
@@ -343,7 +335,7 @@ class IngestJob:
         if written.attempt is not None:
             written.attempt.finish()
         failpoint("ingest.finished")
-        before = self._reports.get(changes.entry.collection_id) or _untouched(table)
+        before = self._report_of(table)
         self._reports[changes.entry.collection_id] = replace(
             before,
             first_cut=before.first_cut or changes.cuts[0].number,
@@ -352,8 +344,6 @@ class IngestJob:
             version=version,
             rows_added=before.rows_added + written.rows_in,
             rows_deleted=before.rows_deleted + written.rows_deleted,
-            files_added=before.files_added + len(written.adds),
-            files_removed=before.files_removed + len(written.removes),
         )
 
     # --- after the commit
@@ -369,32 +359,33 @@ class IngestJob:
         write_lease(self._node, lease)
         failpoint("ingest.leased")
 
-    def _retire(self, path: Path, entry: CollectionEntry) -> None:
+    def _retire(self, table: OpenTable) -> None:
         """Move a dropped collection's table out of the way of one that takes its name; what is killed, the next one does."""
-        release(self._node, path)  # first: once renamed, no ingest looks for it
+        collection_id = table.owner().collection_id
+        report = self._report_of(table)
+        retired = _retired(table.path, collection_id)
+        release(self._node, table.path)  # first: once renamed, no ingest looks for it
         failpoint("ingest.released")
-        retired = _retired(path, entry)
-        path.rename(retired)
-        sync_directory(path.parent)
+        table.path.rename(retired)
+        sync_directory(retired.parent)
         failpoint("ingest.retired")
-        report = self._reports[entry.collection_id]
-        self._reports[entry.collection_id] = replace(report, path=str(retired), dropped=True)
+        self._reports[collection_id] = replace(report, path=str(retired), dropped=True)
+
+    def _report_of(self, table: OpenTable) -> TableReport:
+        """Return what this job did to a table so far."""
+        identity, mark = table.owner(), table.watermark
+        return self._reports.get(identity.collection_id) or TableReport(
+            table=identity.collection,
+            path=str(table.path),
+            first_cut=0,
+            last_cut=mark.cut,
+            tick=mark.tick,
+            version=table.version,
+        )
 
     def _is_living(self, entry: CollectionEntry) -> bool:
         return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)
 
 
-def _retired(path: Path, entry: CollectionEntry) -> Path:
-    return path.with_name(f"{entry.name}@{entry.collection_id}")
-
-
-def _untouched(table: OpenTable) -> TableReport:
-    mark = table.watermark
-    return TableReport(
-        table=table.owner().collection,
-        path=str(table.path),
-        first_cut=0,
-        last_cut=mark.cut,
-        tick=mark.tick,
-        version=table.version,
-    )
+def _retired(path: Path, collection_id: int) -> Path:
+    return path.with_name(f"{path.name}@{collection_id}")

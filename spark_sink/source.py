@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -46,7 +46,7 @@ class StreamingNodeSource(DataSource):
 
     Spark prunes nothing in a Python source: `.schema("id bigint, amount double")` reads these columns only.
 
-    Raises `InvalidArgument` for another option, and for a stream: a reader of the node follows what is to come.
+    Raises `InvalidArgument` for another option. There are no streams: a reader of the node follows what is to come.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -69,10 +69,6 @@ class StreamingNodeSource(DataSource):
         """Return the reader of the columns in `schema`, a subset of the collection's."""
         return CutReader(self._node, self._changes, schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return one that refuses: Spark hides what this method itself raises behind a fault of its own."""
-        return NoStream()
-
     @property
     def _node(self) -> Path:
         return Path(self.options.get("node", "data")).resolve()
@@ -88,20 +84,6 @@ class StreamingNodeSource(DataSource):
         entry = live_collection(cuts.read(cuts.newest), name)
         span = cuts.span(first_with(cuts, entry.created_tick), cuts.newest)
         return changes_of(entry, span, after_tick=entry.created_tick - 1)
-
-
-class NoStream(DataSourceStreamReader):
-    """What a stream gets: cuts are read in batches. Raises `InvalidArgument` when the stream starts."""
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Refuse: it is what a stream asks for first."""
-        raise InvalidArgument(
-            "the source streamingnode reads batches, not streams — use spark.read, or node.read() for what is to come"
-        )
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
-        """Give nothing; no stream gets here."""
-        return iter(())
 
 
 # --- what one task reads, on an executor: whole columns, in file order, in bounded memory ---

@@ -118,10 +118,6 @@ class Catalog:
             raise CollectionNotFound(f"no collection is named {name!r} — create it first, or choose one that is there")
         return self._collections[collection_id]
 
-    def knows(self, collection_id: int) -> bool:
-        """Whether a collection of this id lives, or is remembered as dropped."""
-        return collection_id in self._collections
-
     def is_writable(self, vchannel: str, partition_id: int) -> bool:
         """Whether rows of this partition may be written to this vchannel."""
         return (vchannel, partition_id) in self._writable
@@ -188,10 +184,7 @@ class Catalog:
         if info is None or info.dropped_tick:
             return None
         del self._ids[info.name]
-        for vchannel in info.vchannels:
-            for partition in info.partitions:
-                self._writable.pop((vchannel, partition.id), None)
-        self._collections[info.id] = msgspec.structs.replace(info, dropped_tick=tick)
+        self._put(msgspec.structs.replace(info, dropped_tick=tick))
         return info
 
     def create_partition(self, header: CreatePartitionHeader, tick: int) -> None:
@@ -207,8 +200,6 @@ class Catalog:
         info = self._collections.get(header.collection_id)
         if info is None or not self.is_writable(info.vchannels[0], header.partition_id):
             return False
-        for vchannel in info.vchannels:
-            del self._writable[vchannel, header.partition_id]
         partitions = tuple(
             msgspec.structs.replace(each, dropped_tick=tick) if each.id == header.partition_id else each
             for each in info.partitions
@@ -228,10 +219,11 @@ class Catalog:
 
     def _put(self, info: CollectionInfo) -> None:
         self._collections[info.id] = info
-        if info.dropped_tick:
-            return
-        self._ids[info.name] = info.id
+        if not info.dropped_tick:
+            self._ids[info.name] = info.id
         for vchannel in info.vchannels:
             for partition in info.partitions:
-                if not partition.dropped_tick:
+                if info.dropped_tick or partition.dropped_tick:
+                    self._writable.pop((vchannel, partition.id), None)
+                else:
                     self._writable[vchannel, partition.id] = (info.id, info.schema_version)

@@ -65,10 +65,8 @@ def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: Bod
             return _decide_commit(state, bodies_of(head.txn_id), tick=tick)
         case MessageType.CUT:
             return _decide_cut(state, messages)
-        case MessageType.CREATE_SEGMENT:
-            return _decide_create_segments(state, messages)
-        case MessageType.FLUSH:
-            return _decide_flush(state, messages)
+        case MessageType.CREATE_SEGMENT | MessageType.FLUSH:
+            return _decide_segments(state, messages)
         case _:  # ticks, begins and rollbacks concern no shard
             return Decision([message.header for message in messages])
 
@@ -163,23 +161,17 @@ def _decide_cut(state: ShardState, messages: Sequence[MutableMessage]) -> Decisi
     return Decision([header], changes=[Change.of(message)._replace(header=header)])
 
 
-def _decide_create_segments(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
+def _decide_segments(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
     for message in messages:
         header = message.header
-        assert isinstance(header, CreateSegmentHeader), "a CREATE_SEGMENT has its own header"
-        assert header.segment_id not in state.segments, "a segment gets a new id"
-        if not state.catalog.is_writable(message.vchannel, header.partition_id):
-            raise InvalidArgument(
-                f"partition {header.partition_id} on {message.vchannel!r} was dropped — make no segment"
-            )
-    return _unstamped(messages)
-
-
-def _decide_flush(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
-    for message in messages:
-        assert isinstance(message.header, FlushHeader), "a FLUSH has its own header"
-        if message.header.segment_id not in state.segments:
-            raise InvalidArgument(f"{message.header!r} names no growing segment — it is sealed already")
+        assert isinstance(header, CreateSegmentHeader | FlushHeader), "these have headers of their own"
+        is_there = header.segment_id in state.segments
+        if isinstance(header, FlushHeader) and not is_there:
+            raise InvalidArgument(f"{header!r} names no growing segment — it is sealed already")
+        if isinstance(header, CreateSegmentHeader):
+            assert not is_there, "a segment gets a new id"
+            if not state.catalog.is_writable(message.vchannel, header.partition_id):
+                raise InvalidArgument(f"{header!r} is of a partition that was dropped — make no segment")
     return _unstamped(messages)
 
 

@@ -17,17 +17,13 @@ from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
 from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import Change, MutableMessage
-from wal.runtime import event_log
 
-ATTEMPTS_MAX = 16
-"""With the pauses below about ten seconds: longer than a disk hiccup, shorter than the wait of those who asked."""
-RETRY_S_MIN = 0.01
-RETRY_S_MAX = 1.0
+ATTEMPTS_MAX = 100
+RETRY_S = 0.1
+"""Together ten seconds: longer than a disk hiccup, shorter than the wait of those who asked."""
 
 SEAL_INTERVAL_S = 1.0
 """Policies count in minutes, except total growing bytes: a second of ingest is what may come on top of its high mark."""
-
-_log = event_log(__name__)
 
 
 class ShardManager(Interceptor):
@@ -170,25 +166,20 @@ class SegmentAllocator:
             await self._manager.close()
 
     async def _allocate(self, keys: Sequence[SegmentKey], append: Append) -> Overloaded | None:
-        pause_s, reason = RETRY_S_MIN, ""
+        reason = ""
         for _ in range(ATTEMPTS_MAX):
+            # What was dropped meanwhile, or has a segment by now, is let through: its insert hears the reason itself.
+            needed = [key for key in keys if self._manager.needs_segment(key)]
             try:
-                await self._try(keys, append)
+                if needed:
+                    await append(AppendGroup([self._manager.new_segment(key) for key in needed]))
                 return None
             except StreamingNodeError as error:
                 reason = str(error)
                 if isinstance(error, FINAL):
                     break
-                await self._sleep(pause_s)
-                pause_s = min(pause_s * 2, RETRY_S_MAX)
-        else:
-            _log.warning("segments_not_made", segments=len(keys), attempts=ATTEMPTS_MAX, error=reason)
+                await self._sleep(RETRY_S)
         return Overloaded(f"no segment could be made for the rows: {reason} — try again")
-
-    async def _try(self, keys: Sequence[SegmentKey], append: Append) -> None:
-        # What was dropped meanwhile, or has a segment by now, is let through: its insert hears the reason itself.
-        if needed := [key for key in keys if self._manager.needs_segment(key)]:
-            await append(AppendGroup([self._manager.new_segment(key) for key in needed]))
 
 
 class SealWorker:
@@ -205,17 +196,16 @@ class SealWorker:
     async def seal_due(self, append: Append) -> int:
         """Seal what is due now, in one group; return how many. Raises the errors of `FINAL`."""
         self._manager.segment_full.clear()
-        due = due_seals(self._manager.state.segments.values(), self._manager.limits, tick=self._last_tick())
+        segments = self._manager.state.segments.values()
         messages = []
-        for segment, reason in due:
+        for segment, reason in due_seals(segments, self._manager.limits, tick=self._last_tick()):
             header = FlushHeader(segment.collection_id, segment.partition_id, segment.segment_id, reason)
             messages.append(MutableMessage(MessageType.FLUSH, header, segment.vchannel))
-        if not messages:
-            return 0
         try:
-            await append(AppendGroup(messages))
+            if messages:
+                await append(AppendGroup(messages))
         except FINAL:
             raise
         except StreamingNodeError:  # a cut or a drop was first; the next look will tell
             return 0
-        return len(due)
+        return len(messages)

@@ -5,7 +5,7 @@ and the flusher feed with what they read: one set of rules, so that all copies a
 applied once, whoever repeats it. When a growing segment is sealed before a cut does it is decided here, too: `due_seals`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -23,7 +23,6 @@ from wal.headers import (
     DropCollectionHeader,
     DropPartitionHeader,
     FlushHeader,
-    Header,
     InsertHeader,
     MessageType,
 )
@@ -181,29 +180,23 @@ class ShardState:
             case InsertHeader() as header:
                 self._insert(header, change, tick)
             case DeleteHeader() as header:
-                if change.vchannel in self.next_offsets:
-                    self.changes_since_cut += header.rows
+                self._delete(header, change.vchannel)
             case CreateSegmentHeader() as header:
                 self._create_segment(header, change.vchannel, tick)
             case FlushHeader() as header:
                 self._seal(header.segment_id)
             case CutHeader() as header:
                 self._cut(header, tick)
-            case header:
-                self._evolve_catalog(header, tick)
-
-    def _evolve_catalog(self, header: Header, tick: int) -> None:
-        match header:
-            case CreateCollectionHeader():
+            case CreateCollectionHeader() as header:
                 self._create_collection(header, tick)
-            case CreatePartitionHeader():
+            case CreatePartitionHeader() as header:
                 self.catalog.create_partition(header, tick)
                 self._saw_id(header.partition_id)
-            case DropCollectionHeader():
+            case DropCollectionHeader() as header:
                 self._drop_collection(header, tick)
-            case DropPartitionHeader():
+            case DropPartitionHeader() as header:
                 self._drop_partition(header, tick)
-            case _:
+            case header:
                 raise AssertionError(f"{header!r} changes nothing that a channel keeps")
 
     def _insert(self, header: InsertHeader, change: Change, tick: int) -> None:
@@ -216,6 +209,10 @@ class ShardState:
             segment.stats.rows += header.rows
             segment.stats.bytes += change.payload_bytes
             segment.stats.changed_tick = tick
+
+    def _delete(self, header: DeleteHeader, vchannel: str) -> None:
+        if vchannel in self.next_offsets:
+            self.changes_since_cut += header.rows
 
     def _create_segment(self, header: CreateSegmentHeader, vchannel: str, tick: int) -> None:
         self._saw_id(header.segment_id)
@@ -248,18 +245,19 @@ class ShardState:
         if info is None:  # its message comes once for each vchannel
             return
         self.changes_since_cut += 1
-        self._discard(lambda segment: segment.collection_id == info.id)
+        self._discard_dropped()
         for vchannel in info.vchannels:
             del self.next_offsets[vchannel]
 
     def _drop_partition(self, header: DropPartitionHeader, tick: int) -> None:
         if self.catalog.drop_partition(header, tick):
             self.changes_since_cut += 1
-            self._discard(lambda segment: segment.partition_id == header.partition_id)
+            self._discard_dropped()
 
-    def _discard(self, is_gone: Callable[[GrowingSegment], bool]) -> None:
-        for segment in [segment for segment in self.segments.values() if is_gone(segment)]:
-            self._seal(segment.segment_id)
+    def _discard_dropped(self) -> None:
+        for segment in list(self.segments.values()):
+            if not self.catalog.is_writable(segment.vchannel, segment.partition_id):
+                self._seal(segment.segment_id)
 
     def _add_segment(self, segment: GrowingSegment) -> None:
         self.segments[segment.segment_id] = segment

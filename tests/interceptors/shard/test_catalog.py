@@ -152,9 +152,10 @@ def test_forgetting_takes_only_what_was_dropped_before() -> None:
     made.drop_collection(DropCollectionHeader(7), tick=30)
     made.forget_below(30)
     assert [each.name for each in made.collection(1).partitions] == [DEFAULT_PARTITION]
-    assert made.knows(7)
+    assert made.collection(7).dropped_tick
     made.forget_below(31)
-    assert not made.knows(7)
+    with pytest.raises(CollectionNotFound):
+        made.collection(7)
     made.check_insert("p0_1v0", INSERT)
 
 

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from interceptors.shard.catalog import CollectionInfo
-from interceptors.shard.interceptor import ATTEMPTS_MAX, RETRY_S_MAX
+from interceptors.shard.interceptor import ATTEMPTS_MAX, RETRY_S
 from tests.interceptors.live_channel import LiveChannel, insert, settle_tasks
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull
 from wal.headers import MessageType
@@ -34,11 +34,11 @@ class RefuseSegments:
         return self.error if self.left >= 0 else None
 
 
-async def test_allocation_is_tried_again_with_fresh_messages_and_growing_pauses(channel: LiveChannel) -> None:
+async def test_allocation_is_tried_again_with_fresh_messages_after_pauses(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     refusal = channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=3)
     await channel.append(insert(info))
-    assert channel.pauses == [0.01, 0.02, 0.04]
+    assert channel.pauses == [RETRY_S] * 3
     messages = [group.messages[0] for group in refusal.tried]
     assert len({id(message) for message in messages}) == 4
     assert len({getattr(message.header, "segment_id", 0) for message in messages}) == 4
@@ -59,7 +59,6 @@ async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error
             tasks.start_soon(append)
     assert len(errors) == 3
     assert len(refusal.tried) == ATTEMPTS_MAX
-    assert max(channel.pauses) == RETRY_S_MAX
     assert channel.shard.wanted == {}
 
 
@@ -121,11 +120,15 @@ async def test_refused_seal_is_left_to_the_next_look() -> None:
         assert await channel.sealer.seal_due(channel.append_group) == 1
 
 
-async def test_sealer_ends_when_the_log_takes_no_more() -> None:
+async def test_sealer_goes_on_after_a_refusal_and_ends_when_the_log_takes_no_more() -> None:
     async with LiveChannel.open() as channel:
         await channel.append(insert(await channel.create_collection("a"), 1))
         channel.now_ms += 86_400_000 + 1
-        closed = Refuse(OnShutdown("closed"))
+        refusing = Refuse(StorageFull("disk", 1, 2))
         channel.shard.segment_full.set()
-        await channel.sealer.run(closed)
-        assert len(closed.groups) == 1
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(channel.sealer.run, refusing)
+            await settle_tasks()
+            refusing.error = OnShutdown("closed")
+            channel.shard.segment_full.set()
+        assert len(refusing.groups) == 2
