@@ -24,7 +24,7 @@ from interceptors.txn import TxnInterceptor
 from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
 from streamingnode.config import NodeConfig
-from wal.adaptor import Wal, WalOptions
+from wal.adaptor import Wal
 from wal.errors import StreamingNodeError
 from wal.failpoint import failpoint
 from wal.files import disk_errors_typed
@@ -140,7 +140,9 @@ class Channel:
             log,
             self._open_term,
             ticks=ticks,
-            options=WalOptions(limits=config.wal, retry=config.retry, reopen=config.reopen),
+            limits=config.wal,
+            retry=config.retry,
+            reopen=config.reopen,
             observer=observer,
             explain=explain,
         )

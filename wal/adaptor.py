@@ -7,7 +7,7 @@ those of `wal.lifecycle`; `keep` moves them.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import anyio
@@ -42,15 +42,6 @@ class WalLimits:
     group_bytes_max: int = 4 << 20
     """Payloads and overhead of all messages of a group: what is copied, checksummed and written in one piece."""
     group_messages_max: int = MESSAGES_PER_ENTRY_MAX
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WalOptions:
-    """How one log takes appends, repeats them, and comes back."""
-
-    limits: WalLimits = field(default_factory=WalLimits)
-    retry: RetryLimits = field(default_factory=RetryLimits)
-    reopen: ReopenOptions = field(default_factory=ReopenOptions)
 
 
 class Term(Protocol):
@@ -88,7 +79,9 @@ class Wal:
         open_term: OpenTerm,
         *,
         ticks: TickAllocator,
-        options: WalOptions | None = None,
+        limits: WalLimits | None = None,
+        retry: RetryLimits | None = None,
+        reopen: ReopenOptions | None = None,
         observer: AppendObserver | None = None,
         explain: Callable[[StreamingNodeError], None] = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
@@ -99,7 +92,8 @@ class Wal:
         """Number of the present term, or of the last one."""
         self._store, self._log, self._ticks = store, log, ticks
         self._end, self._make_term = log_end(log), open_term
-        self._options = options or WalOptions()
+        self._limits, self._retry = limits or WalLimits(), retry or RetryLimits()
+        self._reopening = reopen or ReopenOptions()
         self._observer, self._explain, self._clock = observer, explain, clock
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
@@ -197,7 +191,7 @@ class Wal:
 
     async def _repeat(self, group: AppendGroup, again: Callable[[], AppendGroup], first: Indeterminate) -> AppendResult:
         """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
-        limits, joined = self._options.retry, group.other_try
+        limits, joined = self._retry, group.other_try
         error: StreamingNodeError = first
         doubt, pause_s = first, limits.first_s
         with anyio.move_on_after(limits.give_up_s):
@@ -263,7 +257,7 @@ class Wal:
         assert group.ticket is None, "a group is appended once; build a new one to append again"
         if not group.messages:
             raise InvalidArgument("an append group without messages — skip the append")
-        limits, count, size_bytes = self._options.limits, len(group.messages), group.size_bytes
+        limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
         if count > limits.group_messages_max:
             raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
         if size_bytes > limits.group_bytes_max:
@@ -307,7 +301,7 @@ class Wal:
         while self.state is not LogState.OPEN:
             if self._full is not None and not self._opened.done():
                 raise self._full.with_traceback(None)
-            opened, wait_s = self._opened, self._options.reopen.wait_s
+            opened, wait_s = self._opened, self._reopening.wait_s
             done, _ = await asyncio.wait((opened,), timeout=wait_s)
             if not done:
                 raise LogReopening(
@@ -381,7 +375,7 @@ class Wal:
         _log.warning("log_reopened", pchannel=self._log.name, term=self.term, seconds=seconds)
 
     async def _reopen(self) -> None:
-        reopen, pause_s, obstacles_seen = self._options.reopen, self._options.reopen.first_pause_s, 0
+        pause_s, obstacles_seen = self._reopening.first_pause_s, 0
         while True:
             try:
                 await self._store.reopen()
@@ -400,7 +394,7 @@ class Wal:
                     "log_not_reopened", pchannel=self._log.name, attempts=self._attempts, pause_s=pause_s, error=text
                 )
             await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, reopen.longest_pause_s)
+            pause_s = min(2 * pause_s, self._reopening.longest_pause_s)
             self._become(LogState.REOPENING)
 
     async def _open_term(self) -> None:

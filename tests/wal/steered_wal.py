@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor, RoomInterceptor
 from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
-from wal.adaptor import Wal, WalLimits, WalOptions
+from wal.adaptor import Wal, WalLimits
 from wal.headers import DropCollectionHeader, MessageType
 from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import LiveTail
@@ -116,11 +116,9 @@ class SteeredWal:
             self._open_term,
             ticks=self.ticks,
             observer=observer,
-            options=WalOptions(
-                limits=limits or WalLimits(),
-                retry=retry or RetryLimits(give_up_s=0),
-                reopen=reopen or ReopenOptions(),
-            ),
+            limits=limits,
+            retry=retry or RetryLimits(give_up_s=0),
+            reopen=reopen,
         )
 
     async def open(self) -> "SteeredWal":

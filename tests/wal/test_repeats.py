@@ -9,7 +9,7 @@ import pytest
 from interceptors.errors import CollectionNotFound, SequenceTooOld
 from tests.wal.manual_log import ManualLog, allocator
 from tests.wal.steered_wal import Store
-from wal.adaptor import Wal, WalOptions
+from wal.adaptor import Wal
 from wal.errors import (
     Indeterminate,
     LogReopening,
@@ -82,7 +82,7 @@ async def wal_on(append: Append, retry: RetryLimits = LIMITS) -> Wal:
         log,
         open_term,
         ticks=allocator(),
-        options=WalOptions(retry=retry),
+        retry=retry,
     )
     await wal.open()
     return wal
