@@ -84,7 +84,6 @@ class Wal:
         reopen: ReopenOptions | None = None,
         observer: AppendObserver | None = None,
         explain: Callable[[StreamingNodeError], None] = lambda _: None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take `ticks` above all that an earlier term gave out, and what raises a better error than a caller would get."""
         self.state = LogState.RECOVERING
@@ -94,7 +93,7 @@ class Wal:
         self._end, self._make_term = log_end(log), open_term
         self._limits, self._retry = limits or WalLimits(), retry or RetryLimits()
         self._reopening = reopen or ReopenOptions()
-        self._observer, self._explain, self._clock = observer, explain, clock
+        self._observer, self._explain = observer, explain
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
         self._in_flight: set[AppendGroup] = set()
@@ -165,7 +164,7 @@ class Wal:
         while True:
             if self.state is not LogState.OPEN:  # does the log take this group? Now, later, or never
                 await self.wait_back()
-            term, status, started = self._term, "error", self._clock()
+            term, status, started = self._term, "error", time.perf_counter()
             detached = group.has_books_to_close
             group.stamp_wal_term(self.term)
             self._in_flight.add(group)
@@ -187,7 +186,7 @@ class Wal:
                 elif not detached:
                     self._ended(group)
                 if self._observer is not None:
-                    self._observer.append_ended(group, self._clock() - started, status)
+                    self._observer.append_ended(group, time.perf_counter() - started, status)
 
     async def _repeat(self, group: AppendGroup, again: Callable[[], AppendGroup], first: Indeterminate) -> AppendResult:
         """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
@@ -361,7 +360,7 @@ class Wal:
             self._kept.set_result(None)
 
     async def _change_term(self) -> None:
-        started = self._clock()
+        started = time.perf_counter()
         self._lose()
         _log.warning("log_lost", pchannel=self._log.name, term=self.term, store=self._store.condition)
         failpoint("recovery.write_failed")
@@ -371,7 +370,7 @@ class Wal:
         await self._reopen()
         self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
         self._become(LogState.OPEN)
-        seconds = round(self._clock() - started, 3)
+        seconds = round(time.perf_counter() - started, 3)
         _log.warning("log_reopened", pchannel=self._log.name, term=self.term, seconds=seconds)
 
     async def _reopen(self) -> None:
