@@ -166,7 +166,7 @@ def check_same_cut(manifest: CutManifest, before: Checkpoint, tick: int, rows: M
 
 
 def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None) -> None:
-    """Remove what was written for cut `number` and is not named by it, as it is on disk. Idempotent.
+    """Remove what was written for cut `number` and is not named by it, nothing that anybody else put there. Idempotent.
 
     `segment_ids` are those given since the cut before it. Only while no file is in progress. Raises `OSError`.
     """
@@ -178,10 +178,7 @@ def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range,
 
 
 def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
-    """Whether the node gives this path to a file of cut `number`, or to one in the making; not to its manifest.
-
-    No other cut gives these names, and nothing else is removed, whoever put it there.
-    """
+    """Whether the node gives this path to a file of cut `number`, or to one in the making; not to its manifest."""
     if path == manifest_path(number) + TEMPORARY_SUFFIX:
         return True
     top, owner = named_for(path.removesuffix(TEMPORARY_SUFFIX)) or ("", 0)
@@ -213,8 +210,6 @@ def decode_first_kept(content: bytes | None) -> int:
 
 
 # --- leases -----------------------------------------------------------------------------------------------------------
-#
-# Which cut of its node a table has taken, written by its ingest, so that the node may remove what lies before.
 
 LEASES = "leases"
 LEASE_BYTES_MAX = 64 << 10
@@ -238,10 +233,7 @@ def lease_path(node: Path, table: Path) -> Path:
 
 
 def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
-    """Yield the path of each lease file, and its lease, or why it holds none.
-
-    Raises `Corrupt` for a link in place of their directory.
-    """
+    """Yield the path of each lease file, and its lease, or why it holds none."""
     for path in directory.files(LEASES):
         if path.endswith(".json"):
             try:
@@ -253,10 +245,7 @@ def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
-    """Return the leases of tables fed from this node. Raises as `lease_files` does.
-
-    A file that does not decode counts as a table that has taken nothing, so that it holds everything; its path is the table.
-    """
+    """Return the leases of tables fed from this node, and one of `UNREADABLE` in place of each that does not decode."""
     leases = (
         found if isinstance(found, Lease) else Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
         for path, found in lease_files(directory)

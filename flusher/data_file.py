@@ -53,7 +53,6 @@ CHUNK_BYTES_MIN = 256 << 10
 times, and joining costs a twentieth of writing."""
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_VCHANNEL_TYPE = pa.dictionary(pa.int32(), pa.string())
 _IS_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 _IS_WHOLE = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date, pa.types.is_time)
 
@@ -98,8 +97,7 @@ class FileInProgress:
         self.pending_bytes = 0  # that no thread has taken yet
         self.writing_bytes = 0  # that threads are working on
         self.at_work = 0  # tasks that spill or finish the file; kept by who starts them
-        self.described: SegmentFile | DeleteFile | None = None
-        """What the manifest says about the file, once it is finished."""
+        self.described: SegmentFile | DeleteFile | None = None  # what the manifest says of it, once it is finished
         self._pending: list[Rows] = []
         self._decoding, self._writing = Lock(), Lock()
         self._discarded = False
@@ -221,7 +219,10 @@ class ParquetFile:
         self._sink.rest()
         failpoint("flush.file_synced")
         self._sink.close()
-        return _describe(self._written[0], self._sink, key=self._key)
+        described = {"bytes": self._sink.length, "crc32c": self._sink.crc32c, "rows": self._written[0].num_rows}
+        for name, column in (("tick", TICK), ("offset", OFFSET), ("key", self._key)):
+            described[f"{name}_min"], described[f"{name}_max"] = _bounds(self._written[0], column)
+        return described
 
     def discard(self) -> None:
         """Close and remove what was written, finished or not; idempotent. What the disk refuses, the next start does."""
@@ -312,10 +313,7 @@ class _ChecksummedFile:
 
 
 def encodings(table: pa.Table) -> tuple[list[str], list[str]]:
-    """Return which columns get a dictionary (texts that repeat), and which are stored as differences (numbers that ascend).
-
-    The first rows tell. Other columns stay plain.
-    """
+    """Return the columns to store with a dictionary (texts that repeat) and as differences (numbers that ascend)."""
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
     repetitive, ascending = [VCHANNEL], [TICK, OFFSET]
     for name, column in zip(sample.column_names, sample.columns, strict=True):
@@ -334,13 +332,6 @@ def _ascends(column: "pa.ChunkedArray[Any]") -> bool:
     values = column.drop_null()
     descents = int(np.count_nonzero(pc.less(values[1:], values[:-1]).to_numpy()))
     return len(values) > 1 and descents <= DESCENTS_MAX * len(values)
-
-
-def _describe(footer: pq.FileMetaData, sink: _ChecksummedFile, *, key: str) -> dict[str, Any]:
-    described: dict[str, Any] = {"bytes": sink.length, "crc32c": sink.crc32c, "rows": footer.num_rows}
-    for name, column in (("tick", TICK), ("offset", OFFSET), ("key", key)):
-        described[f"{name}_min"], described[f"{name}_max"] = _bounds(footer, column)
-    return described
 
 
 def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any]:
@@ -364,7 +355,7 @@ def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any]:
 def written_schema(schema: pa.Schema) -> pa.Schema:
     """Return the columns as the writer is given them: as stored, but `_vchannel` as a dictionary of one value."""
     stored = stored_schema(schema)
-    return stored.set(len(stored) - 1, pa.field(VCHANNEL, _VCHANNEL_TYPE))
+    return stored.set(len(stored) - 1, pa.field(VCHANNEL, pa.dictionary(pa.int32(), pa.string())))
 
 
 def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind: type[DataFile]) -> pa.Table:

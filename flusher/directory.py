@@ -190,16 +190,6 @@ class Cut:
         """What it says of the cut before it."""
         return Mark(self.manifest.previous_crc32c, self.manifest.previous_tick)
 
-    @property
-    def entries(self) -> int:
-        """How much it weighs in memory."""
-        return 1 + len(self.manifest.collections) + len(self.manifest.files)
-
-    @property
-    def data_bytes(self) -> int:
-        """How many bytes of files the cut brings."""
-        return sum(file.bytes for file in self.manifest.files)
-
 
 def manifest_path(number: int) -> str:
     """Return the path of a cut's manifest, relative to the node directory; they sort in cut order."""
@@ -303,7 +293,6 @@ class CutLog:
     def anchor(self, number: int, *, crc32c: int, tick: int) -> None:
         """Let what is read lead to the cut `number` that had this checksum and tick when it was made; 0 stands for none.
 
-        The node has these in its checkpoint, an ingest in its tables and in what the node answered when it asked for a cut.
         Without an anchor the newest manifest is taken as it is, and the one after it tells whether that was right. Raises
         `Corrupt` when the cut that is there is another one.
         """
@@ -378,11 +367,12 @@ class CutLog:
         return cut
 
     def _keep(self, cut: Cut) -> None:
+        entries = 1 + len(cut.manifest.collections) + len(cut.manifest.files)
         if cut.number not in self._kept:
-            self._kept_entries += cut.entries
+            self._kept_entries += entries
         if self._kept_entries > KEPT_ENTRIES_MAX:
             self._kept.clear()
-            self._kept_entries = cut.entries
+            self._kept_entries = entries
         self._kept[cut.number] = cut
 
 

@@ -137,11 +137,7 @@ def manifest_crc32c(content: bytes) -> int:
 
 
 def decode_manifest(content: bytes, *, name: str) -> CutManifest:
-    """Return the manifest in `content`; `name` is only for errors.
-
-    Raises `Corrupt` when the checksum or the document does not hold, or a path is not the one that the node gives such a
-    file; `UnsupportedFormat` when a newer release wrote it.
-    """
+    """Return the manifest in `content`; `name` is only for errors. Raises `Corrupt`, `UnsupportedFormat`."""
     what = f"cut manifest {name}"
     document = checked_document(content, what)
     manifest = decode_versioned(document, CutManifest, MANIFEST_FORMAT, what, decode=msgspec.json.decode)
@@ -177,10 +173,7 @@ def named_for(path: str) -> tuple[str, int] | None:
 
 def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) -> tuple[CollectionEntry, ...]:
     """Return what lived at some time after `since_tick`, collections and partitions alike, in the order of their ids."""
-
-    def lived(dropped_tick: int) -> bool:
-        return not 0 < dropped_tick <= since_tick
-
+    told = range(1, since_tick + 1)  # drops that an earlier cut told
     return tuple(
         CollectionEntry(
             collection_id=info.id,
@@ -191,14 +184,14 @@ def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) ->
             partitions=tuple(
                 PartitionEntry(partition_id=each.id, name=each.name, dropped_tick=each.dropped_tick)
                 for each in info.partitions
-                if lived(each.dropped_tick)
+                if each.dropped_tick not in told
             ),
             vchannels=info.vchannels,
             created_tick=info.created_tick,
             dropped_tick=info.dropped_tick,
         )
         for info in infos
-        if lived(info.dropped_tick)
+        if info.dropped_tick not in told
     )
 
 
@@ -235,10 +228,6 @@ def collection_info(entry: CollectionEntry) -> CollectionInfo:
 
 
 # --- the checkpoint ---------------------------------------------------------------------------------------------------
-#
-# Where a restart begins: the last cut, and the state of the shards as of its tick. One per pchannel, under a key of the log
-# store's own map, replaced after each cut. It is never ahead of what it covers: the cut's manifest and every file it names
-# are on disk before.
 
 CHECKPOINT_FORMAT = 2
 
@@ -266,8 +255,9 @@ class CutPosition(msgspec.Struct, frozen=True, array_like=True):
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is read from `position`.
 
-    `position` is the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number 0 and
-    position 0 mean: no cut yet, everything is in the log. `history` tells retention where the log stood at earlier cuts.
+    It is never ahead: the cut's manifest and every file it names are on disk before. `position` is the last-confirmed
+    position of the cut, so it may lie before entries at or below `tick`. Number 0 and position 0 mean: no cut yet,
+    everything is in the log. `history` tells retention where the log stood at earlier cuts.
     """
 
     format: int = CHECKPOINT_FORMAT

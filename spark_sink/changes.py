@@ -94,11 +94,12 @@ def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> 
     runs: list[list[Cut]] = []
     size = 0
     for cut in cuts:
-        if every_cut or not runs or size + cut.data_bytes > bytes_max:
+        cut_bytes = sum(file.bytes for file in cut.manifest.files)
+        if every_cut or not runs or size + cut_bytes > bytes_max:
             runs.append([])
             size = 0
         runs[-1].append(cut)
-        size += cut.data_bytes
+        size += cut_bytes
     return runs
 
 

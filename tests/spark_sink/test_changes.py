@@ -98,7 +98,7 @@ def test_runs_keep_order_and_bound_but_never_split_a_cut(tmp_path: Path) -> None
         node.insert("orders", [{"id": 1, "item": "a", "amount": 1.0}])
         node.cut()
     cuts = CutLog(tmp_path).span(1, 3)
-    size = cuts[0].data_bytes
+    size = sum(file.bytes for file in cuts[0].manifest.files)
     assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=2 * size + 64)] == [[1, 2], [3]]
     assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=1)] == [[1], [2], [3]]
     assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=9 * size, every_cut=True)] == [[1], [2], [3]]
