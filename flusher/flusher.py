@@ -221,8 +221,6 @@ class Flusher:
             await sleep(self._context.options.retention.interval_s)
             is_open = await _try(self.enforce_retention(), "retention_failed")
 
-    # --- a store that is short of space -----------------------------------------------------------------------------------
-
     async def reclaim_space(self, request_cut: Callable[[], Awaitable[int]]) -> None:
         """Make room before appends have to be refused, until the log is closed. `request_cut` as in `CutSchedule.run`."""
         store, is_open = self._context.store, True
@@ -241,8 +239,6 @@ class Flusher:
             if number := await request_cut():
                 await self.wait_for_cut(number)
             await self.enforce_retention(short_of_space=True)  # and what the cut brought into files
-
-    # --- one run after the other ------------------------------------------------------------------------------------------
 
     async def _keep_running(self) -> None:
         options = self._context.options
@@ -300,7 +296,14 @@ class Flusher:
         self._wake()
 
     async def _end_run(self, state: FlusherState, error: BaseException) -> None:
-        self._short = await self._shortage(error)
+        directory, wanted = self._context.directory, short_of(error)
+        self._short = None
+        if wanted == "disk space":
+            free_bytes = await to_thread.run_sync(directory.free_bytes)
+            unwritten = self._run.open_cut.taken_bytes if self._run else 0
+            self._short = StorageFull(str(directory.root), free_bytes, max(unwritten, free_bytes + SPACE_BYTES_MIN))
+        elif wanted == "file descriptors":
+            self._short = no_descriptor_left(directory.root, error)
         error = self._short or error
         self._last_error = f"{type(error).__name__}: {error}"
         if state is FlusherState.BACKING_OFF:
@@ -313,19 +316,6 @@ class Flusher:
             say("flusher_stopped", error=self._last_error)
         self._enter(state)
 
-    async def _shortage(self, error: BaseException) -> StorageFull | Overloaded | None:
-        """Return what whoever waits for a cut is told when a run ended for want of something."""
-        directory = self._context.directory
-        match short_of(error):
-            case "disk space":
-                free_bytes = await to_thread.run_sync(directory.free_bytes)
-                unwritten = self._run.open_cut.taken_bytes if self._run else 0
-                return StorageFull(str(directory.root), free_bytes, max(unwritten, free_bytes + SPACE_BYTES_MIN))
-            case "file descriptors":
-                return no_descriptor_left(directory.root, error)
-            case _:
-                return None
-
     def _enter(self, state: FlusherState) -> None:
         self.state = state
         self._wake()
@@ -333,9 +323,6 @@ class Flusher:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-
-
-# --- when a cut is asked for ------------------------------------------------------------------------------------------
 
 
 class CutSchedule:

@@ -16,15 +16,7 @@ from anyio import to_thread
 
 from flusher.cuts import UNREADABLE, Lease, kept_cuts_key, read_leases
 from flusher.directory import CUTS, CutLog, NodeDirectory, cut_numbers, file_paths, manifest_path
-from flusher.manifest import (
-    DATA,
-    Checkpoint,
-    CutManifest,
-    CutPosition,
-    decode_manifest,
-    manifest_crc32c,
-    named_for,
-)
+from flusher.manifest import DATA, Checkpoint, CutManifest, CutPosition, decode_manifest, manifest_crc32c, named_for
 from flusher.run import FlushContext
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.state import ShardState
@@ -64,9 +56,8 @@ def finish_removal(cuts: CutLog) -> None:
                 follower = cuts.read(manifest.number + 1).manifest
             except (Corrupt, Truncated, UnsupportedFormat):
                 continue
-            if path == manifest_path(manifest.number) + SET_ASIDE_SUFFIX and (
-                follower.previous_crc32c == manifest_crc32c(content)
-            ):
+            is_followed = follower.previous_crc32c == manifest_crc32c(content)
+            if is_followed and path == manifest_path(manifest.number) + SET_ASIDE_SUFFIX:
                 _remove_files(cuts.directory, manifest)
 
 
@@ -85,7 +76,6 @@ class Retention:
         self._directory = cuts.directory
         self._context = context
         self._found_tick, self._opened_ms = context.log.last_tick, context.elapsed_ms()
-        self._reader_floor = context.reader_floor
         self._enforcing = anyio.Lock()
         self._holds = 0
 
@@ -135,7 +125,7 @@ class Retention:
         if old is None:
             return 0
         bound = min(checkpoint.position, old.position)  # flusher and recovery start at the checkpoint
-        reader_floor = self._reader_floor()
+        reader_floor = self._context.reader_floor()
         return bound if reader_floor is None else min(bound, reader_floor)
 
     def _look(
@@ -168,10 +158,8 @@ class Retention:
 
     async def _give_up(self, earliest: Sequence[CutManifest]) -> None:
         if earliest:
-            first_kept = earliest[-1].number + 1
-            await self._context.store.put_meta(
-                {kept_cuts_key(self._context.log.name): msgspec.msgpack.encode(first_kept)}
-            )
+            key, first_kept = kept_cuts_key(self._context.log.name), earliest[-1].number + 1
+            await self._context.store.put_meta({key: msgspec.msgpack.encode(first_kept)})
             failpoint("flush.cut_given_up")
             await to_thread.run_sync(self._remove_cuts, earliest)
             self._cuts.forget_below(first_kept)

@@ -1,7 +1,6 @@
 """One run of the flusher: from its checkpoint through the log, until it is cancelled or something fails.
 
-It makes files of what a scanner over the whole pchannel delivers, and a cut of each cut message. A run that fails is thrown
-away with all it has in memory, exactly as a crash would; the next one starts from the last checkpoint.
+It makes files of what a scanner over the whole pchannel delivers, and a cut of each cut message.
 """
 
 from collections.abc import Awaitable, Callable
@@ -42,8 +41,6 @@ STEPS_OF_A_FILE = 2
 """One row group of a file is decoded while the one before it is written."""
 MESSAGES_PER_STEP = 256
 """Between two looks at memory and the event loop's other work; about 1 ms of messages."""
-
-# --- what runs work with ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +112,6 @@ class FlushContext:
     next_id: Callable[[], int]
 
 
-# --- the cut in the making --------------------------------------------------------------------------------------------
-
-
 class OpenCut:
     """Everything since the last cut: which row goes to which file, until a cut message closes it.
 
@@ -159,15 +153,9 @@ class OpenCut:
             self.files[vchannel] = self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
         self.files[vchannel].add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
 
-    async def drop(self, collection_id: int | None = None, partition_id: int | None = None) -> None:
-        """Discard the files of a collection, only the segments of one partition of it, or all files."""
-        gone = [
-            key
-            for key, file in self.files.items()
-            if collection_id in {None, file.place["collection_id"]}
-            and partition_id in {None, file.place.get("partition_id")}
-        ]
-        for key in gone:
+    async def drop(self, **of: int) -> None:
+        """Discard the files that are of one collection, segments that are of one partition, or without either all files."""
+        for key in [key for key, file in self.files.items() if of.items() <= file.place.items()]:
             await self.files.pop(key).discard()
 
     @property
@@ -185,9 +173,6 @@ class OpenCut:
             return self._catalog.collection(collection_id)
         except CollectionNotFound as error:
             raise Corrupt(f"the log has rows of collection {collection_id}, which was never created") from error
-
-
-# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 class FlushRun:
@@ -265,9 +250,9 @@ class FlushRun:
                 if file is not None and self._ahead is None and not file.at_work:
                     self._start(file, file.finish, writers)
             case DropCollectionHeader(collection_id=collection_id):
-                await self.open_cut.drop(collection_id)
+                await self.open_cut.drop(collection_id=collection_id)
             case DropPartitionHeader(collection_id=collection_id, partition_id=partition_id):
-                await self.open_cut.drop(collection_id, partition_id)
+                await self.open_cut.drop(collection_id=collection_id, partition_id=partition_id)
             case CutHeader() as header:
                 await self._cut(message, header)
             case _:
@@ -277,11 +262,10 @@ class FlushRun:
         cut, options = self.open_cut, self._context.options
         failpoint("flush.rows_taken")
         self._report(cut.number, cut.taken_bytes)
-        if self._ahead is not None:
-            for file in cut.files.values():
-                file.take()  # counted, and already on disk
         for file in cut.files.values():
-            if file.pending_bytes >= options.row_group_bytes and file.at_work < STEPS_OF_A_FILE:
+            if self._ahead is not None:
+                file.take()  # counted, and already on disk
+            elif file.pending_bytes >= options.row_group_bytes and file.at_work < STEPS_OF_A_FILE:
                 self._start(file, file.spill, writers)
         while cut.held_bytes > options.buffered_bytes_max:
             await max(cut.files.values(), key=lambda file: file.held_bytes).spill()
@@ -316,30 +300,22 @@ class FlushRun:
         async with anyio.create_task_group() as finishing:
             for file in files:
                 finishing.start_soon(file.finish)
+        described = [file.described for file in files if file.described is not None]
         manifest = build_manifest(
-            self._checkpoint,
-            tick,
-            [file.described for file in files if file.described is not None],
-            self.state,
-            node_id=context.store.node_id,
-            created_ms=context.now_ms(),
+            self._checkpoint, tick, described, self.state, node_id=context.store.node_id, created_ms=context.now_ms()
         )
         return await to_thread.run_sync(publish_cut, context.directory, manifest)
 
     async def _advance(self, message: Message, published: Cut) -> None:
         context, manifest = self._context, published.manifest
         step = CutPosition(manifest.tick, message.last_confirmed_position, manifest.created_ms)
+        min_age_ms = int(context.options.retention.min_age_s * 1000)
         checkpoint = Checkpoint(
             cut_number=manifest.number,
             tick=step.tick,
             position=step.position,
             manifest_crc32c=published.crc32c,
-            history=extend_history(
-                self._checkpoint.history,
-                step,
-                now_ms=context.now_ms(),
-                retention_ms=int(context.options.retention.min_age_s * 1000),
-            ),
+            history=extend_history(self._checkpoint.history, step, now_ms=context.now_ms(), retention_ms=min_age_ms),
             shard_state=self.state.snapshot(),
             producers=await context.save_producers(manifest.tick),
         )

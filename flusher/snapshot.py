@@ -4,6 +4,7 @@ The rows are those of the collection's table (the base), of the cuts after it, a
 whose key was not deleted later. Every file is checked against its manifest before a row of it is believed.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,16 +34,12 @@ class SnapshotBase:
     rows: pa.Table
 
 
-OnLoss = Callable[[str, int | None, Exception], None]
-"""Told of what is left out: which file, how many rows if that is known, and why."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSource:
     """What a snapshot is made of: one collection, the cuts after `base` to `last_cut`, and every message above its tick.
 
     Without a base, the cuts begin with the first one. `tail` may hold messages of other collections; it ends at or above
-    `as_of`. With `on_loss` what cannot be read is told there and left out, else it is raised.
+    `as_of`. What cannot be read is raised, or with `on_loss` left out and told there: the file, its rows if known, why.
     """
 
     cuts: CutLog
@@ -51,7 +48,7 @@ class SnapshotSource:
     tail: Sequence[AnyMessage]
     as_of: int = TICK_MAX
     base: SnapshotBase | None = None
-    on_loss: OnLoss | None = None
+    on_loss: Callable[[str, int | None, Exception], None] | None = None
 
 
 def read_snapshot(source: SnapshotSource) -> pa.Table:
@@ -85,8 +82,7 @@ def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> p
     encoded = deletes_.column(key).combine_chunks().dictionary_encode()
     highest = np.zeros(len(encoded.dictionary), np.int64)
     np.maximum.at(highest, encoded.indices.to_numpy(), deletes_.column(OFFSET).to_numpy())
-    match = pc.index_in(rows.column(key), value_set=encoded.dictionary)
-    bound = pc.take(pa.array(highest), match)
+    bound = pc.take(pa.array(highest), pc.index_in(rows.column(key), value_set=encoded.dictionary))
     return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))
 
 
@@ -201,23 +197,18 @@ def _up_to(table: pa.Table, tick: int) -> pa.Table:
 def _tail(source: SnapshotSource, live: frozenset[int]) -> tuple[list[pa.Table], list[pa.Table]]:
     """Return the rows and the deletes that are in the log only, a table for each vchannel."""
     info = source.collection
-    rows: dict[str, list[Rows]] = {}
-    deletes: dict[str, list[Rows]] = {}
-    for message in source.tail:
-        for body in message.bodies:
-            header = body.header
-            if isinstance(header, InsertHeader) and header.collection_id == info.id and header.partition_id in live:
-                found = Rows(body.payload, header.rows, body.time_tick, header.first_offset)
-                rows.setdefault(body.vchannel, []).append(found)
-            elif isinstance(header, DeleteHeader) and header.collection_id == info.id:
-                found = Rows(body.payload, header.rows, body.time_tick, header.next_offset)
-                deletes.setdefault(body.vchannel, []).append(found)
+    rows: defaultdict[str, list[Rows]] = defaultdict(list)
+    deletes: defaultdict[str, list[Rows]] = defaultdict(list)
+    for body in (body for message in source.tail for body in message.bodies):
+        match body.header:
+            case InsertHeader(collection_id=info.id) as header if header.partition_id in live:
+                rows[body.vchannel].append(Rows(body.payload, header.rows, body.time_tick, header.first_offset))
+            case DeleteHeader(collection_id=info.id) as header:
+                deletes[body.vchannel].append(Rows(body.payload, header.rows, body.time_tick, header.next_offset))
+            case _:
+                pass
     schema = arrow_schema(info)
     keys = pa.schema([schema.field(info.primary_key)])
-    return (
-        [
-            decode_rows(rows[name], schema, vchannel=name, kind=SegmentFile).cast(stored_schema(schema))
-            for name in sorted(rows)
-        ],
-        [decode_rows(deletes[name], keys, vchannel=name, kind=DeleteFile) for name in sorted(deletes)],
-    )
+    inserted = (decode_rows(rows[name], schema, vchannel=name, kind=SegmentFile) for name in sorted(rows))
+    deleted = (decode_rows(deletes[name], keys, vchannel=name, kind=DeleteFile) for name in sorted(deletes))
+    return [table.cast(stored_schema(schema)) for table in inserted], list(deleted)

@@ -89,10 +89,7 @@ def read_rows(source: SnapshotSource) -> pa.Table:
 
 
 def _read_once(source: SnapshotSource) -> pa.Table:
-    """Return the rows with the help of the first table that can be used, else of the node's own files alone.
-
-    When these no longer go back to the beginning, what is wrong with the table is raised.
-    """
+    """Return the rows with the help of the first table that can be used, else of the node's own files alone."""
     found = read_leases(source.cuts.directory, node_id=source.cuts.node_id)
     leases = [lease for lease in found if lease.collection_id == source.collection.id]
     # Of two tables with the same cut the one that is there goes first: what is wrong with it is what its user can mend.

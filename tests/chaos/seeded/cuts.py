@@ -1,6 +1,7 @@
 """Bugs of cuts, of states, and of what is given up behind cuts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
@@ -154,11 +155,12 @@ def _earlier_cuts_orphaned(right: Right) -> Right:
 
 def _truncation_forgets_readers(right: Right) -> Right:
     async def enforce(retention: Retention, *arguments: Any, **options: Any) -> Any:
-        reader_floor, retention._reader_floor = retention._reader_floor, lambda: None
+        context = retention._context
+        retention._context = replace(context, reader_floor=lambda: None)
         try:
             return await right(retention, *arguments, **options)
         finally:
-            retention._reader_floor = reader_floor
+            retention._context = context
 
     return enforce
 
