@@ -238,6 +238,7 @@ class EntrySource:
         self._closing = closing
         self.tailing = False
         """Whether the next entries come from the live tail."""
+        self._waiting = False
         self._confirmed_tick = 0
         self._reading: asyncio.Task[list[LogEntry]] | None = None
 
@@ -259,12 +260,16 @@ class EntrySource:
                 return read
             if tail.closed:
                 raise OnShutdown("the log is closing")
-            await tail.changed.wait()
+            self._waiting = True
+            try:
+                await tail.changed.wait()
+            finally:
+                self._waiting = False
 
     def close(self) -> None:
         """Give up what is read ahead, and have a wait in `next` look whether the scanner is closed."""
         self._stop_reading()
-        if self._tail is not None:
+        if self._tail is not None and self._waiting:
             self._tail.changed.wake()
 
     def _switch_to(self, tail: LiveTail) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from interceptors.shard.interceptor import SegmentAllocator
+from interceptors.shard.interceptor import ShardManager
 from streamingnode.channel import flush
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk
@@ -89,13 +89,13 @@ async def test_write_that_fails_while_the_node_closes_leaves_open_only_what_it_c
 async def test_insert_that_waits_for_a_segment_in_vain_holds_closing_no_longer_than_its_grace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def full(*_: object) -> None:
+    def full(*_: object) -> None:
         raise StorageFull("disk", 0, 1)
 
     loop = asyncio.get_running_loop()
     async with opened(None) as node:
         await node.create_collection("a", SCHEMA, primary_key="key")
-        monkeypatch.setattr(SegmentAllocator, "_try", full)
+        monkeypatch.setattr(ShardManager, "new_segment", full)
         monkeypatch.setattr("streamingnode.node.GRACE_S", QUICK_GRACE_S)
         inserts = [asyncio.ensure_future(error_of(node.insert("a", [{"key": key}]))) for key in range(4)]
         inserts.append(asyncio.ensure_future(error_of(node.insert("a", [{"key": 9}], timeout=60))))

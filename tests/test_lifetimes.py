@@ -263,7 +263,7 @@ async def test_call_that_waits_while_its_node_fails_names_the_failure_and_the_bl
             await with_collection(node)
             await node.insert("c", [{"key": 1}])
             await node.create_collection("full", SCHEMA, primary_key="key")
-            monkeypatch.setattr(SegmentAllocator, "_try", no_segment)
+            monkeypatch.setattr(SegmentAllocator, "_allocate", no_segment)
             waiting = asyncio.ensure_future(call(node))
             for _ in range(50):
                 await anyio.lowlevel.checkpoint()
