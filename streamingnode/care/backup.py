@@ -4,8 +4,7 @@ In: a database that no longer changes (linked by the running node, or simply clo
 a directory with the database, the cuts its checkpoint knows and all their files, leases, a floor file, and the record of it
 all. The database comes first and says which cut is its newest; cuts up to that one never change, and none goes meanwhile.
 
-A restored node keeps its id, so that it goes on with its tables where they are not ahead of it. Its term jumps: whatever the
-original did after the backup, no owner of one history can be taken for an owner of the other.
+A restored node keeps its id, so that it goes on with its tables where they are not ahead of it.
 """
 
 import os
@@ -68,8 +67,8 @@ LINKS = "backup.tmp"
 """In the node directory while a backup of the running node is made: hard links need the same disk."""
 
 RESTORE_TERM_STEP = 1 << 16
-"""Terms are counted up once for each owner; a restored node starts at the next multiple of this, which no owner before it
-came near. Terms stay below 2^31 for 32,767 restores of restores."""
+"""Terms are counted up once for each owner; a restored node starts at the next multiple of this. So whatever the original
+did after the backup, no owner of one history is taken for one of the other. Terms stay below 2^31 for 32,767 restores."""
 
 _OTHER = "restore from another backup"
 _NOT_COPIED = ("LOCK", "LOG")
@@ -148,13 +147,11 @@ def backup_running(directory: Path, target: Target, link: Callable[[Path], objec
                     write_file(links / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
             floor = floor_of(directory)
             link(links / DATABASE_NAME)
-            return _make_backup(directory, links, floor, target, _check_cancelled, cuts_ahead=0)
+            return _make_backup(
+                directory, links, floor, target, lambda _part, _done: from_thread.check_cancelled(), cuts_ahead=0
+            )
         finally:
             shutil.rmtree(links, ignore_errors=True)
-
-
-def _check_cancelled(_part: str, _done: int) -> None:
-    from_thread.check_cancelled()
 
 
 def _make_backup(
@@ -269,14 +266,12 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
     with disk_errors_typed(backup):
         record = read_record(backup)
     place = Target(target, backup)
-    building = place.building
+    building, on_bytes = place.building, partial(on_step, "copy")
     try:
         with disk_errors_typed(building):
             for file in record.files:
                 try:
-                    copied = _copy_file(
-                        backup / file.path, building, file.path, partial(on_step, "copy"), bytes_max=file.bytes
-                    )
+                    copied = _copy_file(backup / file.path, building, file.path, on_bytes, bytes_max=file.bytes)
                 except FileNotFoundError:
                     raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
                 if copied != file:

@@ -7,11 +7,12 @@ look should find.
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from rocksdict import AccessType, DBRecoveryMode, Rdict
+from rocksdict import Rdict
 
 from flusher.cuts import CUTS_RECORD, FIRST_CUT, decode_first_kept
 from flusher.directory import cut_numbers
@@ -24,7 +25,7 @@ from streamingnode.care.findings import RESTORE, Report
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import read_regular
 from wal.position import RocksMessageId
-from wal.rocks.database import classified
+from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import (
     FLOOR_BYTES,
     FLOOR_NAME,
@@ -47,14 +48,11 @@ from wal.rocks.layout import (
     LOG_ID_PREFIX,
     META_PREFIX,
     RocksOptions,
-    database_options,
     decode_log_id,
     decode_number,
-    families,
-    first_position_key,
     meta_key,
 )
-from wal.rocks.log import last_position
+from wal.rocks.log import first_kept, last_position
 from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.recovery import (
     Survey,
@@ -72,8 +70,6 @@ PCHANNEL = "p0"
 STATE_MAP = f"{DATABASE_NAME}, state map"
 SETTINGS_NAME = "rocksdict-config.json"
 CHECKPOINT, READER, PRODUCER = "checkpoint/", "reader/", "producer/"
-
-AS_OWNER, BEHIND_DAMAGE = DBRecoveryMode.point_in_time(), DBRecoveryMode.skip_any_corrupted_record()
 
 _AT_START = "nothing to do: the node sees to it when it starts"
 
@@ -118,21 +114,16 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
 # --- opening it -------------------------------------------------------------------------------------------------------
 
 
-def open_read_only(path: Path, recovery: DBRecoveryMode) -> Rdict:
+def open_read_only(path: Path, *, past_damage: bool = False) -> Rdict:
     """Open a database without changing it. Raises `Corrupt`, also when there is none, and what RocksDB's errors mean."""
     if not (path / "CURRENT").is_file():
         raise Corrupt(f"{path} holds no database — {RESTORE}")
     check_framing(path)
-    options, settings = RocksOptions(), path / SETTINGS_NAME
+    settings = path / SETTINGS_NAME
     with classified(path):
         before = settings.read_bytes() if settings.exists() else None
         try:
-            return Rdict(
-                str(path),
-                database_options(options, recovery=recovery),
-                column_families=families(options),
-                access_type=AccessType.read_only(),
-            )
+            return open_rocksdb(path, RocksOptions(), past_damage=past_damage)
         finally:
             if before is None:
                 settings.unlink(missing_ok=True)
@@ -146,7 +137,7 @@ class ClosedDatabase:
 
     rows: Rdict
     found: Survey
-    floor: Floor | None = None
+    floor: Floor | None
 
     def log(self, report: Report) -> ClosedLog | None:
         """Return the node's log, None when it was not made yet. A tail that an owner will drop is a warning."""
@@ -154,13 +145,23 @@ class ClosedDatabase:
         if log_id is None:
             return None
         last = self.found.last_positions[log_id]
-        kept = last if self.floor is None else self._end_kept(log_id, last, self.floor, report)
+        first, kept, acknowledged = 0, last, 0
+        with suppress(Exception):  # damage of the state map, which whoever reads all of it names
+            first = first_kept(self.rows, log_id)
+        if self.floor is not None:
+            acknowledged = self.floor.positions.get(log_id, 0)
+            if not self.found.synced_each_batch:
+                with suppress(Exception):  # damage, which whoever reads the entries names
+                    kept = chain_end(self.rows, log_id, self.floor)
+        if kept < last:
+            torn = f"what is behind position {kept}, up to {last}, not acknowledged as durable"
+            report.warn(DATABASE_NAME, f"torn tail, will be dropped: {torn}", _AT_START)
         return ClosedLog(
             name=PCHANNEL,
             log_id=log_id,
             entries=self.rows.get_column_family(ENTRY_FAMILY),
-            first=self._first_position(log_id),
-            end=max(kept, 0 if self.floor is None else self.floor.positions.get(log_id, 0)),
+            first=first,
+            end=max(kept, acknowledged),
             is_torn=kept < last,
         )
 
@@ -172,49 +173,45 @@ class ClosedDatabase:
         except Exception as error:
             raise Corrupt(f"it cannot be read: {error}") from error
 
-    def _first_position(self, log_id: int) -> int:
-        try:
-            recorded = self.rows.get(first_position_key(log_id))
-        except Exception:  # noqa: BLE001 - damage of the state map, which whoever reads all of it names
-            return 0
-        return decode_number(recorded) if isinstance(recorded, bytes) else 1
 
-    def _end_kept(self, log_id: int, last: int, floor: Floor, report: Report) -> int:
-        """Return where an owner will let the log end, and warn when that is before its last entry."""
-        if self.found.synced_each_batch:
-            return last
-        try:
-            kept = chain_end(self.rows, log_id, floor)
-        except Exception:  # noqa: BLE001 - damage, which whoever reads the entries names
-            return last
-        if kept < last:
-            torn = f"what is behind position {kept}, up to {last}, not acknowledged as durable"
-            report.warn(DATABASE_NAME, f"torn tail, will be dropped: {torn}", _AT_START)
-        return kept
+@contextmanager
+def opened(directory: Path, report: Report) -> Iterator[tuple[str, ClosedDatabase | None]]:
+    """Check floor and database of a node, and open it for the block: its id, empty when unknown, and what can be read."""
+    floor = check_floor(directory, report)
+    node_id, database = "" if floor is None else floor.node_id, None
+    try:
+        database = _open_checked(directory / DATABASE_NAME, floor, report)
+        node_id = database.found.node_id
+    except StreamingNodeError as error:
+        report.error(DATABASE_NAME, error)
+    try:
+        yield node_id, database
+    finally:
+        if database is not None:
+            database.rows.close()
 
 
-def open_closed(directory: Path, floor: Floor | None, report: Report) -> ClosedDatabase:
-    """Open the database of a node with as much of its log as RocksDB reads, and compare it with the floor.
+def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedDatabase:
+    """Open a database with as much of its log as RocksDB reads, and compare it with the floor.
 
     What an owner would open is the log up to the first damaged record. What is behind that is read too, so that holes are
     named exactly, unless damage proves nothing: under durability `os` a power cut leaves some. Raises `Corrupt` and what
     else RocksDB's failure means when it cannot be opened at all.
     """
-    path = directory / DATABASE_NAME
     try:
-        reached = _open_surveyed(path, AS_OWNER)
+        reached = _open_surveyed(path, floor)
     except Corrupt as error:
         try:
-            behind = _open_surveyed(path, BEHIND_DAMAGE)
+            behind = _open_surveyed(path, floor, past_damage=True)
         except Corrupt:
             if not has_torn_end(path):
                 raise
             step = f"open the node, which drops that, and close it; if it refuses, {RESTORE}"
             raise Corrupt(f"{path} ends with what a power cut tore — {step}") from error
         report.error(DATABASE_NAME, error)
-        return _with_floor(behind, floor)
+        return behind
     try:
-        behind = _open_surveyed(path, BEHIND_DAMAGE)
+        behind = _open_surveyed(path, floor, past_damage=True)
     except Corrupt as error:
         # RocksDB does not always get there, and a torn tail is no damage.
         if reached.found.synced_each_batch:
@@ -229,7 +226,7 @@ def open_closed(directory: Path, floor: Floor | None, report: Report) -> ClosedD
             report.warn(DATABASE_NAME, detail, _AT_START)
     if other is not taken:
         other.rows.close()
-    return _with_floor(taken, floor)
+    return taken
 
 
 def _has_all(reached: Survey, behind: Survey, floor: Floor, report: Report) -> bool:
@@ -245,12 +242,7 @@ def _has_all(reached: Survey, behind: Survey, floor: Floor, report: Report) -> b
     return True
 
 
-def _with_floor(database: ClosedDatabase, floor: Floor | None) -> ClosedDatabase:
-    is_its_own = floor is not None and floor.node_id == database.found.node_id
-    return ClosedDatabase(database.rows, database.found, floor if is_its_own else None)
-
-
-def _open_surveyed(path: Path, recovery: DBRecoveryMode) -> ClosedDatabase:
+def _open_surveyed(path: Path, floor: Floor | None, *, past_damage: bool = False) -> ClosedDatabase:
     """Open a database and look at what it holds; a log whose end cannot be read ends at 0 then."""
 
     def last_readable(entries: Rdict, log_id: int) -> int:
@@ -259,9 +251,11 @@ def _open_surveyed(path: Path, recovery: DBRecoveryMode) -> ClosedDatabase:
         except Exception:  # noqa: BLE001 - rocksdict raises nothing more exact
             return 0
 
-    database = open_read_only(path, recovery)
+    database = open_read_only(path, past_damage=past_damage)
     try:
-        return ClosedDatabase(database, survey(database, last_position=last_readable))
+        found = survey(database, last_position=last_readable)
+        is_its_own = floor is not None and floor.node_id == found.node_id
+        return ClosedDatabase(database, found, floor if is_its_own else None)
     except Exception as error:
         database.close()
         if isinstance(error, StreamingNodeError):
@@ -286,10 +280,9 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
         if later <= earlier:
             detail = f"begins no later than {original.name}, which is older: it is a copy of what came before"
             report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
-    manifest = manifest_of(path)
     if has_torn_end(path):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
-        report.warn(f"{DATABASE_NAME}/{manifest.name}", detail, _AT_START)
+        report.warn(f"{DATABASE_NAME}/{manifest_of(path).name}", detail, _AT_START)
 
 
 # --- the state map ----------------------------------------------------------------------------------------------------
@@ -356,7 +349,7 @@ def read_node_records(directory: Path) -> tuple[Survey, NodeRecords]:
     """
     path, report = directory / DATABASE_NAME, Report()
     with classified(path):
-        database = open_read_only(path, AS_OWNER)
+        database = open_read_only(path)
         try:
             found, records = survey(database), check_records(stored_records(database), report)
         finally:

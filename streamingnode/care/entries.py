@@ -38,11 +38,6 @@ class ClosedLog:
     is_torn: bool
 
 
-def read_entries(log: ClosedLog, report: Report) -> Iterator[LogEntry]:
-    """Yield each good entry from the one that holds position `first` on; the others are damage."""
-    return good_entries(log, stored_entries(log), report)
-
-
 def stored_entries(log: ClosedLog) -> Iterator[Stored]:
     """Yield what is stored from the entry that holds position `first` on; behind damage, positions up to `end` are tried."""
     position, probes = log.first, 0

@@ -28,8 +28,8 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
 from streamingnode.care.backup import Target
-from streamingnode.care.database import PCHANNEL, ClosedDatabase, check_floor, open_closed
-from streamingnode.care.entries import ClosedLog, read_entries
+from streamingnode.care.database import PCHANNEL, ClosedDatabase, opened
+from streamingnode.care.entries import ClosedLog, good_entries, stored_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
 from streamingnode.collections import check_name
@@ -97,17 +97,13 @@ class _Losses:
 
     def __init__(self, *, salvage: bool) -> None:
         self.salvage = salvage
-        self._found: dict[tuple[str, str], Missing] = {}
-
-    @property
-    def found(self) -> tuple[Missing, ...]:
-        return tuple(self._found.values())
+        self.found: dict[tuple[str, str], Missing] = {}
 
     def add(self, collection: str, place: str, rows: int | None, reason: object, step: str = RESTORE) -> None:
         if not self.salvage:
             raise reason if isinstance(reason, StreamingNodeError) else Corrupt(f"{place}: {reason} — {step}")
         missing = Missing(place=place, collection=collection, rows=rows, reason=str(reason))
-        self._found.setdefault((collection, place), missing)
+        self.found.setdefault((collection, place), missing)
 
     def take(self, report: Report) -> None:
         """Add the damage among the findings."""
@@ -125,18 +121,10 @@ class _Export:
 
     def write(self, target: Target) -> ExportResult:
         report = Report()
-        floor = check_floor(self._directory, report)
-        database = None
-        try:
-            database = open_closed(self._directory, floor, report)
-        except StreamingNodeError as error:
-            report.error(DATABASE_NAME, error)
-        try:
+        with opened(self._directory, report) as (node_id, database):
             self._losses.take(report)
-            node_id = "" if floor is None else floor.node_id
             checkpoint = None
             if database is not None:
-                node_id = database.found.node_id
                 checkpoint = self._tried(_CHECKPOINT, database.checkpoint)
                 self._find_log(database, checkpoint)
             cuts = CutLog(NodeDirectory(self._directory), node_id=node_id)
@@ -145,15 +133,12 @@ class _Export:
             # Of two of one name the older was dropped where the log is missing.
             live = {info.name: info for info in state.catalog.collections()}
             files = [self._write_one(live[name], cuts, base, target) for name in sorted(live)]
-        finally:
-            if database is not None:
-                database.rows.close()
         return ExportResult(
             path=str(target.path),
             node_id=cuts.node_id,
             tick=max(base.tick, self._tick),
             files=tuple(file for file in files if file is not None),
-            missing=self._losses.found,
+            missing=tuple(self._losses.found.values()),
         )
 
     def _tried(self, place: str, call: Callable[[], T]) -> T | None:
@@ -175,8 +160,7 @@ class _Export:
         self._losses.take(report)
         if checkpoint is not None:
             last_tick = max(self._tick, checkpoint.tick)
-            node_id = database.found.node_id
-            self._tried("cuts", partial(refuse_mixed, self._directory, checkpoint, node_id, last_tick))
+            self._tried("cuts", partial(refuse_mixed, self._directory, checkpoint, database.found.node_id, last_tick))
 
     def _base(self, cuts: CutLog, checkpoint: Checkpoint | None) -> tuple[Checkpoint, ShardState]:
         """Return what is in files as the checkpoint knows it; without one, or on damage, as a newer cut says."""
@@ -194,8 +178,6 @@ class _Export:
             state.catalog = Catalog(map(collection_info, cut.manifest.collections))
             return Checkpoint(cut_number=number, tick=cut.tick, manifest_crc32c=cut.crc32c), state
         return known, state or ShardState()
-
-    # --- the log ----------------------------------------------------------------------------------------------------------
 
     def _messages(
         self,
@@ -216,7 +198,7 @@ class _Export:
                 self._losses.add(collection, place, None, "what it began with is missing, so all of it is left out")
 
         transactions, expected = TransactionBuffer(begin_missing=begin_missing), self._log.first
-        for entry in read_entries(self._log, Report() if report is None else report):
+        for entry in good_entries(self._log, stored_entries(self._log), report or Report()):
             if entry.first_position > expected:
                 # A transaction that was open here may lack a part, and nothing that comes later tells.
                 transactions = TransactionBuffer(begin_missing=begin_missing)
@@ -243,8 +225,6 @@ class _Export:
                     unknown[place] = unknown.get(place, 0) + header.rows
         for place, rows in unknown.items():
             self._losses.add("", place, rows, "what created it is missing")
-
-    # --- the files --------------------------------------------------------------------------------------------------------
 
     def _write_one(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint, target: Target) -> ExportedFile | None:
         self._on_collection(info.name)

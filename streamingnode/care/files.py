@@ -21,12 +21,10 @@ from flusher.directory import (
     manifest_path,
     measure_file,
 )
-from flusher.manifest import Checkpoint, DataFile, SegmentFile
+from flusher.manifest import DATA, Checkpoint, DataFile, SegmentFile
 from streamingnode.care.findings import Report
 from wal.errors import Corrupt, StreamingNodeError, Truncated
 from wal.files import place_beneath
-
-DATA = ("segments", "deletes")
 
 _OURS = re.compile(r"node\.[a-z]+|floor|reserve|backup\.json|log|cuts|segments|deletes|leases")
 _OURS_BELOW = re.compile(r"cuts/\d{16}\.json|leases/[^/]*\.json")
@@ -45,9 +43,6 @@ class LogFacts:
     last_tick: int | None = None
     first_kept: int | None = None
     running: bool = False
-
-
-# --- cuts -------------------------------------------------------------------------------------------------------------
 
 
 def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Report) -> frozenset[str] | None:
@@ -97,11 +92,9 @@ def _are_all_there(numbers: list[int], facts: LogFacts, report: Report) -> bool:
 def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint | None, report: Report) -> None:
     """Check that a cut is the one which the next one follows, and which the log knows."""
     place = manifest_path(cut.number)
-    if after is not None and after.number == cut.number + 1:
-        manifest = after.manifest
-        if (manifest.previous_crc32c, manifest.previous_tick) != (cut.crc32c, cut.tick):
-            detail = f"is not the cut that cut {after.number} follows: one of them is of another history"
-            report.damage(place, detail, TOGETHER)
+    if after is not None and after.number == cut.number + 1 and after.previous != cut.mark:
+        detail = f"is not the cut that cut {after.number} follows: one of them is of another history"
+        report.damage(place, detail, TOGETHER)
     if checkpoint is not None and checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
         report.damage(place, "is not the cut that the log knows", TOGETHER)
 
@@ -126,9 +119,6 @@ def _check_file(
     else:
         report.count("segments" if isinstance(file, SegmentFile) else "delete files")
         report.count("rows", file.rows)
-
-
-# --- leases and strays ------------------------------------------------------------------------------------------------
 
 
 def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:

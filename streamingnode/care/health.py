@@ -65,7 +65,10 @@ def examine(directory: Path | None, report: Report) -> dict[str, str]:
     except StreamingNodeError as error:
         report.damage("root packages", error.happened, "use a virtual environment of its own")
     _look_for_java(facts, report)
-    _look_at_files(facts, report)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    facts["open files"] = "no limit" if limit == resource.RLIM_INFINITY else f"limit {limit}"
+    if limit != resource.RLIM_INFINITY and limit < FILES_MIN:
+        report.warn("open files", f"the limit is {limit}", f"raise it: ulimit -n {4 * FILES_MIN}")
     path = (directory or Path.cwd()).absolute()
     place = next(each for each in (path, *path.parents) if each.is_dir())
     _look_at_space(place, facts, report)
@@ -93,13 +96,6 @@ def _look_for_java(facts: dict[str, str], report: Report) -> None:
         report.warn("java", str(error), f"Spark will not start; {install('jre')}")
     else:
         facts["java"] = f"Java {java.major} from {java.found_in}, {java.home}"
-
-
-def _look_at_files(facts: dict[str, str], report: Report) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    facts["open files"] = "no limit" if limit == resource.RLIM_INFINITY else f"limit {limit}"
-    if limit != resource.RLIM_INFINITY and limit < FILES_MIN:
-        report.warn("open files", f"the limit is {limit}", f"raise it: ulimit -n {4 * FILES_MIN}")
 
 
 def _look_at_space(place: Path, facts: dict[str, str], report: Report) -> None:

@@ -38,7 +38,6 @@ def check_tables(node: Path, tables: Path, leases: Sequence[Lease], node_id: str
 
 
 def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> None:
-    """Check one table, if it is one of this node's."""
     place = f"table {path}"
     try:
         table = OpenTable.load(path)
@@ -47,8 +46,7 @@ def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> None
             return
         identity = table.identity
         if node_id and identity.node_id != node_id:
-            detail = f"is fed from node {identity.node_id}, not {node_id}"
-            report.warn(place, detail, "verify that node with it")
+            report.warn(place, f"is fed from node {identity.node_id}, not {node_id}", "verify that node with it")
             return
         report.count("tables")
         mark, versions, rows = table.watermark, list(table.history()), table.rows(pa.schema([]))
@@ -72,10 +70,8 @@ def _is_of_this_node(
 ) -> bool:
     """Check that each version is the node's own cut of that number; else nothing more can be compared."""
     if mark.cut > cuts.newest:
-        detail = (
-            f"has taken cut {mark.cut}, the node's newest is {cuts.newest}: the node was restored from an older copy"
-        )
-        report.damage(place, detail, _OLDER)
+        detail = f"has taken cut {mark.cut}, the node's newest is {cuts.newest}"
+        report.damage(place, f"{detail}: the node was restored from an older copy", _OLDER)
         return False
     if mark.cut and mark.cut + 1 < cuts.first:
         detail = f"has taken cut {mark.cut}, and cuts {mark.cut + 1} to {cuts.first - 1} were given up since"
@@ -83,10 +79,8 @@ def _is_of_this_node(
     for version in versions:
         known = cuts.crc32c_of(version.note.cut)
         if known is not None and known != version.note.crc32c:
-            detail = (
-                f"version {version.version} has another cut {version.note.cut} than the node: histories have parted"
-            )
-            report.damage(place, detail, _OLDER)
+            detail = f"version {version.version} has another cut {version.note.cut} than the node"
+            report.damage(place, f"{detail}: histories have parted", _OLDER)
             return False
     return True
 

@@ -1,7 +1,4 @@
-"""What a running node does for its own data: verify it, back it up. Lives on the event loop; the disk is used in threads.
-
-A node in memory has nothing on a disk: its calls are refused.
-"""
+"""What a running node does for its own data: verify it, back it up. Lives on the event loop; the disk is used in threads."""
 
 import asyncio
 import shutil
@@ -28,7 +25,7 @@ T = TypeVar("T")
 
 
 class Upkeep:
-    """The upkeep of the node at `path`, None for one in memory."""
+    """The upkeep of the node at `path`, None for one in memory: that one's calls are refused."""
 
     def __init__(self, path: Path | None, channel: Channel, flusher: Flusher) -> None:
         self._path, self._channel, self._flusher = path, channel, flusher

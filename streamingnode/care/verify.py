@@ -17,13 +17,12 @@ from flusher.flusher import Flusher
 from streamingnode.care.database import (
     STATE_MAP,
     check_database_files,
-    check_floor,
     check_records,
     is_unfinished_creation,
-    open_closed,
+    opened,
     stored_records,
 )
-from streamingnode.care.entries import read_entries
+from streamingnode.care.entries import good_entries, stored_entries
 from streamingnode.care.files import LogFacts, check_cuts, check_leases, check_strays
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, kept_closed, read_record
@@ -94,31 +93,22 @@ def _check_backup(directory: Path, report: Report) -> None:
 
 def _check_database(directory: Path, report: Report) -> LogFacts:
     """Check floor and database from their facts to the last entry: what an owner would have to trust."""
-    floor = check_floor(directory, report)
-    try:
-        database = open_closed(directory, floor, report)
-    except StreamingNodeError as error:
-        report.error(DATABASE_NAME, error)
-        return LogFacts(node_id="" if floor is None else floor.node_id)
-    try:
+    with opened(directory, report) as (node_id, database):
+        if database is None:
+            return LogFacts(node_id=node_id)
         check_database_files(directory / DATABASE_NAME, database.rows, report)
         records = check_records(stored_records(database.rows), report)
-        facts = LogFacts(node_id=database.found.node_id, checkpoint=records.checkpoint, first_kept=records.first_kept)
+        facts = LogFacts(node_id=node_id, checkpoint=records.checkpoint, first_kept=records.first_kept)
         log = database.log(report)
         if log is not None and log.first:  # else damage of the state map, which is named already
             facts.last_tick = read_bytes = 0
-            for entry in read_entries(log, report):
+            for entry in good_entries(log, stored_entries(log), report):
                 facts.last_tick, read_bytes = entry.time_tick, read_bytes + entry.size_bytes
                 if read_bytes >= STEP_BYTES:
                     report.read("log", read_bytes)
                     read_bytes = 0
             report.read("log", read_bytes)
         return facts
-    finally:
-        database.rows.close()
-
-
-# --- a running node ---------------------------------------------------------------------------------------------------
 
 
 def verify_running(directory: Path, channel: Channel, flusher: Flusher, loop: asyncio.AbstractEventLoop) -> Report:
