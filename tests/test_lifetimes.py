@@ -17,7 +17,7 @@ from aiohttp.test_utils import make_mocked_request
 
 import streamingnode as sn
 from flusher.run import FlushRun
-from interceptors.shard.interceptor import SegmentAllocator
+from interceptors.shard.interceptor import ShardManager
 from streamingnode.node import Node
 from streamingnode.reader import CollectionReader
 from streamingnode.writing.producer import Producer
@@ -237,7 +237,7 @@ WAITING: dict[str, Callable[[Node], Awaitable[object]]] = {
 }
 
 
-async def no_segment(*_: object) -> None:
+def no_segment(*_: object) -> None:
     raise StorageFull("disk", 0, 1)
 
 
@@ -263,7 +263,7 @@ async def test_call_that_waits_while_its_node_fails_names_the_failure_and_the_bl
             await with_collection(node)
             await node.insert("c", [{"key": 1}])
             await node.create_collection("full", SCHEMA, primary_key="key")
-            monkeypatch.setattr(SegmentAllocator, "_allocate", no_segment)
+            monkeypatch.setattr(ShardManager, "new_segment", no_segment)
             waiting = asyncio.ensure_future(call(node))
             for _ in range(50):
                 await anyio.lowlevel.checkpoint()

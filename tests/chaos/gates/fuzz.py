@@ -30,7 +30,7 @@ from wal.rocks.floor import FLOOR_BYTES, SLOT_BYTES, Floor, decode_floor, decode
 
 INPUT_S_MAX = 1.0
 MEMORY_BYTES_MAX = 256 << 20
-CORPUS_SEEDS = range(12)
+CORPUS_SEEDS = range(20)
 """Enough that each kind of record is written by several of them."""
 INPUTS_PER_LOOK = 2_000
 """Between two looks at the clock and at memory."""

@@ -5,6 +5,7 @@ files, the clock and the threads. It ends by itself, by a kill at a drawn turn o
 """
 
 import hashlib
+import inspect
 import logging
 import random
 import secrets
@@ -142,6 +143,8 @@ class World:
                 self.elapsed_s += loop.time() + 0.001
                 self._loop = None
                 self._bury(loop)
+                if inspect.getcoroutinestate(main) == inspect.CORO_CREATED:  # killed before its first step
+                    main.close()
         return ended
 
     def _bury(self, loop: VirtualLoop) -> None:
