@@ -1,9 +1,8 @@
 """The floor file: how far the log had come, kept outside the database that might lose it, and who owns the directory.
 
-RocksDB opens a database whose log file was deleted or damaged without an error and with fewer records. The floor says what
-was acknowledged, so that a start notices; and a tick below which no new one may be. Layout (little endian,
-`docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the higher generation counts, and
-in sectors of their own a promised tick and the fencing token of the latest owner.
+It says what was acknowledged, so that a start notices what RocksDB has lost without an error; and a tick below which no new
+one may be. Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with
+the higher generation counts, and in sectors of their own a promised tick and the fencing token of the latest owner.
 """
 
 import os

@@ -6,7 +6,7 @@ refused with `LogReopening` until the database was closed, verified and opened a
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum, unique
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from wal.errors import (
 from wal.failpoint import failpoint
 from wal.queue import Budget, SyncedPosition
 from wal.rocks.database import Engine
-from wal.rocks.layout import RocksOptions
+from wal.rocks.layout import RocksOptions, entry_key
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.runtime import event_log
 
@@ -41,44 +41,32 @@ class EntryWrite:
     log_id: int
     position: int
     tick: int
-    key: bytes
     value: bytes
+    size_bytes: int
     written: Outcome
     durable: Outcome
     synced: SyncedPosition
-    size_bytes: int = field(init=False)
 
     urgent = False
     meta_version = 0
 
-    def __post_init__(self) -> None:
-        self.size_bytes = len(self.value)
-
     def stage(self, batch: WriteBatch, _engine: Engine) -> None:
         """Put it into a batch, whose default family is that of the entries."""
-        batch.put(self.key, self.value)
+        batch.put(entry_key(self.log_id, self.position), self.value)
 
 
-@dataclass(slots=True, eq=False)
 class RecordWrite:
-    """Changes of small records (None removes), and the range of entry keys to give up with them; synced at once."""
-
-    changes: Mapping[bytes, bytes | None]
-    durable: Outcome
-    meta_version: int = 0  # of the state map; 0 leaves it alone
-    dropped: tuple[bytes, bytes] | None = None
-    size_bytes: int = field(init=False)
+    """Changes of records (None removes), the state map's new version (0: none), entry keys to give up; synced at once."""
 
     urgent = True
     log_id = position = tick = 0
 
-    def __post_init__(self) -> None:
-        self.size_bytes = sum(len(key) + len(value or b"") for key, value in self.changes.items())
-
-    @property
-    def written(self) -> Outcome:
-        """The same as `durable`: nobody wants less of a record."""
-        return self.durable
+    def __init__(
+        self, changes: Mapping[bytes, bytes | None], meta_version: int = 0, dropped: tuple[bytes, bytes] | None = None
+    ) -> None:
+        self.changes, self.meta_version, self.dropped = changes, meta_version, dropped
+        self.size_bytes = sum(len(key) + len(value or b"") for key, value in changes.items())
+        self.written = self.durable = asyncio.get_running_loop().create_future()  # nobody wants less of a record
 
     def stage(self, batch: WriteBatch, engine: Engine) -> None:
         """Put it into a batch."""
@@ -110,10 +98,7 @@ class StoreState(IntEnum):
 
 
 class GroupCommit:
-    """The loop's side of the writer thread: all of it runs on the event loop and none of it blocks.
-
-    `submit` hands a write to the writer thread, which reports back to the methods at the end.
-    """
+    """The loop's side of the writer thread, which reports to the methods at the end. None of it blocks."""
 
     def __init__(self, directory: Path, options: RocksOptions, *, space: SpaceVerdict) -> None:
         self.state = StoreState.OPEN
@@ -135,26 +120,24 @@ class GroupCommit:
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
-        self._check_admitted(makes_room=makes_room)
+        self.check_admitted(makes_room=makes_room)
         # Nothing is held for who was let in: an append that is given up owes nothing. One over the bound passes alone.
         size_bytes = min(size_bytes, self.admission.bytes_max)
         if not self.admission.has_room(size_bytes):
-            await self.admission.wait(size_bytes, check=partial(self._check_admitted, makes_room=makes_room))
+            await self.admission.wait(size_bytes, check=partial(self.check_admitted, makes_room=makes_room))
 
-    def _check_admitted(self, *, makes_room: bool) -> None:
+    def check_admitted(self, *, makes_room: bool) -> None:
+        """Raise unless writes are taken, and `StorageFull` when the disk is too short of space for this one."""
         self.check_writable()
-        self.check_space(makes_room=makes_room)
-
-    def check_space(self, *, makes_room: bool) -> None:
-        """Raise `StorageFull` when the disk is too short of space for this write."""
         if self.space.level >= (SpaceLevel.EXHAUSTED if makes_room else SpaceLevel.FULL):
-            raise self._storage_full()
+            raise StorageFull(str(self._directory), self.space.free_bytes, self.space.needed_bytes)
 
-    def submit(self, write: Write) -> None:
-        """Hand a write to the thread. Raises what the state says; a low disk stops nothing that was admitted."""
+    def submit(self, write: Write) -> Outcome:
+        """Hand a write to the thread, and return its `durable`. Raises what the state says, but not for a low disk."""
         self.check_writable()
         self.admission.keep(write.size_bytes)
         self.hand_over(write)
+        return write.durable
 
     def check_writable(self) -> None:
         """Raise unless writes are taken."""
@@ -252,9 +235,6 @@ class GroupCommit:
             )
         if verdict.level >= SpaceLevel.FULL:
             self.admission.changed.wake()
-
-    def _storage_full(self) -> StorageFull:
-        return StorageFull(str(self._directory), self.space.free_bytes, self.space.needed_bytes)
 
 
 def _fence_in(error: BaseException | None) -> ChannelFenced | None:

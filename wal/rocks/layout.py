@@ -50,11 +50,6 @@ class RocksOptions:
     free_bytes_min: int = 256 << 20
     memtable_bytes: int = 8 << 20
 
-    @property
-    def sync_interval_s(self) -> float | None:
-        """How often the writer thread syncs at least; None for each batch."""
-        return None if self.durability == "fsync" else self.sync_interval_ms / 1000
-
 
 def open_tables_max(open_files: int | None) -> int:
     """Return how many tables RocksDB may keep open in a process that may have `open_files`; it takes 20 at least."""

@@ -55,10 +55,6 @@ class RocksLog:
     """One log of a `RocksStore`, which makes it."""
 
     wal_name = WAL_NAME
-    first_position: int
-    next_position: int
-    last_tick: int
-    _crc32c: int
 
     def __init__(self, engine: Engine, commit: GroupCommit, *, name: str, log_id: int, ends: LogEnds) -> None:
         self.name, self.log_id = name, log_id
@@ -69,6 +65,12 @@ class RocksLog:
         self._truncating = anyio.Lock()
         self._make_outcome = asyncio.get_running_loop().create_future
         self.restart(ends)
+
+    def restart(self, ends: LogEnds) -> None:
+        """Go on from what was found when the database was opened again; readers see what is new to them."""
+        self.first_position, self.next_position = ends.first_position, ends.last_position + 1
+        self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
+        self._synced.advance(ends.last_position)
 
     @property
     def durable_position(self) -> int:
@@ -83,12 +85,11 @@ class RocksLog:
         data = encode_entry(
             messages, first_position=first_position, previous_crc32c=self._crc32c, producer=group.producer
         )
-        crc32c, position = entry_crc32c(data), first_position + len(messages) - 1
+        crc32c, position, size_bytes = entry_crc32c(data), first_position + len(messages) - 1, len(data)
         written, durable = self._make_outcome(), self._make_outcome()
-        key = entry_key(self.log_id, position)
-        self._commit.submit(EntryWrite(self.log_id, position, tick, key, data, written, durable, self._synced))
+        self._commit.submit(EntryWrite(self.log_id, position, tick, data, size_bytes, written, durable, self._synced))
         self.next_position, self.last_tick, self._crc32c = position + 1, tick, crc32c
-        return AppendTicket(first_position, crc32c, len(data), written, durable)
+        return AppendTicket(first_position, crc32c, size_bytes, written, durable)
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Return checked, synced entries from the one that holds `position`; see `wal.log.Log.read`."""
@@ -113,26 +114,18 @@ class RocksLog:
             if position <= self.first_position:
                 return
             [entry] = await self._engine.read(self._read_range, position, self.first_position, 1)
-            if entry.first_position > self.first_position:
-                await self._drop_before(entry.first_position)
-
-    def restart(self, ends: LogEnds) -> None:
-        """Go on from what was found when the database was opened again; readers see what is new to them."""
-        self.first_position, self.next_position = ends.first_position, ends.last_position + 1
-        self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
-        self._synced.advance(ends.last_position)
-
-    async def _drop_before(self, kept: int) -> None:
-        engine, done = self._engine, self._make_outcome()
-        begin, end = entry_key(self.log_id, self.first_position), entry_key(self.log_id, kept)
-        record = {first_position_key(self.log_id): encode_number(kept)}
-        self._commit.submit(RecordWrite(record, done, dropped=(begin, end)))
-        self.first_position = kept  # from here on reads below are refused, so none meets the gap
-        failpoint("flush.drop_queued")
-        await asyncio.shield(done)
-        failpoint("flush.log_dropped")
-        await engine.compact(begin, end)
-        failpoint("flush.log_compacted")
+            kept = entry.first_position
+            if kept <= self.first_position:
+                return
+            begin, end = entry_key(self.log_id, self.first_position), entry_key(self.log_id, kept)
+            record = {first_position_key(self.log_id): encode_number(kept)}
+            dropped = self._commit.submit(RecordWrite(record, dropped=(begin, end)))
+            self.first_position = kept  # from here on reads below are refused, so none meets the gap
+            failpoint("flush.drop_queued")
+            await asyncio.shield(dropped)
+            failpoint("flush.log_dropped")
+            await self._engine.compact(begin, end)
+            failpoint("flush.log_compacted")
 
     def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[LogEntry]:
         """Return entries from the one that holds `position` on, up to the last synced one. Reader thread.
@@ -140,7 +133,16 @@ class RocksLog:
         `first_position` is the earliest kept. Raises `Corrupt` for damage, a gap or an early end.
         """
         iterator, end_position = self._engine.entries.iter(), self.durable_position
-        previous_crc32c, expected = _seek(iterator, self.log_id, position, first_position)
+        previous_crc32c: int | None = None
+        # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.
+        iterator.seek_for_prev(entry_key(self.log_id, position - 1))
+        before = current_entry(iterator, self.log_id)
+        if before is None:
+            iterator.seek(entry_key(self.log_id, first_position))
+            expected = first_position
+        else:
+            iterator.next()
+            previous_crc32c, expected = entry_crc32c(before[1]), before[0] + 1
         found: list[LogEntry] = []
         size = 0
         while size < bytes_max and expected <= end_position:
@@ -170,20 +172,6 @@ def last_position(entries: Rdict, log_id: int) -> int:
     iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
     last = current_entry(iterator, log_id)
     return 0 if last is None else last[0]
-
-
-def _seek(iterator: RdictIter, log_id: int, position: int, first_position: int) -> tuple[int | None, int]:
-    """Go to the entry that holds `position`; return the checksum and the position it must follow on.
-
-    The entry before it is looked at too: so the chain is checked across batches, and no entry can be missing in between.
-    """
-    iterator.seek_for_prev(entry_key(log_id, position - 1))
-    before = current_entry(iterator, log_id)
-    if before is None:
-        iterator.seek(entry_key(log_id, first_position))
-        return None, first_position
-    iterator.next()
-    return entry_crc32c(before[1]), before[0] + 1
 
 
 def current_entry(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:

@@ -1,7 +1,6 @@
 """Opening a node directory: own it, make what is missing, verify without changing anything, open it, take the term. Blocks.
 
-The same steps from verifying on bring a database back after a failed write. A node is made in a directory that is new or
-empty, or where the making of one was cut off; nothing else is touched.
+The same steps from verifying on bring a database back after a failed write.
 """
 
 import os
@@ -27,8 +26,8 @@ from wal.rocks.floor import (
     read_floor,
     write_floor,
 )
-from wal.rocks.layout import DATABASE_NAME, RocksOptions
-from wal.rocks.recovery import Survey, drop_torn_end, recover, verify_database, write_facts, write_term
+from wal.rocks.layout import DATABASE_NAME, DURABILITY_KEY, TERM_KEY, RocksOptions, encode_number
+from wal.rocks.recovery import Survey, drop_torn_end, recover, verify_database, write_facts
 from wal.rocks.space import SpaceWatch
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -118,7 +117,8 @@ def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rd
 def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksOptions) -> None:
     """Make the token's term durable in both places before anything is done under it."""
     if found.term != floor.token_term:
-        write_term(database, floor.token_term, options.durability)
+        database.put(DURABILITY_KEY, options.durability.encode())
+        database.put(TERM_KEY, encode_number(floor.token_term))
         failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
@@ -130,7 +130,7 @@ def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksO
 
 
 def check_place(directory: Path) -> None:
-    """Return if a node is in this directory, or one may be made in it. Changes nothing.
+    """Return if a node is here, or may be made: the directory is new or empty, or a making was cut off. Changes nothing.
 
     Raises `UnsupportedFormat` naming what is there when that is something else, `Corrupt` when half of a node is missing,
     `InvalidArgument` for a backup, `OSError`.
@@ -170,8 +170,7 @@ def create_database(directory: Path, options: RocksOptions, node_id: str) -> Non
     """Make a node, each step synced: the floor, the database under a temporary name, the database under its own.
 
     A crash before the last step leaves a floor that has seen nothing, and at most a temporary database: by that floor, which
-    carries a magic number and a checksum, the next open knows that it may start again. Later on, a database without a floor
-    or a floor without its database is damage.
+    carries a magic number and a checksum, the next open knows that it may start again. Later on, either alone is damage.
     """
     write_floor(directory, Floor(node_id=node_id))
     failpoint("recovery.floor_created")

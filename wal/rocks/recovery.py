@@ -29,7 +29,6 @@ from wal.rocks.layout import (
     META_VERSION_KEY,
     NODE_ID_KEY,
     TERM_KEY,
-    Durability,
     RocksOptions,
     decode_log_id,
     decode_number,
@@ -65,12 +64,6 @@ def write_facts(database: Rdict, node_id: str) -> None:
     facts.put(TERM_KEY, encode_number(0))
     facts.put(META_VERSION_KEY, encode_number(0))
     database.write(facts)
-
-
-def write_term(database: Rdict, term: int, durability: Durability) -> None:
-    """Write the term of the latest owner, and what it means by an acknowledgement."""
-    database.put(DURABILITY_KEY, durability.encode())
-    database.put(TERM_KEY, encode_number(term))
 
 
 def survey(database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position) -> Survey:
@@ -167,10 +160,7 @@ def scan_prefix(family: Rdict, prefix: bytes) -> dict[bytes, bytes]:
     iterator = family.iter()
     iterator.seek(prefix)
     records: dict[bytes, bytes] = {}
-    while iterator.valid():
-        key = iterator.key()
-        if not key.startswith(prefix):
-            return records
+    while iterator.valid() and (key := iterator.key()).startswith(prefix):
         records[key] = iterator.value()
         iterator.next()
     iterator.status()  # without this a damaged block looks like the end

@@ -1,11 +1,9 @@
 """The log store on RocksDB: opens or makes a node directory, owns its database, and hands out its logs and its state map.
 
-The contract is that of `wal.log.LogStore`; `wal.rocks.opening` opens the directory. After a failed write the writer thread
-and the database are made anew from what is on the disk, under the next term; the directory stays owned all the time.
+After a failed write, writer thread and database are made anew from the disk, under the next term; the directory stays owned.
 """
 
 import asyncio
-import functools
 import os
 import weakref
 from collections.abc import Mapping
@@ -137,13 +135,12 @@ class RocksStore:
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys (None removes) all at once; durable when it returns. Cancelling does not undo it."""
-        self._commit.check_writable()
-        self._commit.check_space(makes_room=True)
+        self._commit.check_admitted(makes_room=True)
         self._meta_version += 1
-        records = {meta_key(key): value for key, value in changes.items()}
+        records: dict[bytes, bytes | None] = {meta_key(key): value for key, value in changes.items()}
         records[META_VERSION_KEY] = encode_number(self._meta_version)
         failpoint("append.record_queued")
-        await self._put(records, meta_version=self._meta_version)
+        await asyncio.shield(self._commit.submit(RecordWrite(records, meta_version=self._meta_version)))
         failpoint("append.record_durable")
 
     async def link_copy(self, target: Path) -> None:
@@ -222,10 +219,9 @@ class RocksStore:
         """Verify what is on the disk and open it under the next term; failing that, leave what can be read."""
         # The token may be of a term that was never opened: of an attempt that failed later.
         spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
-        again = functools.partial(open_owned, self._owned, term_is_spent=spent)
         engine, options = self._engine, self._owned.options
         try:
-            database, found = await anyio.to_thread.run_sync(again)
+            database, found = await anyio.to_thread.run_sync(lambda: open_owned(self._owned, term_is_spent=spent))
             engine.install(database)
             ends = [
                 (log, await anyio.to_thread.run_sync(engine.run, load_ends, engine, log.log_id, log.name))
@@ -273,14 +269,9 @@ class RocksStore:
         log_id = 1 + max(self._log_ids.values(), default=0)
         self._log_ids[name] = log_id  # at once: should this be cancelled, the record is written all the same
         failpoint("recovery.log_named")
-        await self._put({log_id_key(name): encode_log_id(log_id)})
+        await asyncio.shield(self._commit.submit(RecordWrite({log_id_key(name): encode_log_id(log_id)})))
         failpoint("recovery.log_made")
         return log_id
-
-    async def _put(self, records: Mapping[bytes, bytes | None], *, meta_version: int = 0) -> None:
-        done = asyncio.get_running_loop().create_future()
-        self._commit.submit(RecordWrite(records, done, meta_version))
-        await asyncio.shield(done)
 
 
 _open_stores: "weakref.WeakSet[RocksStore]" = weakref.WeakSet()

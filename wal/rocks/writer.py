@@ -29,14 +29,12 @@ THREAD_NAME = "rocksmq-writer"
 class Writer:
     """Owns the thread. `submit` takes writes, in their order on disk; `commit` hears of each batch, on the event loop.
 
-    Each batch is synced, or as often as the options say. A write or sync that fails may have left its records or not, and
-    RocksDB says nothing more about them in this process: all from that batch on is indeterminate, until the directory is
-    verified.
+    A write or sync that fails may have left its records or not, and RocksDB says nothing more about them in this process.
     """
 
     def __init__(self, engine: Engine, owned: OwnedDirectory, commit: GroupCommit) -> None:
         self._engine, self._floor, self._space, self._group_commit = engine, owned.floor, owned.space, commit
-        self._sync_interval_s = owned.options.sync_interval_s
+        self._sync_interval_s = None if owned.options.durability == "fsync" else owned.options.sync_interval_ms / 1000
         self._queue: SimpleQueue[Write | None] = SimpleQueue()
         self.submit: Callable[[Write], None] = self._queue.put
         self._tell_loop = asyncio.get_running_loop().call_soon_threadsafe
