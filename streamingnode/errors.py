@@ -35,4 +35,7 @@ from wal.errors import UnsupportedFormat as UnsupportedFormat
 
 
 class DeadlineExceeded(Indeterminate, TimeoutError):
-    """The caller's deadline passed before the outcome was known: the call may still take effect, or not."""
+    """The caller's deadline passed before the outcome was known: the call may still take effect, or not.
+
+    A `TimeoutError`, as `asyncio.timeout` and `anyio.fail_after` raise one.
+    """
