@@ -46,10 +46,7 @@ COPIED_BYTES_MAX = 4096
 
 
 def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
-    """Return the CRC32C of `data`, or of what has the checksum `before` and `data` behind it.
-
-    Of large data without the interpreter lock.
-    """
+    """Return the CRC32C of `data` behind bytes of checksum `before`; of large data without the interpreter lock."""
     if type(data) is bytes:
         return int(extend(before, data))
     # The library takes no view, but anything else that has bytes.
@@ -108,8 +105,6 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
             header_at = vchannel_end + ignored_len
             payload_at = header_at + header_len
             at = payload_at + payload_len
-            if at > len(view):
-                raise Corrupt("a message ends after its entry")
             kind, decode_header = _layouts[number, version]
             messages.append(
                 Message(
@@ -128,7 +123,7 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError) as error:
         raise Corrupt(f"entry at position {first_position} passes its checksum but does not decode: {error}") from error
     if at != len(view):
-        raise Corrupt(f"{len(view) - at} bytes follow the last message of an entry")
+        raise Corrupt(f"the messages of an entry of {len(view)} bytes end at byte {at}")
     return LogEntry(
         first_position=first_position,
         time_tick=time_tick,
@@ -160,9 +155,6 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
     return count, position, tick, last_confirmed, term, producer
 
 
-# --- small records ----------------------------------------------------------------------------------------------------
-
-
 class _Versioned(msgspec.Struct):
     format: int
 
@@ -170,7 +162,7 @@ class _Versioned(msgspec.Struct):
 def decode_versioned(
     content: bytes, kind: type[T], version: int, name: str, *, decode: Callable[..., Any] = msgspec.msgpack.decode
 ) -> T:
-    """Return the record in `content`, whose field `format` says its version; `name` is only for errors.
+    """Return the small record in `content`, whose field `format` says its version; `name` is only for errors.
 
     Raises `UnsupportedFormat` for another version, `Corrupt` for anything else.
     """

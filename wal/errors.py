@@ -56,7 +56,6 @@ class StreamingNodeError(Exception):
         super().__init__(text if _DASH in text or not self.next_step else f"{text}{_DASH}{self.next_step}")
 
     def __str__(self) -> str:
-        """Return what happened and what to do next."""
         return escaped(super().__str__())
 
     @property

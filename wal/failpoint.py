@@ -16,9 +16,6 @@ from itertools import count
 from pathlib import Path
 
 ENVIRONMENT_VARIABLE = "STREAMINGNODE_FAILPOINTS"
-PACKAGES = ("wal", "interceptors", "scanner", "flusher", "spark_sink", "streamingnode")
-"""Where failpoints are, beside each other."""
-
 _EVENT = "streamingnode.failpoint"
 
 failpoint: Callable[[str], None] = partial(sys.audit, _EVENT)
@@ -61,7 +58,8 @@ def arm_from(text: str) -> None:
 def placed_failpoints() -> frozenset[str]:
     """Return the names of all failpoints, as the source of the packages has them."""
     root = Path(__file__).resolve().parent.parent
-    sources = (source.read_text("utf-8") for package in PACKAGES for source in (root / package).rglob("*.py"))
+    packages = ("wal", "interceptors", "scanner", "flusher", "spark_sink", "streamingnode")
+    sources = (source.read_text("utf-8") for package in packages for source in (root / package).rglob("*.py"))
     return frozenset(name for text in sources for name in re.findall(r'\bfailpoint\("([a-z_]+\.[a-z_]+)"\)', text))
 
 

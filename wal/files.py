@@ -4,7 +4,6 @@ Assumes what POSIX file systems give: rename is atomic, fsync of a file keeps it
 A directory is 0700 and a file 0600; with `for_group` the group may read both. All of it blocks and raises `OSError`.
 """
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -181,7 +180,6 @@ def disk_errors_typed(place: object) -> Iterator[None]:
 
 
 LOCK_NAME = "node.lock"
-_PID_BYTES_MAX = 32
 
 _held: dict[tuple[int, int], int] = {}
 """The lock files held by this process, with its pid, which a forked child does not have. Pids in the files do not tell: two
@@ -225,6 +223,5 @@ class DirectoryLock:
 
 
 def _read_pid(descriptor: int) -> int | None:
-    with contextlib.suppress(ValueError):
-        return int(os.pread(descriptor, _PID_BYTES_MAX, 0))
-    return None
+    text = os.pread(descriptor, 32, 0).strip()
+    return int(text) if text.isdigit() else None

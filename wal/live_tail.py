@@ -26,7 +26,6 @@ class LiveTail:
         """Wakes the readers when something is published, or the tail is closed."""
         self.closed = False
         self.size_bytes = 0
-        """Stored size of the entries in memory."""
         self.first_position = self.next_position = FIRST_POSITION
         """Of the oldest message in memory and of the next one to come."""
         self.confirmed_tick = 0
@@ -38,10 +37,7 @@ class LiveTail:
         return len(self._entries)
 
     def start(self, *, next_position: int, confirmed_tick: int) -> None:
-        """Take the place the log is at, forgetting what is in memory; readers below it return to the log.
-
-        Called before a term's first append.
-        """
+        """Forget what is in memory and go on where the log is, before a term's first append."""
         assert next_position >= self.next_position, "positions handed out are never taken back"
         assert confirmed_tick >= self.confirmed_tick, "a confirmed tick is a promise"
         self._first += len(self._entries)

@@ -1,7 +1,6 @@
 """The contract of a log store, which those on RocksDB and in memory keep, and the append groups that they take.
 
-A store holds several logs (one for each pchannel) and a small durable map beside them. `tests/wal/log_contract.py` is the
-contract as tests; every store passes it.
+`tests/wal/log_contract.py` is the contract as tests; every store passes it.
 """
 
 import asyncio
@@ -66,11 +65,8 @@ class AppendGroup:
 
     @property
     def exclusive(self) -> bool:
-        """Whether the group takes its vchannels for itself."""
-        messages = self.messages
-        if len(messages) == 1:  # most appends
-            return messages[0].type in DDL
-        return any(message.type in DDL for message in messages)
+        """Whether the group takes its vchannels for itself; DDL comes with nothing else."""
+        return self.messages[0].type in DDL
 
     @property
     def makes_room(self) -> bool:
@@ -179,10 +175,9 @@ class AppendGroup:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """What became of an append group that is in the log.
+    """What became of an append group of `count` messages that is in the log.
 
-    `first_message_id` is the position of its first message, `count` how many it has; `txn_id` is 0 outside a
-    transaction; `row_offsets` as in `AppendGroup`. `durable` says whether it was synced when it was acknowledged.
+    `txn_id` is 0 outside a transaction; `durable` says whether it was synced when it was acknowledged.
     """
 
     first_message_id: MessageId
@@ -247,13 +242,11 @@ class Log(Protocol):
     """
 
     name: str
-    """The pchannel's name."""
     wal_name: str
     """The kind of log, as message ids name it."""
     first_position: int
     """Position of the earliest message still kept; `next_position` when none is."""
     next_position: int
-    """Position the next append gets."""
     last_tick: int
     """Tick of the last entry in the log, 0 for an empty one."""
 
@@ -288,14 +281,11 @@ class Log(Protocol):
         """Wait, without polling, until a message after `position` is synced. Raises `OnShutdown` on close."""
 
     async def truncate(self, position: int) -> None:
-        """Give up everything before `position` and its disk space; idempotent, never keeps less than asked.
-
-        The entry that holds `position` stays whole.
-        """
+        """Give up everything before the entry that holds `position`, and its disk space; idempotent."""
 
 
 class LogStore(Protocol):
-    """Owner of a node's logs and of the small map of state beside them."""
+    """Owner of a node's logs, one for each pchannel, and of the small map of state beside them."""
 
     node_id: str
     """Identity of the node's data, made at first open and kept for ever."""

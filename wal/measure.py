@@ -26,13 +26,9 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 class Histogram:
     """Takes measurements one by one, about 1 us each; not safe across threads."""
 
-    __slots__ = ("_buckets", "_count", "_max", "_total")
-
     def __init__(self) -> None:
         self._buckets: dict[int, int] = {}
-        self._count = 0
-        self._total = 0.0
-        self._max = 0.0
+        self._total = self._max = 0.0
 
     def record(self, value: float) -> None:
         """Count a measurement; one below 0 (a clock was set back) counts as 0."""
@@ -42,13 +38,12 @@ class Histogram:
         else:
             value, bucket = 0.0, _NOTHING
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        self._count += 1
         self._total += value
         self._max = max(self._max, value)
 
     def distribution(self) -> Distribution:
         """Return what was counted so far."""
-        count = self._count
+        count = sum(self._buckets.values())
         p50, p99 = self._at_rank((count + 1) // 2), self._at_rank(count - count // 100)
         return Distribution(count=count, total=self._total, p50=p50, p99=p99, max=self._max)
 
@@ -65,8 +60,6 @@ class Histogram:
 
 class Rate:
     """Counts in whole seconds of `clock`, which returns seconds and never goes back. Lives on one thread."""
-
-    __slots__ = ("_clock", "_counts", "_started", "total")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

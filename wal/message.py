@@ -1,8 +1,6 @@
 """Messages before and after the log, and the transactions that readers see of them. No I/O.
 
-A `MutableMessage` is what an appender builds and the chain stamps; a `Message` is what the log stores and readers share,
-frozen; a `LogEntry` is the messages of one append as read back. The frozen ones hold no cycles and are left out of garbage
-collection: a reader holds tens of thousands at a time.
+The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +22,7 @@ MESSAGE_OVERHEAD_BYTES = 64
 
 @dataclass(slots=True, eq=False)
 class MutableMessage:
-    """A message on its way into the log.
-
-    The tick and the last-confirmed position may be stamped again when an append is redone; the term may not: a second
-    stamp means two owners, and that is a bug.
-    """
+    """A message on its way into the log, built by an appender; the chain stamps it, and again when an append is redone."""
 
     type: MessageType
     header: Header
@@ -210,23 +204,18 @@ class TransactionBuffer:
             case MessageType.BEGIN_TXN:
                 self._open.setdefault(message.txn_id, OpenTransaction(message, []))
             case MessageType.COMMIT_TXN:
-                return self._commit(message)
+                if (transaction := self._take(message.txn_id)) is not None:
+                    return assemble_transaction(transaction.bodies, message)
+                # A transaction's id is its begin's tick, and ticks ascend with positions.
+                if message.txn_id >= self._first_tick:
+                    raise Corrupt(f"transaction {message.txn_id} commits at {message.position} without its begin")
+                self._begin_missing(message)
             case MessageType.ROLLBACK_TXN:
                 self._take(message.txn_id)
             case _:
                 if (transaction := self._open.get(message.txn_id)) is not None:
                     transaction.bodies.append(message)
                     self.size_bytes += message.size_bytes
-        return None
-
-    def _commit(self, commit: Message) -> TransactionMessage | None:
-        transaction = self._take(commit.txn_id)
-        if transaction is not None:
-            return assemble_transaction(transaction.bodies, commit)
-        # A transaction's id is its begin's tick, and ticks ascend with positions.
-        if commit.txn_id >= self._first_tick:
-            raise Corrupt(f"transaction {commit.txn_id} commits at position {commit.position} without its begin")
-        self._begin_missing(commit)
         return None
 
     def _take(self, txn_id: int) -> OpenTransaction | None:
@@ -241,10 +230,7 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
     header = commit.header
     assert isinstance(header, CommitTxnHeader)
     if len(bodies) != len(header.assignments):
-        raise Corrupt(
-            f"transaction {commit.txn_id} has {len(bodies)} bodies, but its commit at position {commit.position} "
-            "assigns another number"
-        )
+        raise Corrupt(f"commit at position {commit.position} is of {len(header.assignments)} bodies, not {len(bodies)}")
     stamped: list[Message] = []
     for body, assigned in zip(bodies, header.assignments, strict=True):
         if body.type is MessageType.INSERT:

@@ -47,10 +47,9 @@ _KINDS: dict[str, type[MessageId]] = {kind.wal_name: kind for kind in (RocksMess
 
 def message_id_kind(wal_name: str) -> type[MessageId]:
     """Return the id class of a kind of log. Raises `InvalidArgument` for an unknown one."""
-    kind = _KINDS.get(wal_name)
-    if kind is None:
+    if wal_name not in _KINDS:
         raise InvalidArgument(f"no kind of log is named {wal_name!r} — one of {', '.join(_KINDS)}")
-    return kind
+    return _KINDS[wal_name]
 
 
 def parse_message_id(text: str) -> MessageId:
@@ -64,7 +63,6 @@ def parse_message_id(text: str) -> MessageId:
 
 NODE_PRODUCER_ID = 1
 """The node's own writes. 0 is no producer; ids of named producers are drawn from above."""
-
 SEQUENCE_MAX = POSITION_MAX
 
 

@@ -93,11 +93,8 @@ def _render(logger: WrappedLogger, method: str, event: EventDict) -> str:
     return "\n    ".join([line, *map(escaped, trace.splitlines())])
 
 
-# --- background tasks: none outlives its owner, and none dies unnoticed ------------------------------------------------
-
-
 class Supervisor:
-    """Starts, watches and ends tasks; lives on one event loop. `on_failure` is called once, with the first failure."""
+    """Owner of background tasks: none outlives it, and `on_failure` is called once, with the first failure."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure

@@ -1,7 +1,6 @@
 """The stable hash that sends a primary key to its shard: `docs/format.md`, section "Shard hash", specifies it with vectors.
 
-In: keys as numpy arrays (integers, or bytes with Arrow offsets). Out: 64-bit hashes, and shards. A key goes to the same
-shard for ever, on every machine and in every language, so nothing here may change. No I/O.
+A key goes to the same shard for ever, on every machine and in every language, so nothing here may change. No I/O.
 """
 
 from functools import cache
@@ -59,19 +58,17 @@ def _polynomials(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Hashes:
 
 def _powers(base: int, count: int) -> Hashes:
     """Return base^0 to base^(count - 1) modulo 2^64."""
-    table = _power_table(base)
-    return table[:count] if count <= len(table) else _make_powers(base, count)
-
-
-@cache
-def _power_table(base: int) -> Hashes:
-    return _make_powers(base, _BLOCK_BYTES + 1)
+    table_size = _BLOCK_BYTES + 1
+    return _power_table(base, table_size)[:count] if count <= table_size else _make_powers(base, count)
 
 
 def _make_powers(base: int, count: int) -> Hashes:
     factors = np.full(count, base, np.uint64)
     factors[0] = 1
     return np.cumprod(factors, out=factors)
+
+
+_power_table = cache(_make_powers)
 
 
 def _finalize(values: Hashes) -> Hashes:

@@ -175,7 +175,7 @@ def test_an_entry_out_of_its_place_is_caught() -> None:
 
 
 def test_bytes_after_the_last_message_are_caught() -> None:
-    with pytest.raises(Corrupt, match="3 bytes follow"):
+    with pytest.raises(Corrupt, match="of 161 bytes end at byte 158"):
         decode_entry(_with_checksum(one_entry()[8:] + b"???"), wal_name=WAL_NAME, previous_crc32c=None)
 
 

@@ -60,9 +60,9 @@ def test_a_group_names_each_of_its_vchannels_once_and_in_lock_order() -> None:
     assert AppendGroup([insert("b"), insert("a"), insert("b")]).vchannels == ("a", "b")
 
 
-def test_a_group_with_any_exclusive_message_is_exclusive() -> None:
+def test_a_group_of_ddl_is_exclusive() -> None:
     drop = MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), "a")
-    assert AppendGroup([insert(), drop]).exclusive
+    assert AppendGroup([drop]).exclusive
     assert not AppendGroup([insert()]).exclusive
 
 

@@ -1,11 +1,13 @@
 """Bugs of readers: rows left out, repeated, too early, not to the end, and places that are kept wrong."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 import scanner.source
 import streamingnode.read_message
+import wal.message
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.source import EntrySource, StartingPoint
 from streamingnode.reader import CollectionReader
@@ -95,13 +97,13 @@ def _bodies_at_once(right: Right) -> Right:
 
 
 def _half_a_transaction(right: Right) -> Right:
-    def commit(buffer: TransactionBuffer, message: Message) -> Any:
-        transaction = right(buffer, message)
-        if transaction is not None and len(transaction.bodies) > 1:
+    def assemble(bodies: Sequence[Message], commit: Message) -> Any:
+        transaction = right(bodies, commit)
+        if len(transaction.bodies) > 1:
             return msgspec.structs.replace(transaction, bodies=transaction.bodies[1:])
         return transaction
 
-    return commit
+    return assemble
 
 
 def _one_shard_of_a_tick(right: Right) -> Right:
@@ -146,7 +148,7 @@ OTHERS = (
     SeededBug("an entry lost at the switch to the tail", EntrySource, "_switch_to", _lost_at_the_switch),
     SeededBug("readers are told of a tick too many", EntrySource, "_read_tail", _told_one_tick_too_many),
     SeededBug("bodies before their commit", TransactionBuffer, "_observe_message", _bodies_at_once),
-    SeededBug("half a transaction", TransactionBuffer, "_commit", _half_a_transaction),
+    SeededBug("half a transaction", wal.message, "assemble_transaction", _half_a_transaction),
     SeededBug("one shard of an insert", streamingnode.read_message, "_merged", _one_shard_of_a_tick),
     SeededBug("a read ends early", CollectionReader, "__init__", _ends_early),
     SeededBug("acknowledged messages come again", CollectionReader, "_scan", _repeats_what_was_acknowledged),
