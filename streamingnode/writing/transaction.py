@@ -209,9 +209,8 @@ class Transaction:
         else:
             return nothing_at(await self._writes.consistent_tick())
         result = result_of(await self._append_commit(self._last))
-        if (
-            self._txn_id and result.txn_id != self._txn_id
-        ):  # an earlier try of the same write is in the log, so this one may not be
+        # An earlier try of the same write may be in the log; this one may not be in it, too, then.
+        if self._txn_id and result.txn_id != self._txn_id:
             with suppress(StreamingNodeError):
                 await self._writes.append(rollback_group(self._txn_id, "its write is in the log already"))
         return result
