@@ -76,9 +76,14 @@ def check_definition(
     check_name("collection", name)
     if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
         raise InvalidArgument(f"shards is {shards!r} — choose 1 to {SHARDS_MAX}")
-    return Definition(
-        name, check_schema(schema, primary_key=primary_key), primary_key, shards, _check_partitions(partitions)
-    )
+    schema = check_schema(schema, primary_key=primary_key)
+    is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
+    names = tuple(check_name("partition", partition) for partition in partitions[:PARTITIONS_MAX]) if is_list else ()
+    if not is_list or len(names) >= PARTITIONS_MAX or len(set(names)) < len(names):
+        raise InvalidArgument(
+            f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
+        )
+    return Definition(name, schema, primary_key, shards, names)
 
 
 def check_name(kind: str, name: str) -> str:
@@ -96,16 +101,6 @@ def check_name(kind: str, name: str) -> str:
     else:
         return name
     raise InvalidArgument(f"{kind} name {shown(name)} {reason}")
-
-
-def _check_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
-    is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
-    names = tuple(check_name("partition", partition) for partition in partitions[:PARTITIONS_MAX]) if is_list else ()
-    if not is_list or len(names) >= PARTITIONS_MAX or len(set(names)) < len(names):
-        raise InvalidArgument(
-            f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
-        )
-    return names
 
 
 class CatalogChanges:

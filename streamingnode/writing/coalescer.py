@@ -64,11 +64,7 @@ class _Lane:
 
 
 class Coalescer:
-    """The lanes of one node; lives on the event loop. Waiting rows count as pending until their group has ended.
-
-    An insert that is cancelled while it waits never happened; once it is in a group, its outcome is decided without its
-    caller.
-    """
+    """The lanes of one node; lives on the event loop. Waiting rows count as pending until their group has ended."""
 
     rows_max = 16
     """Inserts of more rows gain nothing and go alone."""
