@@ -146,7 +146,7 @@ class Channel:
             observer=observer,
             explain=explain,
         )
-        self.append, self.read = self.wal.append, self.scanners.open
+        self.append, self.read, self.scan_meta = self.wal.append, self.scanners.open, store.scan_meta
         self._term: ChannelTerm | None = None
         self._cutting = asyncio.Lock()
 
@@ -222,7 +222,7 @@ class Channel:
             await self.wal.append_once(AppendGroup([MutableMessage(MessageType.CUT, CutHeader())]))
             failpoint("flush.cut_logged")
         else:
-            await self.term.ticks.sync()
+            await term.ticks.sync()
         return term.shards.state.cut_number
 
     # --- records, which a failed write may leave open --------------------------------------------------------------------
@@ -230,10 +230,6 @@ class Channel:
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened meanwhile."""
         await self.wal.in_term(partial(self.store.put_meta, changes))
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return keys of the store's map; see `LogStore.scan_meta`."""
-        return await self.store.scan_meta(prefix)
 
     async def save_producers(self, tick: int) -> bytes:
         """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""

@@ -1,10 +1,9 @@
 """Collections and partitions: what they are to callers, their definitions, and the changes of the catalog."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 
@@ -13,7 +12,7 @@ from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo, create
 from streamingnode.channel import Channel
 from streamingnode.rows import SHARDS_MAX
 from streamingnode.schema import check_schema, decode_schema, encode_schema
-from streamingnode.writing.write import within
+from streamingnode.writing.write import Writes, within
 from wal.errors import InvalidArgument, StreamingNodeError, shown
 from wal.headers import (
     CreateCollectionHeader,
@@ -77,9 +76,14 @@ def check_definition(
     check_name("collection", name)
     if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
         raise InvalidArgument(f"shards is {shards!r} — choose 1 to {SHARDS_MAX}")
-    return Definition(
-        name, check_schema(schema, primary_key=primary_key), primary_key, shards, _check_partitions(partitions)
-    )
+    schema = check_schema(schema, primary_key=primary_key)
+    is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
+    names = tuple(check_name("partition", partition) for partition in partitions[:PARTITIONS_MAX]) if is_list else ()
+    if not is_list or len(names) >= PARTITIONS_MAX or len(set(names)) < len(names):
+        raise InvalidArgument(
+            f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
+        )
+    return Definition(name, schema, primary_key, shards, names)
 
 
 def check_name(kind: str, name: str) -> str:
@@ -99,16 +103,6 @@ def check_name(kind: str, name: str) -> str:
     raise InvalidArgument(f"{kind} name {shown(name)} {reason}")
 
 
-def _check_partitions(partitions: Sequence[str]) -> tuple[str, ...]:
-    is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
-    names = tuple(check_name("partition", partition) for partition in partitions[:PARTITIONS_MAX]) if is_list else ()
-    if not is_list or len(names) >= PARTITIONS_MAX or len(set(names)) < len(names):
-        raise InvalidArgument(
-            f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
-        )
-    return names
-
-
 class CatalogChanges:
     """The changes of one node's catalog; lives on its event loop. Timeouts and errors are those of `Node`.
 
@@ -116,9 +110,9 @@ class CatalogChanges:
     are still on their way to the disk, so whoever finds a change already made waits until it is durable too.
     """
 
-    def __init__(self, channel: Channel, info_of: Callable[[str], CollectionInfo]) -> None:
+    def __init__(self, channel: Channel, writes: Writes) -> None:
         self._channel = channel
-        self._info_of = info_of
+        self._writes = writes
 
     async def create_collection(
         self, definition: Definition, *, if_not_exists: bool, timeout: float | None
@@ -149,9 +143,9 @@ class CatalogChanges:
     async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
         async with self._done_already(CollectionNotFound if if_exists else (), timeout):
-            info = self._info_of(name)
+            info = self._writes.find(name)
             group = _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
-            await self._append(group, "the drop", timeout)
+            await self._writes.append_within(timeout, group, "the drop")
 
     async def create_partition(
         self, info: CollectionInfo, partition: str, *, if_not_exists: bool, timeout: float | None
@@ -168,7 +162,7 @@ class CatalogChanges:
                 raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
             header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
             group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
-            await self._append(group, "the partition", timeout)
+            await self._writes.append_within(timeout, group, "the partition")
 
     async def drop_partition(
         self, info: CollectionInfo, partition: str, *, if_exists: bool, timeout: float | None
@@ -176,10 +170,8 @@ class CatalogChanges:
         """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
         async with self._done_already(PartitionNotFound if if_exists else (), timeout):
             header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
-            await self._append(_on_each(info.vchannels, MessageType.DROP_PARTITION, header), "the drop", timeout)
-
-    async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> None:
-        await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
+            group = _on_each(info.vchannels, MessageType.DROP_PARTITION, header)
+            await self._writes.append_within(timeout, group, "the drop")
 
     @asynccontextmanager
     async def _done_already(

@@ -5,6 +5,7 @@ No other module chooses an implementation.
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -22,7 +23,7 @@ from streamingnode.channel import Channel
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
-from streamingnode.statistics import AppendMeter, NodeMeter
+from streamingnode.statistics import AppendMeter, node_statistics
 from wal.failpoint import failpoint
 from wal.log import AppendObserver, Log, LogStore
 from wal.memory_store import MemoryLogStore
@@ -97,16 +98,13 @@ async def compose(
         next_id=lambda: channel.shards.next_id,
     )
     flusher = Flusher(context, channel.term.checkpoint)
-    for work in (
-        flusher.run(),
-        flusher.schedule.run(channel.request_cut),
-        flusher.reclaim_space(channel.request_cut),
-        channel.wal.keep(),
-    ):
-        supervisor.spawn(work)
+    supervisor.spawn(flusher.run())
+    supervisor.spawn(flusher.schedule.run(channel.request_cut))
+    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
+    supervisor.spawn(channel.wal.keep())
     closing.callback(channel.wal.stop_waiting)
-    meter = NodeMeter(channel, flusher, appends, now_ms)
-    return Node(path, supervisor, closing, channel=channel, flusher=flusher, readers=readers, meter=meter)
+    statistics = partial(node_statistics, channel, flusher, appends, now_ms=now_ms, opened_s=time.monotonic())
+    return Node(path, supervisor, closing, channel=channel, flusher=flusher, readers=readers, statistics=statistics)
 
 
 async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:

@@ -22,7 +22,6 @@ from interceptors.shard.state import SegmentLimits
 from interceptors.timetick import INTERVAL_S
 from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits
-from streamingnode.writing.coalescer import CoalescerLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, shown
@@ -53,9 +52,6 @@ ALIASES = {
 
 FIXED = frozenset(
     {
-        "coalescer.group_bytes",
-        "coalescer.groups_in_flight_max",
-        "coalescer.insert_rows_max",
         "flush.gather_s",
         "flush.retry_first_s",
         "flush.retry_max_s",
@@ -131,7 +127,6 @@ class NodeConfig:
     producers: ProducerLimits = field(default_factory=ProducerLimits)
     segments: SegmentLimits = field(default_factory=SegmentLimits)
     flush: FlushOptions = field(default_factory=FlushOptions)
-    coalescer: CoalescerLimits = field(default_factory=CoalescerLimits)
     retry: RetryLimits = field(default_factory=RetryLimits)
     reopen: ReopenOptions = field(default_factory=ReopenOptions)
     tail: TailOptions = field(default_factory=TailOptions)

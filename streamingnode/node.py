@@ -26,7 +26,7 @@ from streamingnode.config import NodeConfig, check_path
 from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
-from streamingnode.statistics import NodeMeter, NodeStatistics
+from streamingnode.statistics import NodeStatistics
 from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import WriteResult, result_of
@@ -65,13 +65,13 @@ class Node:
         channel: Channel,
         flusher: Flusher,
         readers: NamedReaders,
-        meter: NodeMeter,
+        statistics: Callable[[], NodeStatistics],
     ) -> None:
         self._path = None if path is None else str(path)
         self._supervisor = supervisor
         self._parts = closing
         self._channel, self._flusher, self._readers = channel, flusher, readers
-        self._upkeep, self._meter = Upkeep(path, channel, flusher), meter
+        self._upkeep, self._statistics = Upkeep(path, channel, flusher), statistics
         self._writes = Writes(
             append=channel.append,
             consistent_tick=channel.consistent_tick,
@@ -80,8 +80,8 @@ class Node:
             pending=channel.pending,
             txn_age_s_max=channel.config.txn.age_s_max,
         )
-        self._coalescer = Coalescer(supervisor, self._writes, channel.config.coalescer)
-        self._changes = CatalogChanges(channel, self._info)
+        self._coalescer = Coalescer(supervisor, self._writes)
+        self._changes = CatalogChanges(channel, self._writes)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -116,7 +116,7 @@ class Node:
     def statistics(self) -> NodeStatistics:
         """Return what the node counts and measures, as of now; under 1 ms, so ask once a second, not once an insert."""
         self._check_loop()
-        return self._meter.statistics()
+        return self._statistics()
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -404,9 +404,8 @@ class Node:
             raise
 
     async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
-        """Append a group of a transaction by its id."""
         self._check_open()
-        return await within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
+        return await self._writes.append_within(timeout, group, what)
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()

@@ -1,7 +1,7 @@
 """Opens an embedded node: `async with open_node("data") as node`, or `node = await open_node("data")`.
 
 When background work fails, the node closes by itself, because a node without its flusher only looks alive: calls are
-refused, and closing raises what failed, as it is. One task may open a node and another close it.
+refused, and closing raises what failed, as it is.
 """
 
 import os
@@ -81,10 +81,22 @@ class OpenNode:
         self._node: Node | None = None
 
     def __await__(self) -> Generator[Any, None, Node]:
-        return self._open().__await__()
+        return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Node:
-        return await self._open()
+        if self._entered:
+            raise InvalidArgument("this open_node() was used already — call open_node() again")
+        self._entered = True
+        opening = anyio.CancelScope()
+        try:  # in a task of its own, so that nothing of the caller's is held until the node closes
+            await outlast(self._open_parts(opening), on_cancel=opening.cancel)
+        except GeneratorExit:  # thrown away after its event loop: nothing can be awaited
+            raise
+        except BaseException:
+            await outlast(self._parts.aclose())
+            raise
+        assert self._node is not None, "opening ends with a node, or it raises"
+        return self._node
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -103,21 +115,6 @@ class OpenNode:
             thrown_away = kind is GeneratorExit and isinstance(failure, InvalidArgument)
             if not (own or thrown_away):
                 raise
-
-    async def _open(self) -> Node:
-        if self._entered:
-            raise InvalidArgument("this open_node() was used already — call open_node() again")
-        self._entered = True
-        opening = anyio.CancelScope()
-        try:  # in a task of its own, so that nothing of the caller's is held until the node closes
-            await outlast(self._open_parts(opening), on_cancel=opening.cancel)
-        except GeneratorExit:  # thrown away after its event loop: nothing can be awaited
-            raise
-        except BaseException:
-            await outlast(self._parts.aclose())
-            raise
-        assert self._node is not None, "opening ends with a node, or it raises"
-        return self._node
 
     async def _open_parts(self, scope: anyio.CancelScope) -> None:
         with scope, disk_errors_typed(self._path or "the temporary directory"):

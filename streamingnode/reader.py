@@ -196,26 +196,22 @@ class CollectionReader:
             raise
 
     async def _has_more(self) -> bool:
-        """Wait until a message is ready; False at the end."""
+        """Wait until a message is ready; False at the end. Only a batch that came changes something: it may be cancelled."""
         while not self._ready and not self._ended:
-            await self._fill()
+            if self._scanner is None:
+                raise self._not_open()
+            batch = await self._explained(self._scanner.next_batch())
+            delivered = self._merge(batch)
+            self._ready.extend(delivered)
+            dropped = any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
+            self._ended = dropped or batch.confirmed_tick >= self._until
+            if delivered:
+                self._last_tick = delivered[-1].time_tick
+            if self._named is not None:
+                self._passed = self._passed_by(batch)
+                if not delivered:
+                    await self._follow(self._named, self._passed)
         return bool(self._ready)
-
-    async def _fill(self) -> None:
-        """Take one batch from the scanner; that changes something only after it came, so it may be cancelled."""
-        if self._scanner is None:
-            raise self._not_open()
-        batch = await self._explained(self._scanner.next_batch())
-        delivered = self._merge(batch)
-        self._ready.extend(delivered)
-        dropped = any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
-        self._ended = dropped or batch.confirmed_tick >= self._until
-        if delivered:
-            self._last_tick = delivered[-1].time_tick
-        if self._named is not None:
-            self._passed = self._passed_by(batch)
-            if not delivered:
-                await self._follow(self._named, self._passed)
 
     async def _follow(self, named: NamedReader, passed: ReadMessage) -> None:
         """Move a named reader on if everything delivered is acknowledged, and the last time is a while ago."""

@@ -163,55 +163,50 @@ class AppendMeter:
         )
 
 
-class NodeMeter:
-    """Asks the parts of a node, on their event loop, and makes one picture of it; `now_ms` is the clock ticks follow."""
-
-    def __init__(self, channel: Channel, flusher: Flusher, appends: AppendMeter, now_ms: Callable[[], int]) -> None:
-        self._channel, self._flusher, self._appends, self._now_ms = channel, flusher, appends, now_ms
-        self._opened_s = time.monotonic()
-
-    def statistics(self) -> NodeStatistics:
-        """Return the node's statistics as of now."""
-        channel, term, now_ms, store = self._channel, self._channel.term, self._now_ms(), self._channel.store
-        confirmed_tick, pending, shards = term.acks.confirmed_tick, channel.pending, term.shards.state
-        return NodeStatistics(
-            pid=os.getpid(),
-            at_ms=now_ms,
-            uptime_s=time.monotonic() - self._opened_s,
-            log=channel.wal.status,
-            appends=self._appends.statistics(in_flight=channel.wal.in_flight),
-            ticks=TickStatistics(
-                last=channel.ticks.last,
-                confirmed=confirmed_tick,
-                lag_s=max(0, now_ms - physical_ms(confirmed_tick)) / 1000,
-                ahead_s=channel.ticks.ahead_ms / 1000,
-                unconfirmed=term.acks.pending,
-                oldest_unconfirmed=term.acks.oldest_pending_tick or 0,
-                mvcc_updates=term.mvcc.updates,
-            ),
-            writes=WriteStatistics(
-                open_transactions=term.transactions.live,
-                open_transaction_bytes=term.transactions.size_bytes,
-                pending_row_bytes=pending.rows.held_bytes,
-                pending_append_bytes=pending.appends.held_bytes,
-                pending_transaction_bytes=pending.transactions.held_bytes,
-                growing_segments=len(shards.segments),
-                growing_segment_bytes=shards.growing_bytes,
-            ),
-            tail=TailStatistics(entries=channel.tail.entry_count, bytes=channel.tail.size_bytes),
-            space=SpaceStatistics(
-                level=store.space.level.name.lower(),
-                free_bytes=store.space.free_bytes,
-                needed_bytes=store.space.needed_bytes,
-                log_bytes=store.space.log_bytes,
-                reserve_bytes=store.space.reserve_bytes,
-                queued_bytes=store.queued_bytes,
-            )
-            if isinstance(store, RocksStore)
-            else None,
-            readers=channel.scanners.statistics(),
-            flusher=self._flusher.statistics(),
+def node_statistics(
+    channel: Channel, flusher: Flusher, appends: AppendMeter, *, now_ms: Callable[[], int], opened_s: float
+) -> NodeStatistics:
+    """Ask the parts of a node, on their event loop; `now_ms` is the clock that ticks follow."""
+    at_ms, term, store, pending = now_ms(), channel.term, channel.store, channel.pending
+    confirmed_tick, shards = term.acks.confirmed_tick, term.shards.state
+    return NodeStatistics(
+        pid=os.getpid(),
+        at_ms=at_ms,
+        uptime_s=time.monotonic() - opened_s,
+        log=channel.wal.status,
+        appends=appends.statistics(in_flight=channel.wal.in_flight),
+        ticks=TickStatistics(
+            last=channel.ticks.last,
+            confirmed=confirmed_tick,
+            lag_s=max(0, at_ms - physical_ms(confirmed_tick)) / 1000,
+            ahead_s=channel.ticks.ahead_ms / 1000,
+            unconfirmed=term.acks.pending,
+            oldest_unconfirmed=term.acks.oldest_pending_tick or 0,
+            mvcc_updates=term.mvcc.updates,
+        ),
+        writes=WriteStatistics(
+            open_transactions=term.transactions.live,
+            open_transaction_bytes=term.transactions.size_bytes,
+            pending_row_bytes=pending.rows.held_bytes,
+            pending_append_bytes=pending.appends.held_bytes,
+            pending_transaction_bytes=pending.transactions.held_bytes,
+            growing_segments=len(shards.segments),
+            growing_segment_bytes=shards.growing_bytes,
+        ),
+        tail=TailStatistics(entries=channel.tail.entry_count, bytes=channel.tail.size_bytes),
+        space=SpaceStatistics(
+            level=store.space.level.name.lower(),
+            free_bytes=store.space.free_bytes,
+            needed_bytes=store.space.needed_bytes,
+            log_bytes=store.space.log_bytes,
+            reserve_bytes=store.space.reserve_bytes,
+            queued_bytes=store.queued_bytes,
         )
+        if isinstance(store, RocksStore)
+        else None,
+        readers=channel.scanners.statistics(),
+        flusher=flusher.statistics(),
+    )
 
 
 # --- the file beside the data -----------------------------------------------------------------------------------------

@@ -170,9 +170,8 @@ class SyncReader(Blocking):
             self._loop.call(self._original.__aexit__, *raised)
 
     def __iter__(self) -> Iterator[ReadMessage]:
-        while messages := self._loop.call(
-            self._original.next_messages
-        ):  # many at a time: a hop between threads costs 50 us
+        # Many at a time: a hop between threads costs 50 us.
+        while messages := self._loop.call(self._original.next_messages):
             yield from messages
 
     def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:

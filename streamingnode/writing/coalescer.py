@@ -24,20 +24,6 @@ _ROW_BYTES, _CELL_BYTES = 512, 16
 """What Python has for a row that waits, and for each of its cells, beside texts and bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoalescerLimits:
-    """What is put together, and how much of it.
-
-    Inserts of over `insert_rows_max` rows gain nothing and go alone. A group ends at `group_bytes`, as rows that wait are
-    counted, so at 2,048 rows at the latest: larger ones hold the log's writer. With `groups_in_flight_max` groups of a lane
-    on their way, inserts wait and are put together meanwhile.
-    """
-
-    insert_rows_max: int = 16
-    group_bytes: int = 1 << 20
-    groups_in_flight_max: int = 4
-
-
 class _Insert:
     """One caller's rows; `taken` once they are in a group."""
 
@@ -78,15 +64,17 @@ class _Lane:
 
 
 class Coalescer:
-    """The lanes of one node; lives on the event loop. Waiting rows count as pending until their group has ended.
+    """The lanes of one node; lives on the event loop. Waiting rows count as pending until their group has ended."""
 
-    An insert that is cancelled while it waits never happened; once it is in a group, its outcome is decided without its
-    caller.
-    """
+    rows_max = 16
+    """Inserts of more rows gain nothing and go alone."""
+    group_bytes_max = 1 << 20
+    """As rows that wait are counted, so 2,048 rows: larger groups hold the log's writer."""
+    groups_in_flight_max = 4
+    """Of one lane; with as many on their way, inserts wait and are put together meanwhile."""
 
-    def __init__(self, supervisor: Supervisor, writes: Writes, limits: CoalescerLimits) -> None:
-        self.rows_max = limits.insert_rows_max
-        self._supervisor, self._writes, self._limits = supervisor, writes, limits
+    def __init__(self, supervisor: Supervisor, writes: Writes) -> None:
+        self._supervisor, self._writes = supervisor, writes
         self._memory = writes.pending.rows
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[tuple[int, int], _Lane] = {}
@@ -134,7 +122,7 @@ class Coalescer:
 
     def _start(self, lane: _Lane) -> None:
         """Have what waits sent in the next turn of the event loop, unless enough groups are on their way."""
-        if not lane.starting and lane.sending < self._limits.groups_in_flight_max:
+        if not lane.starting and lane.sending < self.groups_in_flight_max:
             lane.starting = True
             lane.sending += 1
             task = self._supervisor.spawn(self._send_waiting(lane))
@@ -151,7 +139,7 @@ class Coalescer:
         inserts: list[_Insert] = []
         lane.starting = False
         try:
-            while inserts := lane.take(self._limits.group_bytes):
+            while inserts := lane.take(self.group_bytes_max):
                 try:
                     await self._send(lane.write, inserts)
                 finally:
@@ -160,7 +148,7 @@ class Coalescer:
             _fail(
                 inserts, Indeterminate("the node closed before the insert was acknowledged — read back after reopening")
             )
-            while inserts := lane.take(self._limits.group_bytes):
+            while inserts := lane.take(self.group_bytes_max):
                 _fail(inserts, OnShutdown("the node closed before the insert was begun — open it again"))
                 self._give_back(inserts)
             raise

@@ -17,7 +17,7 @@ import pyarrow as pa
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
-from streamingnode.writing.write import TRANSACTION_OVERHEAD_BYTES, Write, Writes, as_transaction, check_seconds
+from streamingnode.writing.write import TRANSACTION_OVERHEAD_BYTES, Kind, Write, Writes, as_transaction, check_seconds
 from wal.errors import Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup
@@ -90,21 +90,15 @@ class Transaction:
 
         Past one append group it also raises what an append raises; rows may be lost then, and only a rollback is left.
         """
-        self._check_in(TransactionState.OPEN)
-        write = self._writes.write("insert", collection, partition)
-        await self.add(write, await write.check(rows))
+        await self._write("insert", collection, rows, partition)
 
     async def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """Add rows that replace those of the same keys, earlier ones of this transaction too. Raises as `insert` does."""
-        self._check_in(TransactionState.OPEN)
-        write = self._writes.write("upsert", collection, partition)
-        await self.add(write, await write.check(rows))
+        await self._write("upsert", collection, rows, partition)
 
     async def delete(self, collection: str, keys: Keys) -> None:
         """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert` does."""
-        self._check_in(TransactionState.OPEN)
-        write = self._writes.write("delete", collection)
-        await self.add(write, await write.check(keys))
+        await self._write("delete", collection, keys)
 
     async def commit(self) -> WriteResult:
         """Make everything appear at one tick and return when it is durable; leaving the block does this by itself.
@@ -153,6 +147,11 @@ class Transaction:
                 raise InvalidTransactionState(
                     "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
                 )
+
+    async def _write(self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None) -> None:
+        self._check_in(TransactionState.OPEN)
+        write = self._writes.write(kind, collection, partition)
+        await self.add(write, await write.check(rows))
 
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what a write does with batches that were checked. Raises as `insert` does."""
@@ -209,9 +208,8 @@ class Transaction:
         else:
             return nothing_at(await self._writes.consistent_tick())
         result = result_of(await self._append_commit(self._last))
-        if (
-            self._txn_id and result.txn_id != self._txn_id
-        ):  # an earlier try of the same write is in the log, so this one may not be
+        # An earlier try of the same write may be in the log; this one may not be in it, too, then.
+        if self._txn_id and result.txn_id != self._txn_id:
             with suppress(StreamingNodeError):
                 await self._writes.append(rollback_group(self._txn_id, "its write is in the log already"))
         return result

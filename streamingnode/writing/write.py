@@ -7,6 +7,7 @@ memory holds one. All rows are checked, and all sizes known, before the first ap
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -24,7 +25,7 @@ from streamingnode.writing.result import WriteResult, combined, nothing_at, resu
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, Overloaded, TooLarge
 from wal.headers import BeginTxnHeader, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
-from wal.log import Append, AppendGroup
+from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
 from wal.queue import PendingBytes
 
@@ -230,6 +231,10 @@ class Writes:
                 self._targets.clear()
             target = self._targets[collection] = WriteTarget(info)
         return Write(kind, target, target.partition_id(partition), txn_id)
+
+    def append_within(self, timeout: float | None, group: AppendGroup, what: str) -> Awaitable[AppendResult]:
+        """Append one group within `timeout` seconds; to be awaited at once."""
+        return within(timeout, partial(self.append, group), what, begun=lambda: group.begun)
 
 
 def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:

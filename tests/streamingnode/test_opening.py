@@ -46,7 +46,7 @@ class Parts:
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
         none: Any = _NoParts()
-        return Node(path, supervisor, closing, channel=none, flusher=none, readers=none, meter=none)
+        return Node(path, supervisor, closing, channel=none, flusher=none, readers=none, statistics=none)
 
     async def _close(self) -> None:
         await anyio.lowlevel.checkpoint()

@@ -6,9 +6,9 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from flusher.run import FlushOptions
-from streamingnode.writing.coalescer import CoalescerLimits
 from tests.chaos.journal import Died
 from tests.chaos.judge.entries import judge_entries
 from tests.chaos.judge.verdict import judged
@@ -66,6 +66,7 @@ class Scenario:
         self.notes = Notes(world)
         self.lives = self.power_cuts = self.operations = 0
         self._settings = _settings(world)
+        self._coalesced_rows_max = self._settings.pop("coalesced_rows_max")
 
     def run(self) -> list[str]:
         """Live, die, and be judged."""
@@ -117,6 +118,7 @@ class Scenario:
 
     async def _life(self, calls: int, *, look: bool) -> None:
         async with self.world.open_node(**self._settings) as node:
+            node._coalescer.rows_max = self._coalesced_rows_max
             clients = Clients(self.notes, node, self.lives, truncated=self._settings["retention_s"] == 0)
             if look:
                 await clients.create()
@@ -140,7 +142,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _settings(world: World) -> dict[str, object]:
+def _settings(world: World) -> dict[str, Any]:
     choose = world.choose
     return {
         "flush": FlushOptions(retry_first_s=0.01, retry_max_s=0.3),
@@ -150,7 +152,7 @@ def _settings(world: World) -> dict[str, object]:
         "flush.retention.interval_s": choose.choice([0.05, 1.0]),
         "ticks.interval_s": choose.choice([0.01, 0.2]),
         "tail.capacity_bytes": choose.choice([0, 1000, 1 << 20]),
-        "coalescer": CoalescerLimits(insert_rows_max=choose.choice([0, 100])),
+        "coalesced_rows_max": choose.choice([0, 100]),
         "flush.row_group_bytes": choose.choice([200, 1 << 20]),
     }
 

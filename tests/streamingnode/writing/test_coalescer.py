@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.writing.coalescer import Coalescer, CoalescerLimits
+from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.result import WriteResult
 from streamingnode.writing.write import Write
 from tests.streamingnode.append_double import (
@@ -39,14 +39,16 @@ ROW_BYTES = 560
 class Inserts:
     """A coalescer over an append double, and the tasks of its callers."""
 
-    def __init__(self, *, shards: int = 1, limits: CoalescerLimits | None = None, bytes_max: int = 1 << 20) -> None:
+    def __init__(self, *, shards: int = 1, bytes_max: int = 1 << 20, **limits: int) -> None:
         pending = PendingBytes(4 * bytes_max)
         self.memory = pending.rows
         self.log = AppendDouble()
         self.target = write_target(SCHEMA, shards=shards)
         self.supervisor = Supervisor(self._failed)
         writes = writes_on(self.log, group_bytes_max=GROUP_BYTES_MAX, pending=pending)
-        self.coalescer = Coalescer(self.supervisor, writes, limits or CoalescerLimits())
+        self.coalescer = Coalescer(self.supervisor, writes)
+        for name, limit in limits.items():
+            setattr(self.coalescer, name, limit)
         self.failures: list[BaseException] = []
 
     def start(
@@ -158,7 +160,7 @@ async def test_bug_behind_the_append_reaches_its_callers_and_the_owner_of_the_ta
 
 
 async def test_bug_in_one_group_leaves_nobody_behind_it_waiting() -> None:
-    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1, group_bytes=2 * ROW_BYTES))
+    inserts = Inserts(groups_in_flight_max=1, group_bytes_max=2 * ROW_BYTES)
     outcomes = iter([None, ZeroDivisionError("a bug")])
     inserts.log.refuse = lambda _: next(outcomes, None)
     inserts.log.hold()
@@ -178,7 +180,7 @@ async def test_bug_in_one_group_leaves_nobody_behind_it_waiting() -> None:
 
 
 async def test_closing_tells_those_in_a_group_and_those_that_wait_apart() -> None:
-    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1))
+    inserts = Inserts(groups_in_flight_max=1)
     inserts.log.hold()
     under_way = inserts.start(1)
     await inserts.log.arrival()
@@ -222,7 +224,7 @@ async def test_bad_insert_whose_caller_is_gone_takes_no_row_of_others(inserts: I
 
 
 async def test_groups_in_flight_are_bounded_and_what_waits_goes_together() -> None:
-    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=2))
+    inserts = Inserts(groups_in_flight_max=2)
     inserts.log.hold()
     tasks = []
     for key in range(10):
@@ -238,9 +240,7 @@ async def test_groups_in_flight_are_bounded_and_what_waits_goes_together() -> No
 
 
 async def test_callers_wait_when_too_many_bytes_wait() -> None:
-    inserts = Inserts(
-        limits=CoalescerLimits(groups_in_flight_max=1, group_bytes=2 * ROW_BYTES), bytes_max=3 * ROW_BYTES
-    )
+    inserts = Inserts(groups_in_flight_max=1, group_bytes_max=2 * ROW_BYTES, bytes_max=3 * ROW_BYTES)
     inserts.log.hold()
     tasks = [inserts.start(key) for key in range(20)]
     for _ in range(10):
@@ -264,7 +264,7 @@ async def test_large_nested_values_count_for_what_they_hold() -> None:
 
 
 async def test_group_ends_at_its_rows() -> None:
-    inserts = Inserts(limits=CoalescerLimits(group_bytes=3 * ROW_BYTES))
+    inserts = Inserts(group_bytes_max=3 * ROW_BYTES)
     await asyncio.gather(*(inserts.start(key) for key in range(8)))
     assert [group.messages[0].header.rows for group in inserts.log.groups] == [3, 3, 2]  # type: ignore[attr-defined]
 
@@ -285,7 +285,7 @@ async def test_one_insert_over_the_size_limit_is_split_and_says_so(inserts: Inse
 
 
 async def test_deadline_before_the_group_says_that_nothing_was_done() -> None:
-    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1))
+    inserts = Inserts(groups_in_flight_max=1)
     inserts.log.hold()
     first = inserts.start(1)
     await inserts.log.arrival()
@@ -328,7 +328,7 @@ async def test_insert_that_comes_alone_after_another_takes_no_turn_of_the_loop_b
 
 
 async def test_inserts_that_come_while_a_lone_one_is_on_its_way_go_together_once_it_ends() -> None:
-    inserts = Inserts(limits=CoalescerLimits(groups_in_flight_max=1))
+    inserts = Inserts(groups_in_flight_max=1)
     await inserts.start(1)
     inserts.log.hold()
     others = [inserts.start(number) for number in range(2, 5)]
