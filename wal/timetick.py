@@ -74,7 +74,7 @@ def tick_given(what: str, given: object) -> int:
 
 
 class TickAllocator:
-    """Hands out strictly ascending ticks of a node, whatever the clock does.
+    """Hands out strictly ascending ticks of a node, each above every tick it has seen, whatever the clock does.
 
     `now_ms` returns Unix milliseconds, `elapsed_ms` milliseconds from an arbitrary start, by a clock that nobody sets.
     A clock that is over `CLOCK_LEAP_MS_MAX` ahead of where the time that passed puts it is not followed: ticks go on
@@ -93,7 +93,7 @@ class TickAllocator:
     ) -> None:
         self._now_ms, self._elapsed_ms, self._on_leap = now_ms, elapsed_ms, on_leap
         self.last = above
-        """The highest tick handed out."""
+        """The highest tick handed out or observed."""
         self._origin_ms = now_ms() - elapsed_ms()
         self._leaping = False
 
@@ -120,3 +120,7 @@ class TickAllocator:
     def ahead_ms(self) -> int:
         """How far the highest tick is ahead of the clock; 0 for most, who never had a clock that was."""
         return max(0, physical_ms(self.last) - self.now_ms())
+
+    def observe(self, tick: int) -> None:
+        """Never hand out `tick` or anything below it: how cause stays before effect across nodes."""
+        self.last = max(self.last, tick)

@@ -72,6 +72,13 @@ def test_more_ticks_than_the_counter_holds_run_ahead_into_the_next_millisecond()
     assert allocator.allocate() == compose_tick(6, 0)
 
 
+def test_an_observed_tick_is_never_handed_out_again() -> None:
+    allocator = TickAllocator(lambda: NOW_MS, lambda: 0)
+    seen = compose_tick(NOW_MS + 60_000, 3)
+    allocator.observe(seen)
+    assert allocator.allocate() == seen + 1
+
+
 class Clocks:
     """A clock that a test sets, and the time that really passes."""
 
