@@ -124,12 +124,6 @@ class IdempotencyInterceptor(Interceptor):
             waiting.set_result(outcome)
 
 
-# --- producers --------------------------------------------------------------------------------------------------------
-
-
-_ID_BITS = 62
-
-
 class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
     """What is stored for a name: its id, drawn once, the epoch it was last opened with, and what its user noted."""
 
@@ -255,9 +249,9 @@ class Producers:
             return ProducerRecord(record.producer_id, record.epoch + 1, record.note)
         if len(self._records) >= self.limits.producers_max:
             raise Overloaded(f"there are {len(self._records)} producers, the limit — delete_producer() those of no use")
-        # Never counted up, because the log remembers the ids of deleted ones.
+        # Drawn, 62 bits of it, and never counted up, because the log remembers the ids of deleted ones.
         taken = {0} | self._live_ids()
-        while (drawn := secrets.randbits(_ID_BITS)) in taken:
+        while (drawn := secrets.randbits(62)) in taken:
             pass
         return ProducerRecord(drawn, 1)
 

@@ -97,9 +97,6 @@ def register(spark: SparkSession) -> SparkSession:
     return spark
 
 
-# --- which Java runs Spark, and the launcher in front of it ---
-
-
 @dataclass(frozen=True, slots=True)
 class Java:
     """One Java runtime: where it is, where we learnt of it, and its major version."""
@@ -221,9 +218,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
         for name in values:
             os.environ.pop(name, None)
         os.environ.update(before)
-
-
-# --- a Spark whose JVM is gone, told by its name instead of by whichever call met it first ---
 
 
 @contextmanager

@@ -107,9 +107,6 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     flusher: FlusherStatistics
 
 
-# --- who measures it --------------------------------------------------------------------------------------------------
-
-
 class AppendMeter:
     """Counts and times the appends of a node, over all terms of its log: about 2 us for each group of one message.
 
@@ -208,8 +205,6 @@ def node_statistics(
         flusher=flusher.statistics(),
     )
 
-
-# --- the file beside the data -----------------------------------------------------------------------------------------
 
 STATISTICS_NAME = "node.statistics"
 STATISTICS_BYTES_MAX = 1 << 20

@@ -37,14 +37,14 @@ class Budget(NamedTuple):
 
 
 LINES = {
-    "wal": Budget(6_066, 5_200),
-    "interceptors": Budget(3_009, 2_900),
-    "scanner": Budget(1_068, 1_050),
-    "flusher": Budget(2_904, 2_200),
-    "spark_sink": Budget(2_247, 2_100),
-    "streamingnode": Budget(10_654, 8_500),
+    "wal": Budget(5_299, 5_200),
+    "interceptors": Budget(2_900, 2_900),
+    "scanner": Budget(1_050, 1_050),
+    "flusher": Budget(2_483, 2_200),
+    "spark_sink": Budget(2_100, 2_100),
+    "streamingnode": Budget(8_500, 8_500),
 }
-LINES_IN_ALL = Budget(25_948, 22_000)
+LINES_IN_ALL = Budget(22_000, 22_000)
 FILES = Budget(130, 130)
 SETTINGS = Budget(38, 38)
 ERROR_CLASSES = Budget(28, 28)
@@ -58,7 +58,7 @@ DOORS = {
     "transaction": Budget(36, 36),
     "read": Budget(22, 22),
     "cut": Budget(42, 42),
-    "open": Budget(50, 48),
+    "open": Budget(48, 48),
 }
 """Files that one operation passes through; see `tests.doors`."""
 

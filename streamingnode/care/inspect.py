@@ -21,8 +21,6 @@ from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
 
-# --- a node's files ---------------------------------------------------------------------------------------------------
-
 
 def is_node(directory: Path) -> bool:
     """Whether the directory holds a node."""
@@ -43,9 +41,6 @@ def floor_of(directory: Path) -> Floor:
     if floor is None:
         raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
     return floor
-
-
-# --- who has it open --------------------------------------------------------------------------------------------------
 
 
 def holder(directory: Path) -> int | None:
@@ -86,9 +81,6 @@ def kept_closed(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-# --- what holds its cuts ------------------------------------------------------------------------------------------------
 
 
 def cut_holders(cuts: CutLog) -> list[str]:

@@ -102,9 +102,6 @@ def _readable() -> Iterator[None]:
         raise StorageFailed(f"the input cannot be read whole: {brief(str(error))} — write it again") from None
 
 
-# --- JSON lines ---------------------------------------------------------------------------------------------------------
-
-
 class JsonLines:
     """The rows of a buffered stream of JSON objects, one on each line."""
 
@@ -249,9 +246,6 @@ def _json_type(kind: pa.DataType, time: Any = None) -> Any:
     if isinstance(kind, pa.TimestampType):
         return (time or Annotated[dt.datetime, msgspec.Meta(tz=kind.tz is not None)]) | None
     return next(python for matches, python in _PYTHON_TYPES if matches(kind)) | None
-
-
-# --- Parquet ------------------------------------------------------------------------------------------------------------
 
 
 class ParquetRows:
