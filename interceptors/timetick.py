@@ -182,10 +182,8 @@ class AckManager:
                 acker.confirmed.set_exception(self._unreachable(acker.tick))
                 acker.confirmed.exception()  # nobody may be listening any more
 
-    def _unreachable(self, tick: int) -> LogReopening:
-        return LogReopening(
-            f"tick {tick} is not confirmed: nobody knows what became of the append at {self._indeterminate_tick}"
-        )
+    def _unreachable(self, tick: int) -> OnShutdown:
+        return OnShutdown(f"tick {tick} is not confirmed: the term ended at the append of {self._indeterminate_tick}")
 
 
 class TimeTickInterceptor(Interceptor):
@@ -244,7 +242,7 @@ class TimeTickSyncOperator:
     async def sync(self) -> int:
         """Return a new confirmed tick, above every append that was acknowledged before the call; readers have been told.
 
-        Raises `LogReopening` when an append in flight has no known outcome, and what keeps the store from promising.
+        Raises `OnShutdown` when an append in flight has no known outcome, and what keeps the store from promising.
         """
         await asyncio.sleep(0)  # on an idle log nothing else suspends, and a loop of this would let nobody run
         while (mark := self._acks.mark()) is None:

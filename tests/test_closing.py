@@ -17,7 +17,7 @@ from interceptors.shard.interceptor import ShardManager
 from streamingnode.channel import flush
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk
-from wal.errors import Indeterminate, LogReopening, OnShutdown, StorageFull, StreamingNodeError
+from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
 from wal.rocks.opening import open_owned
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -58,8 +58,8 @@ async def test_who_waits_for_a_tick_when_the_term_ends_hears_that_it_does_not_co
         assert waiting is not None
         assert not waiting.done()
     assert waiting.done()
-    assert type(waiting.exception()) is LogReopening
-    with pytest.raises(LogReopening):
+    assert type(waiting.exception()) is OnShutdown
+    with pytest.raises(OnShutdown):
         acks.mark()
 
 

@@ -99,8 +99,8 @@ class Wal:
         self._in_flight: set[AppendGroup] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """What everybody waits for while the log is not open; it fails when the log will not be."""
+        self._back: asyncio.Future[None] | None = None
+        """What everybody waits for while the log is lost; it fails when the log will not come back."""
         self._final_error: Exception | None = None
         self._full: StorageFull | None = None
         """Why the log is not back: then nobody waits for it, because waiting does not free space."""
@@ -163,7 +163,7 @@ class Wal:
         self._check_fits(group)
         while True:
             if self.state is not LogState.OPEN:  # does the log take this group? Now, later, or never
-                await self.wait_back()
+                await self._wait_open()
             term, status, started = self._term, "error", time.perf_counter()
             detached = group.has_books_to_close
             group.stamp_wal_term(self.term)
@@ -295,49 +295,50 @@ class Wal:
         """Return once the log is back after a failed write, at once while it is there.
 
         Raises `LogReopening` when that takes longer than `reopen.wait_s`, `StorageFull` while it has no room to come back,
-        and what makes that impossible: `OnShutdown` when it is closed.
+        and what makes that impossible.
         """
-        while self.state is not LogState.OPEN:
-            if self._full is not None and not self._opened.done():
+        while self._back is not None:
+            if self._full is not None and not self._back.done():
                 raise self._full.with_traceback(None)
-            opened, wait_s = self._opened, self._reopening.wait_s
-            done, _ = await asyncio.wait((opened,), timeout=wait_s)
+            back, wait_s = self._back, self._reopening.wait_s
+            done, _ = await asyncio.wait((back,), timeout=wait_s)
             if not done:
                 raise LogReopening(
                     f"log {self._log.name} is {self.state.value} since a write failed, and was not back within {wait_s:g} s"
                 )
-            opened.result()
+            back.result()
+
+    async def _wait_open(self) -> None:
+        await self.wait_back()
+        if self.state is not LogState.OPEN:
+            raise OnShutdown(f"log {self._log.name} is {self.state.value} — open the node again")
 
     def _ends(self, term: Term) -> bool:
-        """Notice a failed write, if there was one, and return whether `term` takes no more.
+        """Notice a failed write, if there was one, and return whether a call of `term` may hope for another one.
 
         Here and not only in `keep`, which hears of it later: nobody may try again and again without a pause.
         """
         if not self._store.taking_writes:
             self._lose()
-        return term is not self._term or self.state is not LogState.OPEN
+        return term is not self._term or self._back is not None
 
     def _lose(self) -> None:
         if self.state is LogState.OPEN:
             self._become(LogState.ENDING)
+            self._back = asyncio.get_running_loop().create_future()
+            if self._final_error is not None:  # a write that fails while the node closes keeps nobody
+                self._give_up(self._final_error)
 
     def _give_up(self, error: Exception) -> None:
         self._final_error = error
-        if not self._opened.done():
-            self._opened.set_exception(error)
-            self._opened.exception()  # counts as heard: there may be nobody waiting
+        if self._back is not None and not self._back.done():
+            self._back.set_exception(error)
+            self._back.exception()  # counts as heard: there may be nobody waiting
 
     def _become(self, state: LogState) -> None:
-        if self.state is LogState.CLOSED:  # whatever is still under way then ends by itself
-            return
-        assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
-        if self.state is LogState.OPEN:
-            self._opened = asyncio.get_running_loop().create_future()
-            if self._final_error is not None:  # a write that fails while the node closes keeps nobody
-                self._give_up(self._final_error)
-        self.state = state
-        if state is LogState.OPEN and not self._opened.done():
-            self._opened.set_result(None)
+        if self.state is not LogState.CLOSED:  # whatever is still under way then ends by itself
+            assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
+            self.state = state
 
     # --- the term and the next --------------------------------------------------------------------------------------------
 
@@ -370,6 +371,9 @@ class Wal:
         await self._reopen()
         self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
         self._become(LogState.OPEN)
+        back, self._back = self._back, None
+        if back is not None and not back.done():
+            back.set_result(None)
         seconds = round(time.perf_counter() - started, 3)
         _log.warning("log_reopened", pchannel=self._log.name, term=self.term, seconds=seconds)
 
@@ -433,7 +437,7 @@ class Wal:
     def stop_waiting(self) -> None:
         """Repeat nothing any more, and send everybody away who waits for the log to come back: the node is closing."""
         self._stopping.set()
-        self._give_up(OnShutdown(f"log {self._log.name} is closed — open the node again"))
+        self._give_up(OnShutdown(f"the node closed while a call waited for log {self._log.name} — open it again"))
 
     async def close(self) -> None:
         """Take no more appends, send those away that wait, and return when none is left; idempotent."""

@@ -258,7 +258,7 @@ class Log(Protocol):
         """Wait until the queue has room for `size_bytes`; back-pressure, first come first served.
 
         Raises `StorageFull` when the disk is below its low-water mark (what `makes_room` only when nothing can be written
-        any more), `OnShutdown` when closed, `Indeterminate` when an earlier write failed and the store refuses more.
+        any more), `OnShutdown` when closed, `LogReopening` when an earlier write failed and the store refuses more.
         Cancelling gives the place in the queue back.
         """
 

@@ -7,13 +7,20 @@ from collections.abc import Callable
 from wal.errors import TooLarge
 
 
-class Signal(asyncio.Event):
+class Signal:
     """Wakes those who wait at the moment of `wake`, each to look again for what it waits for."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Return at the next `wake`."""
+        await self._next.wait()
 
     def wake(self) -> None:
         """End the waits of now; who comes later waits for the next time."""
-        self.set()
-        self.clear()
+        now, self._next = self._next, asyncio.Event()  # a new one: the old goes over all it has woken each time
+        now.set()
 
 
 class Budget:

@@ -6,7 +6,7 @@ Two of them read and one compacts. Their calls cannot be abandoned, so that no i
 import ctypes
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -171,7 +171,9 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
     if says("DB instance already closed", "DB already closed") or type(error).__name__ == "DbClosedError":
         return OnShutdown(f"the database at {path} is closed")
     if says("No space left on device"):
-        free_bytes = free_bytes_of(path)
+        free_bytes = 0
+        with suppress(OSError):  # it may not be made yet
+            free_bytes = free_bytes_of(path)
         return StorageFull(str(path), free_bytes, max(log_bytes_of(path), free_bytes) + REPLAY_BYTES)
     if says("Too many open files"):
         return no_descriptor_left(path, error)

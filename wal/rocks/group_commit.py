@@ -122,9 +122,10 @@ class GroupCommit:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
         self.check_admitted(makes_room=makes_room)
         # Nothing is held for who was let in: an append that is given up owes nothing. One over the bound passes alone.
+        # What makes room is small and seldom: behind others it might wait for the room it makes.
         size_bytes = min(size_bytes, self.admission.bytes_max)
-        if not self.admission.has_room(size_bytes):
-            await self.admission.wait(size_bytes, check=partial(self.check_admitted, makes_room=makes_room))
+        if not makes_room and not self.admission.has_room(size_bytes):
+            await self.admission.wait(size_bytes, check=partial(self.check_admitted, makes_room=False))
 
     def check_admitted(self, *, makes_room: bool) -> None:
         """Raise unless writes are taken, and `StorageFull` when the disk is too short of space for this one."""

@@ -38,8 +38,8 @@ RESERVE_STEP_BYTES = 2 * MIB
 LOOK_BYTES_MIN = MIB // 2
 """A look takes 50 us, and so much is written in 2 ms at best."""
 RESERVE_NAME = "reserve"
-ASK_AGAIN_LOOKS = 64
-"""A reserve that could not be had, as under a quota, is asked for again after so many looks, six seconds or more."""
+ASK_AGAIN_BYTES, ASK_AGAIN_LOOKS = 1 << 20, 64
+"""A reserve that could not be had is asked for again with so much more room; as a quota shows none, after so many looks, too."""
 
 _BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system's blocks are."""
@@ -141,7 +141,7 @@ class SpaceWatch:
         self._directory, self._database = directory, directory / DATABASE_NAME
         self._free_bytes_min = free_bytes_min
         self._reserve = directory / RESERVE_NAME
-        self._looks_without_asking = 0
+        self._looks_without_asking = self._refused_free_bytes = 0
 
     def make_room_to_start(self) -> None:
         """Give the reserve up if the disk has too little room beside it for replaying the log, and can tell."""
@@ -165,10 +165,10 @@ class SpaceWatch:
             if self.verdict.level is SpaceLevel.EXHAUSTED and held_bytes:
                 self._resize(0)
                 self.verdict = self._judge(self._reserve_bytes())
-            elif self._looks_without_asking:
+            elif self._looks_without_asking and self.verdict.free_bytes < self._refused_free_bytes + ASK_AGAIN_BYTES:
                 self._looks_without_asking -= 1
             elif self.verdict.reserve_bytes > held_bytes and not self._resize(self.verdict.reserve_bytes):
-                self._looks_without_asking = ASK_AGAIN_LOOKS
+                self._looks_without_asking, self._refused_free_bytes = ASK_AGAIN_LOOKS, self.verdict.free_bytes
         return self.verdict
 
     def _judge(self, reserve_bytes: int) -> SpaceVerdict:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from interceptors.timetick import Acker, AckManager, MvccManager
 from tests.wal.manual_log import allocator
-from wal.errors import LogReopening
+from wal.errors import OnShutdown
 from wal.live_tail import LiveTail
 from wal.message import LogEntry
 from wal.timetick import TICK_MAX, TickAllocator
@@ -150,7 +150,7 @@ async def test_nothing_at_or_above_an_indeterminate_tick_is_confirmed() -> None:
     assert bench.readers.take() == [one.tick]
     assert bench.acks.confirmed_tick == one.tick
     assert bench.acks._indeterminate_tick == two.tick
-    with pytest.raises(LogReopening, match="try again"):
+    with pytest.raises(OnShutdown, match="the term ended"):
         bench.mark()
 
 
@@ -160,7 +160,7 @@ async def test_marks_above_an_indeterminate_tick_fail_and_those_below_are_served
     (two,), above = bench.allocate(1), bench.mark()
     bench.acks.abandon(two)
     assert above.confirmed is not None
-    with pytest.raises(LogReopening):
+    with pytest.raises(OnShutdown):
         await above.confirmed
     assert below.confirmed is not None
     assert not below.confirmed.done()
@@ -227,9 +227,9 @@ async def test_ended_term_gives_readers_no_further_tick_and_lets_nobody_wait() -
     assert waiting is not None
     bench.acks.end()
     bench.acks.end()
-    with pytest.raises(LogReopening):
+    with pytest.raises(OnShutdown):
         await waiting
-    with pytest.raises(LogReopening):
+    with pytest.raises(OnShutdown):
         bench.mark()
     assert bench.readers.take() == [first.tick]
 

@@ -5,7 +5,7 @@ import pytest
 from interceptors.timetick import AckManager
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import A, B, insert, settle
-from wal.errors import Indeterminate, LogReopening, StorageFailed
+from wal.errors import Indeterminate, OnShutdown, StorageFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +73,7 @@ async def test_failed_write_stops_every_later_tick() -> None:
     good_tick = (await good).time_tick
     with pytest.raises(Indeterminate):
         await bad
-    with pytest.raises(LogReopening):
+    with pytest.raises(OnShutdown):
         await sync
     assert channel.published() == [good_tick]
     assert channel.tail.confirmed_tick == good_tick < channel.acks._indeterminate_tick
@@ -113,7 +113,7 @@ async def test_background_sync_that_fails_after_the_acknowledgement_stops_later_
     await append
     channel.log.written[0].durable.set_exception(Indeterminate("sync failed"))
     await settle()
-    with pytest.raises(LogReopening):
+    with pytest.raises(OnShutdown):
         await channel.sync_operator.sync()
 
 
