@@ -129,9 +129,6 @@ def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
     return Cut(manifest, manifest_crc32c(content))
 
 
-# --- after a crash ----------------------------------------------------------------------------------------------------
-
-
 def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
     """Return the cut that was published when a crash kept its checkpoint from following; None when there is none.
 
@@ -208,8 +205,6 @@ def decode_first_kept(content: bytes | None) -> int:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the number of the earliest cut kept does not decode: {error}") from error
 
-
-# --- leases -----------------------------------------------------------------------------------------------------------
 
 LEASES = "leases"
 LEASE_BYTES_MAX = 64 << 10

@@ -309,9 +309,6 @@ class _ChecksummedFile:
             self._file.close()
 
 
-# --- encodings and statistics -----------------------------------------------------------------------------------------
-
-
 def encodings(table: pa.Table) -> tuple[list[str], list[str]]:
     """Return the columns to store with a dictionary (texts that repeat) and as differences (numbers that ascend)."""
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)

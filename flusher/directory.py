@@ -125,9 +125,6 @@ class NodeDirectory:
         make_directory(directory, for_group=self._for_group)
 
 
-# --- data files -------------------------------------------------------------------------------------------------------
-
-
 def read_through(stream: BinaryIO, take: Callable[[bytes], object]) -> tuple[int, int]:
     """Give all of a file to `take`, piece by piece, and return its length and CRC32C."""
     length = checksum = 0
@@ -151,9 +148,6 @@ def check_file(path: Path | str, file: DataFile, length: int, checksum: int) -> 
         raise Corrupt(f"{path} has {length} bytes, its cut says {file.bytes} — restore it from a backup")
     if checksum != file.crc32c:
         raise Corrupt(f"{path} fails its checksum — restore it from a backup")
-
-
-# --- cuts -------------------------------------------------------------------------------------------------------------
 
 
 class Mark(NamedTuple):
@@ -319,7 +313,9 @@ class CutLog:
 
     def read_alone(self, number: int) -> Cut:
         """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises `Corrupt`, `OSError`."""
-        cut = read_cut(self.directory, number)
+        return self._of_this_node(read_cut(self.directory, number))
+
+    def _of_this_node(self, cut: Cut) -> Cut:
         self.node_id = self.node_id or cut.manifest.node_id
         if cut.manifest.node_id != self.node_id:
             raise Corrupt(
@@ -360,10 +356,10 @@ class CutLog:
         return found[number]
 
     def _load(self, number: int, mark: Mark) -> Cut:
-        cut = self._kept.get(number) or self.read_alone(number)
+        cut = self._kept.get(number) or read_cut(self.directory, number)
         if cut.mark != mark:
             raise _not_ours(number)
-        self._keep(cut)
+        self._keep(self._of_this_node(cut))  # after that: another's cut does not say whose these are
         return cut
 
     def _keep(self, cut: Cut) -> None:
@@ -378,9 +374,6 @@ class CutLog:
 
 def _not_ours(number: int) -> Corrupt:
     return Corrupt(f"{manifest_path(number)} is not the cut {number} that this node made — restore it from a backup")
-
-
-# --- questions to cuts ------------------------------------------------------------------------------------------------
 
 
 def lives(entry: CollectionEntry, tick: int) -> bool:

@@ -360,5 +360,9 @@ class CutSchedule:
 
         So the cuts of several nodes line up without a coordinator.
         """
-        interval_s = self._options.interval_s
-        return None if interval_s is None else interval_s - self._now_ms() / 1000 % interval_s
+        if self._options.interval_s is None:
+            return None
+        interval_ms = max(
+            1, round(self._options.interval_s * 1000)
+        )  # whole ones: a rest of nanoseconds would ask again
+        return (interval_ms - self._now_ms() % interval_ms) / 1000

@@ -168,9 +168,6 @@ def named_for(path: str) -> tuple[str, int] | None:
     return found and (path.partition("/")[0], int(found[2]))
 
 
-# --- collections ------------------------------------------------------------------------------------------------------
-
-
 def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) -> tuple[CollectionEntry, ...]:
     """Return what lived at some time after `since_tick`, collections and partitions alike, in the order of their ids."""
     told = range(1, since_tick + 1)  # drops that an earlier cut told
@@ -226,8 +223,6 @@ def collection_info(entry: CollectionEntry) -> CollectionInfo:
         dropped_tick=entry.dropped_tick,
     )
 
-
-# --- the checkpoint ---------------------------------------------------------------------------------------------------
 
 CHECKPOINT_FORMAT = 2
 

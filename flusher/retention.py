@@ -103,12 +103,13 @@ class Retention:
             if bound > log.first_position:
                 failpoint("flush.truncating")
                 await log.truncate(bound)
-            if old is None:
+            if old is None or self._holds:
                 return 0
-            if not self._holds:
-                collections, next_id = state.catalog.collections(dropped=True), state.next_id
-                await self._give_up(await to_thread.run_sync(self._look, checkpoint, collections, next_id, old.tick))
-            return min(old.tick, max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0))
+            collections = state.catalog.collections(dropped=True)
+            removable, kept = await to_thread.run_sync(self._look, checkpoint, collections, old.tick)
+            await self._give_up(removable)
+            below = max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
+            return min(old.tick, below, *kept)
 
     def newest_old(self, history: Sequence[CutPosition], min_age_s: float) -> CutPosition | None:
         """Return the newest cut of an age; those before it are older, whatever their ticks say. None without one."""
@@ -129,32 +130,29 @@ class Retention:
         return bound if reader_floor is None else min(bound, reader_floor)
 
     def _look(
-        self, checkpoint: Checkpoint, collections: Sequence[CollectionInfo], next_id: int, old_tick: int
-    ) -> list[CutManifest]:
-        """Remove files of dropped collections, and return the earliest cuts that may go, as many as one round takes."""
+        self, checkpoint: Checkpoint, collections: Sequence[CollectionInfo], old_tick: int
+    ) -> tuple[list[CutManifest], list[int]]:
+        """Remove files of dropped collections; return cuts that may go, and the ticks of drops to remember for others."""
         leases = read_leases(self._directory, node_id=self._context.store.node_id)
-        needed = {info.id for info in collections if not 0 < info.dropped_tick <= old_tick}
-        self._remove_dropped(needed | {lease.collection_id for lease in leases}, next_id)
+        leased = {lease.collection_id for lease in leases}
+        kept: list[int] = []
+        for info in collections:
+            if 0 < info.dropped_tick <= old_tick:
+                if leased.isdisjoint({info.id, UNREADABLE}):
+                    self._remove_dropped(info.id)
+                else:
+                    kept.append(info.dropped_tick)
         live = {info.id for info in collections if not info.dropped_tick}
         numbers = [number for number in cut_numbers(self._directory) if number < checkpoint.cut_number]
         manifests = (self._cuts.read(number).manifest for number in numbers[:CUTS_REMOVED_PER_ROUND_MAX])
-        return list(
-            takewhile(lambda manifest: may_remove_cut(manifest, leases=leases, live=live, old_tick=old_tick), manifests)
-        )
+        may_go = takewhile(lambda each: may_remove_cut(each, leases=leases, live=live, old_tick=old_tick), manifests)
+        return list(may_go), kept
 
-    def _remove_dropped(self, needed: AbstractSet[int], next_id: int) -> None:
-        """Remove files of collections below `next_id` that are not needed; their cuts may stay. Safe to interrupt.
-
-        A collection that the catalog has forgotten was dropped long ago, one that is made meanwhile has a larger id.
-        """
-        if UNREADABLE in needed:
-            return
-        for top in DATA:
-            for number in self._directory.numbered(top):
-                if number < next_id and number not in needed:
-                    for path in self._directory.files(f"{top}/{number}"):
-                        if named_for(path) is not None:
-                            self._directory.remove(path)
+    def _remove_dropped(self, collection_id: int) -> None:
+        """Remove files of a dropped collection; their cuts may stay. Safe to interrupt: the catalog remembers the drop."""
+        for path in [path for top in DATA for path in self._directory.files(f"{top}/{collection_id}")]:
+            if named_for(path) is not None:
+                self._directory.remove(path)
 
     async def _give_up(self, earliest: Sequence[CutManifest]) -> None:
         if earliest:

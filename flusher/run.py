@@ -226,7 +226,10 @@ class FlushRun:
                             await self._awaited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await self.open_cut.drop()
+                for (
+                    file
+                ) in self.open_cut.files.values():  # they stay: statistics, and how much room is missing, count them
+                    await file.discard()
 
     def stop_gathering(self) -> None:
         """Take messages as they come until the next cut: somebody waits for it."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, unique
+from types import NoneType
 
 from wal.errors import InvalidArgument, StreamingNodeError
 from wal.position import MessageId
@@ -32,6 +33,13 @@ class DeliverPolicy:
 
     start: Start
     at: MessageId | int | None = None
+
+    def __post_init__(self) -> None:
+        kinds = {Start.FROM: MessageId, Start.AFTER: MessageId, Start.AFTER_TICK: int}
+        if not isinstance(self.start, Start) or not isinstance(self.at, kinds.get(self.start, NoneType)):
+            raise InvalidArgument(
+                f"{self.start!r} at {self.at!r} is no deliver policy — use one that DeliverPolicy makes"
+            )
 
     @staticmethod
     def all() -> "DeliverPolicy":

@@ -56,9 +56,6 @@ class Closing:
             await asyncio.wait(self._abandoned)
 
 
-# --- reads of the log -------------------------------------------------------------------------------------------------
-
-
 READ_TRIES_MAX = 8
 READ_PAUSE_FIRST_S, READ_PAUSE_MAX_S = 0.1, 5.0
 """Pauses between tries double from the first to the longest; after the last try the failure is the caller's."""
@@ -109,9 +106,6 @@ class LogReads:
         entries = await self.log.read(position, bytes_max=bytes_max)
         self.seconds.record(time.perf_counter() - started)
         return entries
-
-
-# --- where a scan starts ----------------------------------------------------------------------------------------------
 
 
 class StartingPoint(NamedTuple):
@@ -210,9 +204,6 @@ async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
             return _start_with(log, above or below, after_tick=tick)
         if log.first_position == first_position:  # something above the tick may have been in front of what is kept
             raise Truncated(f"tick {tick}", message_id_kind(log.wal_name)(first_position))
-
-
-# --- its entries ------------------------------------------------------------------------------------------------------
 
 
 class Read(NamedTuple):

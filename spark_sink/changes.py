@@ -138,9 +138,6 @@ def _meet(one: _Range | None, other: _Range | None) -> bool:
     return one[0] <= other[1] and other[0] <= one[1]  # type: ignore[operator]  # all numbers, or all text
 
 
-# --- which cuts a reader asks for ---
-
-
 def live_collection(cut: Cut, name: str) -> CollectionEntry:
     """Return the collection that has `name` at a cut. Raises `CollectionNotFound`."""
     live = {each.name: each for each in cut.manifest.collections if lives(each, cut.tick)}
@@ -161,9 +158,6 @@ def first_with(cuts: CutLog, created_tick: int) -> int:
     if number > 1 and cuts.read(number).manifest.previous_tick >= created_tick:
         raise Truncated(f"cut {number - 1}", f"cut {number}", "read a table that has taken it, or copy that table")
     return number
-
-
-# --- whether the node's files are what its manifests say ---
 
 
 def verify_files(node: Path, files: Sequence[DataFile]) -> None:

@@ -130,9 +130,6 @@ def sync_log(table: Path) -> None:
     sync_directory(log)
 
 
-# --- the files of one commit ---
-
-
 @dataclass(frozen=True, slots=True)
 class Written:
     """The files of one commit and what they mean in rows; `attempt` is None when there was nothing to write."""

@@ -86,9 +86,6 @@ class StreamingNodeSource(DataSource):
         return changes_of(entry, span, after_tick=entry.created_tick - 1)
 
 
-# --- what one task reads, on an executor: whole columns, in file order, in bounded memory ---
-
-
 @dataclass(frozen=True)
 class SegmentGroup(InputPartition):
     """Segments of one vchannel and one partition, and the deletes that can reach them."""

@@ -130,9 +130,6 @@ def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
     return read_rows(spark, table.spark_schema, paths)
 
 
-# --- rows of files, and the deletes that reach them ---
-
-
 def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[str]]) -> DataFrame:
     """Return the rows of Parquet files given by partition name, with the columns of `schema` (the table's)."""
     in_file = StructType([field for field in schema.fields if field.name != PARTITION])

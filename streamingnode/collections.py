@@ -151,8 +151,9 @@ class CatalogChanges:
         self, info: CollectionInfo, partition: str, *, if_not_exists: bool, timeout: float | None
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
-        check_name("partition", partition)
         live = [each.name for each in info.partitions if not each.dropped_tick]
+        if partition not in live:
+            check_name("partition", partition)
         async with self._done_already(AlreadyExists if if_not_exists else (), timeout):
             if partition in live:  # an append of it would take the lock before it is refused
                 raise AlreadyExists(

@@ -98,9 +98,6 @@ def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
     return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
 
 
-# --- conversions --------------------------------------------------------------------------------------------------------
-
-
 def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
     """Return the array in another type, every value as it was, or a float next to it.
 

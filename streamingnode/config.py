@@ -228,7 +228,8 @@ def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") ->
         key = f"{prefix}{name}"
         if is_dataclass(value) and not isinstance(value, type):
             for inner, _ in _flatten_types(type(value)):
-                yield Setting(f"{key}.{inner}", attrgetter(inner)(value), origin)
+                full, given = f"{key}.{inner}", attrgetter(inner)(value)
+                yield Setting(full, given, origin) if full in FIXED else _setting(full, _names(), given, origin)
         elif isinstance(value, Mapping):
             yield from _from_tables(value, origin, f"{key}.")
         else:

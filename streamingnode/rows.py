@@ -165,7 +165,7 @@ _PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...
     (is_bytes, (bytes,)),
     (pt.is_date32, (dt.date,)),
     (pt.is_timestamp, _TIMES),
-    (pt.is_decimal, (Decimal, int)),
+    (pt.is_decimal, (Decimal,)),  # and `int` itself: Arrow reads the text of a subclass
     (is_list, _LISTS),
     (pt.is_struct, (dict,)),
 )
@@ -265,7 +265,7 @@ def column_values(field: AnyField, *, path: str = "") -> ColumnValues:
         name=name,
         arrow_type=field.type,
         types=types,
-        usual=frozenset(types) | {NoneType},
+        usual=frozenset(types) | {NoneType, *([int] if types == (Decimal,) else [])},
         never=tuple(_NO_SUBCLASSES.difference(types)),
         inner=tuple(column_values(each, path=f"{name}.") for each in child_fields(field.type)),
         wide_type=with_leaves(field.type, _widened),
@@ -300,9 +300,6 @@ def _widened(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.TimestampType):
         return pa.timestamp("us", kind.tz)
     return pa.float64() if pt.is_float32(kind) else kind
-
-
-# --- shards -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,9 @@ class DirectoryLock:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     own = _held.get(identity) == os.getpid()
-                    raise AlreadyOwned(str(directory), os.getpid() if own else _read_pid(lock), own=own) from error
+                    # Who has only the directory reads it, and the lock file still names an owner before that.
+                    holder = os.getpid() if own else _read_pid(lock) if descriptor == lock else None
+                    raise AlreadyOwned(str(directory), holder, own=own) from error
             pid = f"{os.getpid()}\n".encode()
             os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
             os.ftruncate(lock, len(pid))

@@ -267,9 +267,6 @@ class ShardState:
         self.next_id = max(self.next_id, number + 1)
 
 
-# --- when a segment is sealed -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentLimits:
     """When segments end. All of them are soft; a cut seals everything anyway.

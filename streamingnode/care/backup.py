@@ -109,9 +109,6 @@ class Target:
         shutil.rmtree(self.building, ignore_errors=True)
 
 
-# --- backup -----------------------------------------------------------------------------------------------------------
-
-
 def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
     """Copy a node that no process has open into a new directory, and verify the copy.
 
@@ -252,9 +249,6 @@ def _check_copy(building: Path, on_step: OnStep) -> None:
     if damages:
         found = f"{damages[0].place}: {damages[0].detail}"
         raise Corrupt(f"the copy is not sound, so it was given up: {found} — verify the original")
-
-
-# --- restore ----------------------------------------------------------------------------------------------------------
 
 
 def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:

@@ -111,9 +111,6 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
     return floor
 
 
-# --- opening it -------------------------------------------------------------------------------------------------------
-
-
 def open_read_only(path: Path, *, past_damage: bool = False) -> Rdict:
     """Open a database without changing it. Raises `Corrupt`, also when there is none, and what RocksDB's errors mean."""
     if not (path / "CURRENT").is_file():
@@ -283,9 +280,6 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
     if has_torn_end(path):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
         report.warn(f"{DATABASE_NAME}/{manifest_of(path).name}", detail, _AT_START)
-
-
-# --- the state map ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

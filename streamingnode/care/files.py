@@ -7,9 +7,10 @@ another: each cut is the one that the next one follows, none is missing, the new
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from flusher.cuts import LEASES, TOGETHER, Lease, lease_files, refuse_mixed
+from flusher.cuts import LEASES, TOGETHER, Lease, lease_files, lease_path, refuse_mixed
 from flusher.directory import (
     CUTS,
     Cut,
@@ -83,10 +84,12 @@ def _are_all_there(numbers: list[int], facts: LogFacts, report: Report) -> bool:
     """Whether no cut is missing from the earliest that retention kept to the newest that the log knows."""
     newest = max([*numbers[-1:], 0 if facts.checkpoint is None else facts.checkpoint.cut_number])
     first = facts.first_kept if facts.first_kept is not None else min(numbers, default=newest + 1)
-    missing = sorted(set(range(first, newest + 1)) - set(numbers))
-    for number in missing:
-        report.damage(manifest_path(number), "is missing, and retention did not take it")
-    return not missing
+    edges = [first - 1, *(number for number in numbers if number >= first), newest + 1]
+    gaps = [(low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1]
+    for low, high in gaps:
+        others = f" with those up to cut {high}" if high > low else ""
+        report.damage(manifest_path(low), f"is missing{others}, and retention did not take it")
+    return not gaps
 
 
 def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint | None, report: Report) -> None:
@@ -138,6 +141,8 @@ def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
             continue
         leases.append(lease)
         newest = max(cut_numbers(directory), default=0)  # listed after the lease, which may be of a cut just made
+        if lease_path(directory, Path(lease.table)).name != Path(place).name:
+            report.warn(place, f"is of table {lease.table}: it was swapped or copied", _INGEST)
         if node_id and lease.node_id != node_id:
             report.warn(place, f"is of node {lease.node_id}; it holds nothing here", "move it away")
         elif lease.cut > newest:

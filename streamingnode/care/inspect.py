@@ -75,7 +75,7 @@ def kept_closed(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an owner has the directory locked as well
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an owner has the directory locked as well
         except BlockingIOError:
             raise AlreadyOwned(str(directory), holder(directory) or None) from None
         yield

@@ -3,7 +3,8 @@
 import argparse
 import inspect
 from collections.abc import Sequence
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from streamingnode.cli.care import backup, doctor, export, info, restore, verify
@@ -102,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole program."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"streamingnode {version('streamingnode')}")
+    parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
     for command in COMMANDS:
         text = inspect.cleandoc(command.function.__doc__ or "")
@@ -119,3 +120,9 @@ def build_parser() -> argparse.ArgumentParser:
         each.add_argument("--debug", action="store_true", help="show the traceback of an error")
         each.set_defaults(command=command)
     return parser
+
+
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("streamingnode")
+    return "(not installed)"

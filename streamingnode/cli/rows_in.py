@@ -1,5 +1,6 @@
 """Rows from a file or a pipe in batches of bounded size, JSON lines or Parquet. Everything here blocks."""
 
+import codecs
 import datetime as dt
 import hashlib
 import re
@@ -15,11 +16,12 @@ from typing import IO, Annotated, Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.schema import AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
+from streamingnode.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 ROWS_MAX = 10_000
@@ -157,6 +159,8 @@ class JsonLines:
             self._line += 1
             if len(line) > ROW_BYTES_MAX:
                 raise TooLarge(f"line {self._line} is over {ROW_BYTES_MAX >> 20} MiB — split the row")
+            if self._line == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
                 due = due or time.monotonic() + BATCH_S
                 read.append((self._line, line))
@@ -215,7 +219,7 @@ def _row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
 
     def decode(line: bytes) -> Row:
         row = decoder.decode(line)
-        if has_times and _FINER_TIME.search(line):  # a `datetime` is rounded
+        if has_times and (b"\\" in line or _FINER_TIME.search(line)):  # a `datetime` is rounded
             try:
                 exact.decode(line)
             except msgspec.ValidationError:
@@ -257,12 +261,16 @@ class ParquetRows:
         # At any row it is that of the whole file, which is written whole, or anew.
         self._digest = hashlib.file_digest(stream, "sha256").digest()  # type: ignore[arg-type]  # it only reads
         with _readable():
-            self._file = pq.ParquetFile(stream)
+            metadata = pq.read_metadata(stream)
+            columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+            # Texts and bytes are read as they lie in the file: each once, however many rows have them.
+            texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
+            self._file = pq.ParquetFile(stream, metadata=metadata, read_dictionary=texts)
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
         """Return the file's own columns."""
-        return pa.schema([field for field in self._file.schema_arrow if field.name not in SYSTEM_COLUMNS])
+        return pa.schema([field for field in self._file.schema.to_arrow_schema() if field.name not in SYSTEM_COLUMNS])
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind row `last`, and return the digest; None when there are fewer rows."""
@@ -292,9 +300,21 @@ class ParquetRows:
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the rows in pieces that fit one append group: more than one would not be applied whole or not at all."""
-    if batch.num_rows <= 1 or batch.nbytes <= BYTES_MAX:
+    if batch.num_rows <= 1 or sum(map(_plain_bytes, batch.columns)) <= BYTES_MAX:
         yield from [batch] if batch.num_rows else []
     else:
         half = batch.num_rows // 2
         yield from _slices(batch.slice(0, half))
         yield from _slices(batch.slice(half))
+
+
+def _plain_bytes(array: AnyArray) -> int:
+    """Return the bytes of the array with its texts written out."""
+    if isinstance(array, pa.DictionaryArray):
+        lengths: AnyArray = pc.binary_length(array.dictionary)  # type: ignore[call-overload]  # of texts or bytes
+        return 4 * len(array) + (pc.sum(lengths.take(array.indices)).as_py() or 0)
+    if is_list(array.type):
+        return 4 * len(array) + _plain_bytes(pc.list_flatten(array))
+    if pt.is_struct(array.type):
+        return sum(_plain_bytes(pc.struct_field(array, index)) for index in range(len(child_fields(array.type))))
+    return array.nbytes

@@ -17,7 +17,15 @@ import pyarrow as pa
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
-from streamingnode.writing.write import TRANSACTION_OVERHEAD_BYTES, Kind, Write, Writes, as_transaction, check_seconds
+from streamingnode.writing.write import (
+    TRANSACTION_OVERHEAD_BYTES,
+    Kind,
+    Write,
+    Writes,
+    as_transaction,
+    check_seconds,
+    slices_within,
+)
 from wal.errors import Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
 from wal.log import Append, AppendGroup
@@ -156,7 +164,7 @@ class Transaction:
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what a write does with batches that were checked. Raises as `insert` does."""
         self._check_in(TransactionState.OPEN)
-        for number, batch in enumerate(write.slices(batches, self._bodies_bytes_max)):
+        for number, batch in enumerate(slices_within(batches, self._bodies_bytes_max, write.size_bytes)):
             messages = write.messages(write.route(batch))
             size_bytes = sum(message.size_bytes for message in messages)
             too_large = self._bodies_bytes + size_bytes > self._bodies_bytes_max

@@ -20,7 +20,7 @@ from anyio import to_thread
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Routed, Rows, key_shape, keys_to_batches, route, row_shape, to_batches
-from streamingnode.schema import decode_schema
+from streamingnode.schema import check_schema, decode_schema
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, Overloaded, TooLarge
@@ -47,7 +47,8 @@ class WriteTarget:
 
     def __init__(self, info: CollectionInfo) -> None:
         self.info = info
-        self.rows = row_shape(decode_schema(info.schema), primary_key=info.primary_key)
+        schema = check_schema(decode_schema(info.schema), primary_key=info.primary_key)
+        self.rows = row_shape(schema, primary_key=info.primary_key)
         self.keys = key_shape(self.rows)
         self.key_index = self.rows.schema.get_field_index(info.primary_key)
         self.partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
@@ -64,8 +65,6 @@ class WriteTarget:
         found = self.partitions.get(name)
         return self.info.partition_by_name(name).id if found is None else found  # which raises, by the same names
 
-
-# --- one write: from rows to messages -----------------------------------------------------------------------------------
 
 _PAYLOAD_POOL = pa.system_memory_pool()
 """Arrow's own pool gives pages back to the system that the next payload needs again: up to 100 us of page faults for
@@ -206,9 +205,6 @@ def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[
     return [batch for batch in rows.filter(pa.array(keep)).to_batches() if batch.num_rows]
 
 
-# --- one call -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Writes:
     """What all writes of a node share: its log, their bounds, and the collections written lately. On the event loop."""
@@ -263,9 +259,6 @@ def check_txn_id(txn_id: int) -> int:
     if isinstance(txn_id, bool) or not isinstance(txn_id, int):
         raise InvalidArgument(f"txn_id={txn_id!r} is no transaction — pass what begin_transaction() returned")
     return txn_id
-
-
-# --- times in seconds: `timeout=`, and what is known about a call that ran into it ---------------------------------------
 
 
 def check_seconds(name: str, seconds: float, *, longest: float = math.inf) -> None:

@@ -426,7 +426,7 @@ def test_files_of_a_dropped_collection_go_although_their_cuts_stay(tmp_path: Pat
     anyio.run(main)
 
 
-def test_files_of_a_collection_whose_drop_is_forgotten_go_once_its_table_lets_them(tmp_path: Path) -> None:
+def test_drop_is_remembered_until_its_files_may_go(tmp_path: Path) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=2)
         first, second = node.tables
@@ -441,7 +441,7 @@ def test_files_of_a_collection_whose_drop_is_forgotten_go_once_its_table_lets_th
             await flusher.wait_for_cut(3)
             await flusher.enforce_retention()
             assert flusher._run is not None
-            assert second.id not in [info.id for info in flusher._run.state.catalog.collections(dropped=True)]
+            assert second.id in [info.id for info in flusher._run.state.catalog.collections(dropped=True)]
             assert len(list((tmp_path / "deletes" / str(second.id)).iterdir())) == 2
             (tmp_path / "leases" / f"{second.id}.json").unlink()
             others = [tmp_path / "deletes" / str(second.id) / "notes.txt", tmp_path / "segments" / "999" / "1.parquet"]
@@ -449,6 +449,7 @@ def test_files_of_a_collection_whose_drop_is_forgotten_go_once_its_table_lets_th
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
             await flusher.enforce_retention()
+            assert second.id not in [info.id for info in flusher._run.state.catalog.collections(dropped=True)]
             tasks.cancel_scope.cancel()
         assert list((tmp_path / "deletes" / str(second.id)).iterdir()) == others[:1]
         assert others[1].exists()

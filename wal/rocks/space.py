@@ -39,7 +39,7 @@ LOOK_BYTES_MIN = MIB // 2
 """A look takes 50 us, and so much is written in 2 ms at best."""
 RESERVE_NAME = "reserve"
 ASK_AGAIN_BYTES, ASK_AGAIN_LOOKS = 1 << 20, 64
-"""A reserve that could not be had is asked for again with so much more room; as a quota shows none, after so many looks, too."""
+"""A reserve that could not be had is asked for again with so much more room, and every so many looks: a quota shows none."""
 
 _BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system's blocks are."""
