@@ -37,10 +37,10 @@ class Budget(NamedTuple):
 
 
 LINES = {
-    "wal": Budget(5_299, 5_200),
+    "wal": Budget(5_315, 5_200),
     "interceptors": Budget(2_900, 2_900),
     "scanner": Budget(1_050, 1_050),
-    "flusher": Budget(2_483, 2_200),
+    "flusher": Budget(2_470, 2_200),
     "spark_sink": Budget(2_100, 2_100),
     "streamingnode": Budget(8_500, 8_500),
 }

@@ -173,7 +173,7 @@ async def waited_for():
     await asyncio.sleep(0)  # in the task in which the test hangs
 
 @pytest.mark.anyio
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(10)
 async def test_hangs(waited_for):
     await waited_for.wait()
 

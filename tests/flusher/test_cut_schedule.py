@@ -50,6 +50,17 @@ def test_boundaries_are_multiples_of_the_interval_since_the_epoch(now_ms: int, e
     assert schedule.seconds_to_boundary() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("interval_s", [0.1, 0.2, 0.3, 1.1])
+def test_boundary_is_never_nearer_than_a_millisecond(interval_s: float) -> None:
+    now_ms = 1_700_000_000_000
+    schedule = CutSchedule(CutScheduleOptions(interval_s=interval_s), now_ms=lambda: now_ms)
+    for _ in range(3_300):
+        now_ms += 1
+        wait_s = schedule.seconds_to_boundary()
+        assert wait_s is not None
+        assert 0.001 <= wait_s <= interval_s
+
+
 @pytest.mark.parametrize("interval_s, bytes_max", [(0.001, 2), (None, 1), (3600.0, 1)], ids=["time", "bytes", "first"])
 async def test_a_schedule_waits_for_the_boundary_or_for_bytes(interval_s: float | None, bytes_max: int) -> None:
     schedule = CutSchedule(CutScheduleOptions(interval_s=interval_s, bytes_max=bytes_max), now_ms=lambda: 0)

@@ -166,3 +166,22 @@ SPACE, DESCRIPTORS = "disk space", "file descriptors"
 )
 def test_only_what_is_short_counts_as_a_shortage(error: BaseException, what: str) -> None:
     assert short_of(decisive(error)) == what
+
+
+async def test_full_disk_is_told_how_many_bytes_the_cut_still_needs(tmp_path: Path) -> None:
+    store = MemoryLogStore()
+    log = StampedLog(await store.open_log("p0"))
+    table = log.create()
+    for number in range(6):
+        log.insert(table, [number], item="x" * MIB)
+    log.rows.clear()
+    log.cut()
+    options = FlushOptions(retry_first_s=3600.0, retry_max_s=3600.0)
+    flusher = flusher_of(FullDirectory(tmp_path), store, log.log, options=options)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(flusher.run)
+        with pytest.raises(StorageFull) as full:
+            await flusher.wait_for_cut(1)
+        assert full.value.needed_bytes >= 6 * MIB
+        assert flusher.statistics().unflushed_rows == 6
+        tasks.cancel_scope.cancel()

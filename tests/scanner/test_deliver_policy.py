@@ -1,5 +1,7 @@
 """A policy says where to start, or why it cannot."""
 
+from typing import Any
+
 import pytest
 
 from scanner.deliver_policy import DeliverPolicy, Start
@@ -22,3 +24,9 @@ def test_start_after_refuses_what_is_neither(after: object) -> None:
 def test_start_from_refuses_what_is_no_message_id(message_id: object) -> None:
     with pytest.raises(InvalidArgument):
         DeliverPolicy.start_from(message_id)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [("latest",), (Start.FROM,), (Start.AFTER_TICK, "1"), (Start.ALL, 1), ([],)])
+def test_policy_that_starts_nowhere_is_refused(given: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="DeliverPolicy"):
+        DeliverPolicy(*given)

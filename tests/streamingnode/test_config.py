@@ -8,7 +8,9 @@ import pytest
 
 from flusher.run import FlushOptions
 from streamingnode.config import ALIASES, FIXED, SECONDS_MAX, WHOLE_MAX, NodeConfig, load_config
+from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument
+from wal.rocks.layout import RocksOptions
 
 
 def origin(config: NodeConfig, key: str) -> tuple[object, str]:
@@ -31,6 +33,20 @@ def test_argument_wins_over_environment_over_file_over_default(tmp_path: Path) -
     assert origin(config, "flush.buffered_bytes_max") == (5000, f"file {file}")
     assert origin(config, "flush.group_may_read") == (FlushOptions().group_may_read, "default")
     assert config.flush.threads == 5
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"wal": WalLimits(group_bytes_max=-1)},
+        {"log": RocksOptions(durability="sometimes")},  # type: ignore[arg-type]
+        {"log": WalLimits()},
+        {"nonsense": WalLimits()},
+    ],
+)
+def test_object_of_options_is_checked_as_its_settings_are(given: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        load_config(arguments=given)
 
 
 def test_environment_names_the_file(tmp_path: Path) -> None:

@@ -211,6 +211,7 @@ async def test_collection_that_cannot_be_is_refused(
 async def test_partitions_come_and_go(node: Node) -> None:
     await node.create_partition("orders", "us")
     await node.create_partition("orders", "us", if_not_exists=True)
+    await node.create_partition("orders", "_default", if_not_exists=True)
     with pytest.raises(AlreadyExists, match="'us'"):
         await node.create_partition("orders", "us")
     await node.insert("orders", [{"id": 1, "item": "a"}], partition="us")

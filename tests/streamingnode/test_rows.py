@@ -271,6 +271,17 @@ def test_unusual_value_that_fits_is_kept(kind: pa.DataType, value: Any) -> None:
     assert np.array_equal(np.array(kept), np.array(value), equal_nan=isinstance(value, float))
 
 
+class Numeral(int):
+    def __str__(self) -> str:
+        return "7"
+
+
+def test_whole_number_that_reads_otherwise_is_no_decimal() -> None:
+    with pytest.raises(SchemaMismatch):
+        values_back(pa.decimal128(5, 1), [Numeral(3)])
+    assert values_back(pa.decimal128(5, 1), [3]) == [Decimal("3.0")]
+
+
 def test_list_nested_deeper_than_python_prints_is_refused_by_row() -> None:
     deep: object = 1
     for _ in range(20_000):

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import streamingnode as sn
+from flusher.cuts import Lease, lease_path, write_lease
 from streamingnode.care.findings import Report, Severity
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.sample_node import (
@@ -200,6 +201,25 @@ def test_no_file_is_called_a_left_over_while_a_manifest_is_missing(sample: Sampl
     (path / CUT_3).unlink()
     [finding] = verify_directory(path).findings
     assert (finding.place, finding.severity) == (CUT_3, Severity.DAMAGE)
+
+
+def test_stray_manifest_of_a_high_number_is_one_finding_beside_the_gap(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    (path / "cuts" / "9999999999999999.json").write_bytes(b"{}")
+    assert len(verify_directory(path).findings) < 5
+
+
+def test_lease_copied_over_another_is_found(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    node_id = msgspec.json.decode((path / CUT_2).read_bytes().partition(b"\n")[0])["node_id"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    for table, collection_id in ((one, 1), (two, 2)):
+        write_lease(path, Lease(table=str(table), node_id=node_id, collection_id=collection_id, cut=CUTS))
+    assert not [finding for finding in verify_directory(path).findings if "copied" in finding.detail]
+    shutil.copyfile(lease_path(path, one), lease_path(path, two))
+    assert [finding.place for finding in verify_directory(path).findings if "copied" in finding.detail] == [
+        lease_path(path, two).relative_to(path).as_posix()
+    ]
 
 
 def test_leases_are_looked_at_and_one_ahead_of_the_node_is_damage(sample: Sample, tmp_path: Path) -> None:

@@ -51,6 +51,17 @@ def test_left_out_field_is_null_and_last_line_needs_no_end() -> None:
     assert _rows('{"id": 1}\n\n{"name": "b", "id": 2}') == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
 
 
+def test_byte_order_mark_is_passed_over() -> None:
+    assert _rows(b'\xef\xbb\xbf{"id": 1}\n{"id": 2}\n') == [{"id": 1, "name": None}, {"id": 2, "name": None}]
+
+
+def test_time_finer_than_its_column_is_refused_however_it_is_written() -> None:
+    schema = pa.schema({"at": pa.timestamp("us", "UTC")})
+    for time in ("2020-01-01T00:00:00.1234567Z", "2020-01-01T00:00:00.123456\\u0037Z"):
+        with pytest.raises(SchemaMismatch):
+            _rows(f'{{"at": "{time}"}}', schema)
+
+
 def test_batches_are_bounded_and_know_their_lines() -> None:
     first, second = _read("\n" + '{"id": 1}\n' * (ROWS_MAX + 1))
     assert len(first.rows) == ROWS_MAX
