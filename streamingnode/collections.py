@@ -152,7 +152,7 @@ class CatalogChanges:
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
         live = [each.name for each in info.partitions if not each.dropped_tick]
-        if partition not in live:
+        if not (if_not_exists and partition in live):  # as `_default` is, whose name nobody else may give
             check_name("partition", partition)
         async with self._done_already(AlreadyExists if if_not_exists else (), timeout):
             if partition in live:  # an append of it would take the lock before it is refused
