@@ -91,7 +91,7 @@ class _Ingests:
         if code == -signal.SIGKILL:
             self.result.tried += 1
             self.result.covered[PLACE.format(place)] += 1
-        elif code == 1 and "InjectedFault" in printed:
+        elif code == 1 and f"[Errno 5] failpoint {place}" in printed:
             self.result.tried += 1
             self.result.counts["errors that ended an ingest"] += 1
         elif code != 0:

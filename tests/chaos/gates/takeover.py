@@ -26,8 +26,9 @@ BESIDE_S = 0.4
 """So long the old owner and the new one are both alive."""
 STARTED_S_MAX = 20.0
 POLL_S = 0.002
-FENCED = frozenset({"CHANNEL_FENCED", "ON_SHUTDOWN"})
-"""What an old owner may give up with; the second where a caller meets a node that has ended for the first."""
+FENCED = frozenset({"CHANNEL_FENCED", "ON_SHUTDOWN", "INDETERMINATE"})
+"""What an old owner may give up with; the second where a caller meets a node that has ended for the first, the third where it was
+stopped in its first write."""
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:
