@@ -27,8 +27,8 @@ BESIDE_S = 0.4
 STARTED_S_MAX = 20.0
 POLL_S = 0.002
 FENCED = frozenset({"CHANNEL_FENCED", "ON_SHUTDOWN", "INDETERMINATE"})
-"""What an old owner may give up with; the second where a caller meets a node that has ended for the first, the third where it was
-stopped in its first write."""
+"""What an old owner may give up with; the second where a caller meets a node that has ended for the first, the third
+where it was stopped in its first write."""
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:
