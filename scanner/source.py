@@ -138,6 +138,9 @@ async def find_start(reads: LogReads, policy: DeliverPolicy, end_position: int, 
 def _start_with(log: Log, entry: LogEntry | None, *, after_tick: int) -> StartingPoint:
     if entry is None:  # the log is empty
         return StartingPoint(log.first_position, after_tick)
+    needed = entry.first_position if entry.time_tick > after_tick else entry.last_position + 1
+    if needed < log.first_position:  # truncated while the entry was read: what follows it would be passed over
+        raise Truncated(message_id_kind(log.wal_name)(needed), message_id_kind(log.wal_name)(log.first_position))
     # Below the first position lie only transactions that ended before the log was truncated to it, or ones that are lost:
     # which of the two shows when a commit turns up without its begin.
     return StartingPoint(max(entry.last_confirmed_position, log.first_position), after_tick)

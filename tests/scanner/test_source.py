@@ -11,6 +11,7 @@ from scanner.scanner import Scanner
 from tests.scanner.faulty_log import FaultyLog
 from tests.scanner.journal import Seen, read_until, scan, seen, tailed_journal
 from wal.errors import InvalidArgument, Truncated
+from wal.message import LogEntry
 from wal.position import MemoryMessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
@@ -145,6 +146,42 @@ async def test_a_position_below_the_earliest_is_truncated_and_names_it(
     with pytest.raises(Truncated) as caught:
         await scan(journal, make(MemoryMessageId(2))).next_batch()
     assert caught.value.earliest == MemoryMessageId(3)
+
+
+class TruncatedBehindTheRead(FaultyLog):
+    """A log that is truncated to `position` as soon as something was read."""
+
+    position = 0
+
+    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
+        entries = await super().read(position, bytes_max=bytes_max)
+        await self._log.truncate(self.position)
+        return entries
+
+
+@pytest.mark.parametrize(
+    "make, kept, is_whole",
+    [
+        (DeliverPolicy.start_after, 3, True),
+        (DeliverPolicy.start_after, 4, False),
+        (DeliverPolicy.start_from, 2, True),
+        (DeliverPolicy.start_from, 3, False),
+    ],
+)
+async def test_reader_of_a_log_that_is_truncated_while_its_start_is_read_misses_nothing_unsaid(
+    make: Callable[[MemoryMessageId], DeliverPolicy], kept: int, is_whole: bool
+) -> None:
+    journal = await tailed_journal(capacity_bytes=1)
+    for _ in range(5):
+        journal.insert(b"row")
+    log = TruncatedBehindTheRead(journal.log)
+    log.position = kept
+    scanner = Scanner(log.as_log, journal.tail, make(MemoryMessageId(2)))
+    if is_whole:
+        await scanner.open()
+    else:
+        with pytest.raises(Truncated):
+            await scanner.open()
 
 
 async def test_a_tick_from_before_what_is_kept_is_truncated() -> None:
