@@ -1,5 +1,6 @@
 """The wheel as a stranger gets it: built offline, installed into an empty environment, and asked who it is."""
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -8,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from streamingnode.care.health import REQUIRED
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -89,3 +92,8 @@ def test_importing_the_node_prints_nothing(environment: Path) -> None:
 
 def test_installed_command_prints_its_help(environment: Path) -> None:
     assert "demo" in _run(environment / "bin" / "streamingnode", "--help", cwd=environment)
+
+
+def test_doctor_asks_for_the_packages_that_are_required() -> None:
+    names = {re.split(r"[<>=]", each)[0].replace("-", "_") for each in PROJECT["project"]["dependencies"]}
+    assert names == set(REQUIRED)

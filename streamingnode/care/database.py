@@ -163,12 +163,12 @@ class ClosedDatabase:
         )
 
     def checkpoint(self) -> Checkpoint:
-        """Return the log's checkpoint. Raises `Corrupt`."""
+        """Return the log's checkpoint. Raises `Corrupt`, and `UnsupportedFormat` for that of a newer release."""
         try:
             found = self.rows.get(meta_key(checkpoint_key(PCHANNEL)))
-            return decode_checkpoint(found if isinstance(found, bytes) else None)
-        except Exception as error:
+        except Exception as error:  # rocksdict raises nothing more exact
             raise Corrupt(f"it cannot be read: {error}") from error
+        return decode_checkpoint(found if isinstance(found, bytes) else None)
 
 
 @contextmanager
