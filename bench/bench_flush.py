@@ -29,8 +29,9 @@ from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import NO_CHECKPOINT, OFFSET, TICK, VCHANNEL
 from flusher.run import FlushContext, FlushOptions
+from wal.append import AppendGroup
 from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, InsertHeader, MessageType
-from wal.log import AppendGroup, Log
+from wal.log import Log
 from wal.memory_store import MemoryLogStore, MemoryOptions
 from wal.message import MutableMessage
 

@@ -20,10 +20,12 @@ from pathlib import Path
 from bench.baseline import measure_plain_scan, scratch
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
+from wal.append import AppendGroup
+from wal.entry import LogEntry
 from wal.headers import InsertHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import AppendGroup, Log
-from wal.message import LogEntry, MutableMessage
+from wal.log import Log
+from wal.message import MutableMessage
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 

@@ -8,7 +8,7 @@ import base64
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import anyio
 import msgspec
@@ -22,6 +22,7 @@ from anyio import CapacityLimiter, Lock, to_thread
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import OFFSET, TICK, VCHANNEL, DataFile, DeleteFile, SegmentFile, stored_schema
 from wal.codec import crc32c
+from wal.entry import Numbers, RowBatch
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
 
@@ -58,12 +59,18 @@ _IS_WHOLE = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date, pa.ty
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
-    """The rows of one message: an encoded batch of `count` rows at one tick, and their row offset."""
+    """Encoded rows: `counts[i]` from row `starts[i]` of the payload on are at `ticks[i]`, with row offset `offsets[i]`."""
 
     payload: bytes | memoryview
-    count: int
-    tick: int
-    offset: int
+    starts: Numbers
+    counts: Numbers
+    ticks: Numbers
+    offsets: Numbers
+
+    @classmethod
+    def of(cls, batch: RowBatch, ticks: Numbers) -> Self:
+        """Return the rows of a batch, the tick of each boundary given."""
+        return cls(batch.payload, batch.starts, batch.counts, ticks, batch.offsets)
 
 
 class FileInProgress:
@@ -109,14 +116,14 @@ class FileInProgress:
         return self.pending_bytes + self.writing_bytes
 
     def add(self, rows: Rows) -> None:
-        """Append the rows of one message."""
+        """Append rows."""
         self._pending.append(rows)
-        self.rows += rows.count
+        self.rows += int(rows.counts.sum())
         self.taken_bytes += len(rows.payload)
         self.pending_bytes += len(rows.payload)
 
     def take(self, bytes_max: int | None = None) -> Sequence[Rows]:
-        """Return the oldest rows not taken yet, and forget them: whole messages of up to `bytes_max`, one at least."""
+        """Return the oldest rows not taken yet, and forget them: whole batches of up to `bytes_max`, one at least."""
         taken = self._pending if bytes_max is None else next(split_rows(self._pending, bytes_max), [])
         self._pending = self._pending[len(taken) :]
         self.pending_bytes -= sum(len(message.payload) for message in taken)
@@ -343,7 +350,7 @@ def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any]:
     return min(bounds), max(bounds)
 
 
-# --- rows of messages as columns --------------------------------------------------------------------------------------
+# --- rows of the log as columns --------------------------------------------------------------------------------------
 #
 # Each payload is an encapsulated Arrow IPC record batch without its schema. Many of them after one schema message are an
 # IPC stream, so one call decodes thousands of small messages; nothing is done once per row.
@@ -357,22 +364,31 @@ def written_schema(schema: pa.Schema) -> pa.Schema:
 
 def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind: type[DataFile]) -> pa.Table:
     """Return messages of one vchannel as a table of `written_schema(schema)`, in order. Raises `Corrupt`."""
-    batches = _decode_payloads(rows, schema)
-    counts = np.fromiter((message.count for message in rows), np.int64, len(rows))
-    decoded = np.fromiter((batch.num_rows for batch in batches), np.int64, len(batches))
-    if not np.array_equal(counts, decoded):
-        raise Corrupt(f"messages of {vchannel} hold {decoded.sum()} rows where their headers say {counts.sum()}")
+    batches = [_chosen(batch, each, vchannel) for batch, each in zip(_decode_payloads(rows, schema), rows, strict=True)]
+    counts = np.concatenate([each.counts for each in rows]).astype(np.int64)
     table = pa.Table.from_batches(batches, schema=schema)
     if table.nbytes < CHUNK_BYTES_MIN * len(batches):
         table = table.combine_chunks()
-    ticks = np.repeat(np.fromiter((message.tick for message in rows), np.int64, len(rows)), counts)
+    ticks = np.repeat(np.concatenate([each.ticks for each in rows]).astype(np.int64), counts)
     names = pa.DictionaryArray.from_arrays(np.zeros(len(ticks), np.int32), [vchannel])
     columns = [*table.columns, ticks, _offsets(rows, counts, kind), names]
     return pa.table(columns, schema=written_schema(schema))
 
 
+def _chosen(batch: pa.RecordBatch, rows: Rows, vchannel: str) -> pa.RecordBatch:
+    """Return the rows of a decoded payload that belong to its boundaries: mostly all."""
+    first, count = int(rows.starts[0]), int(rows.counts.sum())
+    end = int(rows.starts[-1] + rows.counts[-1])
+    if end > batch.num_rows:
+        raise Corrupt(f"a batch of {vchannel} holds {batch.num_rows} rows where its boundaries say {end} at least")
+    if end - first == count:  # one after the other
+        return batch if count == batch.num_rows else batch.slice(first, count)
+    starts = np.repeat(rows.starts - (np.cumsum(rows.counts) - rows.counts), rows.counts)
+    return batch.take(pa.array(starts.astype(np.int64) + np.arange(count)))
+
+
 def split_rows(rows: Sequence[Rows], bytes_max: int) -> Iterator[Sequence[Rows]]:
-    """Yield consecutive messages whose payloads add up to at most `bytes_max`, or single ones that are larger alone."""
+    """Yield consecutive batches whose payloads add up to at most `bytes_max`, or single ones that are larger alone."""
     start, total = 0, 0
     for index, message in enumerate(rows):
         if index > start and total + len(message.payload) > bytes_max:
@@ -394,14 +410,14 @@ def _decode_payloads(rows: Sequence[Rows], schema: pa.Schema) -> list[pa.RecordB
             else:
                 batches += (pa.ipc.read_record_batch(pa.py_buffer(payload), schema) for payload in payloads)
     except (pa.ArrowException, OSError) as error:
-        raise Corrupt(f"a message passes its checksum but its rows do not decode: {error}") from error
+        raise Corrupt(f"an entry passes its checksum but its rows do not decode: {error}") from error
     return batches
 
 
 def _offsets(rows: Sequence[Rows], counts: npt.NDArray[np.int64], kind: type[DataFile]) -> npt.NDArray[np.int64]:
-    given = np.fromiter((message.offset for message in rows), np.int64, len(rows))
+    given = np.concatenate([each.offsets for each in rows]).astype(np.int64)
     if kind is DeleteFile:
-        return np.repeat(given, counts)  # deletes of one message all have its offset, rows count up from it
+        return np.repeat(given, counts)  # deletes of one boundary all have its offset, rows count up from it
     total, starts = int(counts.sum()), np.cumsum(counts) - counts
     # Nearly always: one partition gets all rows for a while.
     if len(given) and np.array_equal(given, given[0] + starts):

@@ -30,12 +30,13 @@ from flusher.manifest import (
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.scanner import Scanner
+from wal.entry import RowBatch, Visible, row_batches
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
-from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, DropPartitionHeader, FlushHeader, InsertHeader
+from wal.headers import CutHeader, DropCollectionHeader, DropPartitionHeader, FlushHeader, MessageType
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
-from wal.message import AnyMessage, Message
+from wal.message import Message
 
 STEPS_OF_A_FILE = 2
 """One row group of a file is decoded while the one before it is written."""
@@ -125,33 +126,33 @@ class OpenCut:
         self._catalog = catalog
         self._start_file = start_file
 
-    def insert(self, message: Message, header: InsertHeader) -> None:
-        """Take in the rows of one insert. Raises `Corrupt` when no collection has them."""
-        if header.segment_id not in self.files:
-            info = self._collection(header.collection_id)
-            if info.schema_version != header.schema_version:
-                raise Corrupt(f"rows of {info.name} have schema version {header.schema_version}, which it never had")
+    def insert(self, batch: RowBatch, rows: Rows) -> None:
+        """Take in rows. Raises `Corrupt` when no collection has them."""
+        if batch.segment_id not in self.files:
+            info = self._collection(batch.collection_id)
+            if info.schema_version != batch.schema_version:
+                raise Corrupt(f"rows of {info.name} have schema version {batch.schema_version}, which it never had")
             place = {
-                "path": segment_path(info.id, header.segment_id),
+                "path": segment_path(info.id, batch.segment_id),
                 "collection_id": info.id,
-                "vchannel": message.vchannel,
-                "segment_id": header.segment_id,
-                "partition_id": header.partition_id,
+                "vchannel": batch.vchannel,
+                "segment_id": batch.segment_id,
+                "partition_id": batch.partition_id,
             }
             file = self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
-            self.files[header.segment_id] = file
-        self.files[header.segment_id].add(Rows(message.payload, header.rows, message.time_tick, header.first_offset))
+            self.files[batch.segment_id] = file
+        self.files[batch.segment_id].add(rows)
 
-    def delete(self, message: Message, header: DeleteHeader) -> None:
-        """Take in the keys of one delete, rows of its own cut or not: who reads the cut applies it, by offset."""
-        vchannel = message.vchannel
+    def delete(self, batch: RowBatch, rows: Rows) -> None:
+        """Take in deleted keys, of rows of this cut or not: who reads the cut applies them, by offset."""
+        vchannel = batch.vchannel
         if vchannel not in self.files:
-            info = self._collection(header.collection_id)
+            info = self._collection(batch.collection_id)
             path = delete_path(info.id, self.number, vchannel)
             place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
             schema = pa.schema([arrow_schema(info).field(info.primary_key)])
             self.files[vchannel] = self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
-        self.files[vchannel].add(Rows(message.payload, header.rows, message.time_tick, header.next_offset))
+        self.files[vchannel].add(rows)
 
     async def drop(self, **of: int) -> None:
         """Discard the files that are of one collection, segments that are of one partition, or without either all files."""
@@ -214,13 +215,13 @@ class FlushRun:
             async with anyio.create_task_group() as writers:
                 while True:
                     batch = await scanner.next_batch()
-                    for start in range(0, len(batch.messages), MESSAGES_PER_STEP):
-                        for message in batch.messages[start : start + MESSAGES_PER_STEP]:
-                            await self._take_in(message, writers)
+                    for start in range(0, len(batch.visible), MESSAGES_PER_STEP):
+                        for visible in batch.visible[start : start + MESSAGES_PER_STEP]:
+                            await self._take_in(visible, writers)
                         await self._make_room(writers)
-                        if len(batch.messages) > MESSAGES_PER_STEP:
+                        if len(batch.visible) > MESSAGES_PER_STEP:
                             await anyio.lowlevel.checkpoint()
-                    if 0 < len(batch.messages) < MESSAGES_PER_STEP:
+                    if 0 < len(batch.visible) < MESSAGES_PER_STEP:
                         # More messages may come before the next look: appends that come one by one share the event loop.
                         with anyio.move_on_after(self._context.options.gather_s):
                             await self._awaited.wait()
@@ -235,19 +236,16 @@ class FlushRun:
         """Take messages as they come until the next cut: somebody waits for it."""
         self._awaited.set()
 
-    async def _take_in(self, message: AnyMessage, writers: TaskGroup) -> None:
-        self.state.observe(message)
-        for body in message.bodies:
-            await self._take_in_one(body, writers)
+    async def _take_in(self, visible: Visible, writers: TaskGroup) -> None:
+        self.state.observe(visible)
+        for batch, ticks in row_batches(visible):
+            take_in = self.open_cut.insert if batch.type is MessageType.INSERT else self.open_cut.delete
+            take_in(batch, Rows.of(batch, ticks))
+        if isinstance(visible, Message):
+            await self._take_in_one(visible, writers)
 
     async def _take_in_one(self, message: Message, writers: TaskGroup) -> None:
         match message.header:
-            case InsertHeader(rows=0) | DeleteHeader(rows=0):
-                pass  # no file is made for nothing
-            case InsertHeader() as header:
-                self.open_cut.insert(message, header)
-            case DeleteHeader() as header:
-                self.open_cut.delete(message, header)
             case FlushHeader(segment_id=segment_id):
                 file = self.open_cut.files.get(segment_id)
                 if file is not None and self._ahead is None and not file.at_work:

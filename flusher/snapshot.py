@@ -19,9 +19,10 @@ from flusher.directory import Cut, CutLog, check_file, cut_numbers, manifest_pat
 from flusher.manifest import OFFSET, TICK, CutManifest, DataFile, DeleteFile, SegmentFile, arrow_schema, stored_schema
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
+from wal.entry import Visible, row_batches
 from wal.errors import Corrupt, StreamingNodeError, Truncated
-from wal.headers import DeleteHeader, DropPartitionHeader, InsertHeader
-from wal.message import AnyMessage, Message
+from wal.headers import DropPartitionHeader, MessageType
+from wal.message import Message
 from wal.timetick import TICK_MAX
 
 
@@ -45,7 +46,7 @@ class SnapshotSource:
     cuts: CutLog
     collection: CollectionInfo
     last_cut: int
-    tail: Sequence[AnyMessage]
+    tail: Sequence[Visible]
     as_of: int = TICK_MAX
     base: SnapshotBase | None = None
     on_loss: Callable[[str, int | None, Exception], None] | None = None
@@ -199,14 +200,13 @@ def _tail(source: SnapshotSource, live: frozenset[int]) -> tuple[list[pa.Table],
     info = source.collection
     rows: defaultdict[str, list[Rows]] = defaultdict(list)
     deletes: defaultdict[str, list[Rows]] = defaultdict(list)
-    for body in (body for message in source.tail for body in message.bodies):
-        match body.header:
-            case InsertHeader(collection_id=info.id) as header if header.partition_id in live:
-                rows[body.vchannel].append(Rows(body.payload, header.rows, body.time_tick, header.first_offset))
-            case DeleteHeader(collection_id=info.id) as header:
-                deletes[body.vchannel].append(Rows(body.payload, header.rows, body.time_tick, header.next_offset))
-            case _:
-                pass
+    for batch, ticks in (each for visible in source.tail for each in row_batches(visible)):
+        if batch.collection_id != info.id:
+            continue
+        if batch.type is MessageType.DELETE:
+            deletes[batch.vchannel].append(Rows.of(batch, ticks))
+        elif batch.partition_id in live:
+            rows[batch.vchannel].append(Rows.of(batch, ticks))
     schema = arrow_schema(info)
     keys = pa.schema([schema.field(info.primary_key)])
     inserted = (decode_rows(rows[name], schema, vchannel=name, kind=SegmentFile) for name in sorted(rows))

@@ -13,10 +13,17 @@ from functools import partial
 
 import anyio
 
-from wal.errors import ChannelFenced, Indeterminate, LogReopening, OnShutdown, Overloaded, StorageFailed
+from wal.append import AppendGroup, AppendObserver, AppendPack, Interceptor, Pack
+from wal.errors import (
+    ChannelFenced,
+    Indeterminate,
+    LogReopening,
+    OnShutdown,
+    Overloaded,
+    StorageFailed,
+    StreamingNodeError,
+)
 from wal.failpoint import failpoint
-from wal.headers import DML, MessageType
-from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
 from wal.queue import Budget
 
 FINAL = (OnShutdown, ChannelFenced, Indeterminate, LogReopening, StorageFailed)
@@ -38,7 +45,7 @@ class Chain:
     """`interceptors`, outermost first, around the log's end; with an observer each of them is timed."""
 
     def __init__(
-        self, interceptors: Sequence[Interceptor], end: Append, *, observer: AppendObserver | None = None
+        self, interceptors: Sequence[Interceptor], end: AppendPack, *, observer: AppendObserver | None = None
     ) -> None:
         self._interceptors = tuple(interceptors)
         self.append = end
@@ -60,21 +67,21 @@ class Chain:
                 steps.push_async_callback(interceptor.close)
 
 
-async def _timed(interceptor: Interceptor, inner: Append, observer: AppendObserver, group: AppendGroup) -> AppendResult:
+async def _timed(interceptor: Interceptor, inner: AppendPack, observer: AppendObserver, pack: Pack) -> None:
     clock = time.perf_counter
     called_at = returned_at = 0.0
 
-    async def append(group: AppendGroup) -> AppendResult:
+    async def append(pack: Pack) -> None:
         nonlocal called_at, returned_at
         called_at = called_at or clock()  # redo calls more than once; the first time counts
         try:
-            return await inner(group)
+            await inner(pack)
         finally:
             returned_at = clock()
 
     started = clock()
     try:
-        return await interceptor.do_append(group, append)
+        await interceptor.do_append(pack, append)
     finally:
         ended = clock()
         before_s, after_s = (called_at - started, ended - returned_at) if called_at else (ended - started, 0.0)
@@ -91,23 +98,22 @@ class RoomInterceptor(Interceptor):
         self._memory = memory
         self._closing = False
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append once there is room; the group's bytes count until the log has acknowledged it, or it failed."""
-        head = group.messages[0]
-        has_rows = head.type in DML or (head.type is MessageType.BEGIN_TXN and len(group.messages) > 1)
-        # Appends that hold room wait for groups without rows: a segment that is made, a commit or a schema change that ends.
+    async def do_append(self, pack: Pack, append: AppendPack) -> None:
+        """Append once there is room; the pack's bytes count until the log has acknowledged it, or it failed."""
+        size_bytes = pack.size_bytes
+        # Appends that hold room wait for packs without rows: a segment that is made, a commit or a schema change that ends.
         # If those waited for room in turn, nobody would go on.
-        size_bytes = group.size_bytes if has_rows else 0
-        if size_bytes and not self._memory.try_take(size_bytes):
-            await self._memory.take(size_bytes)
+        held_bytes = size_bytes if pack.has_rows else 0
+        if held_bytes and not self._memory.try_take(held_bytes):
+            await self._memory.take(held_bytes)
         try:
-            await self._admit(group.size_bytes, makes_room=group.makes_room)
+            await self._admit(size_bytes, makes_room=pack.makes_room)
             failpoint("append.admitted")
             if self._closing:
                 raise OnShutdown("the log closed while the append waited for room — reopen the node")
-            return await append(group)
+            await append(pack)
         finally:
-            self._memory.give_back(size_bytes)
+            self._memory.give_back(held_bytes)
 
     async def close(self) -> None:
         """Send away who waits, each as its turn comes: those before them end by themselves."""
@@ -118,40 +124,80 @@ class Redo(Exception):
     """An append that can go on only after `until`; never leaves the chain.
 
     `until` is shared, so nobody who waits for it cancels it; an exception it ends with is the append's. `waiting_for`
-    completes the sentence "the append waited for ..." and is shown to people.
+    completes the sentence "the append waited for ..." and is shown to people. `groups` are those that wait, when others of
+    their pack need not; all of them, when there are none.
     """
 
-    def __init__(self, until: asyncio.Future[None], *, waiting_for: str) -> None:
+    def __init__(self, until: asyncio.Future[None], *, waiting_for: str, groups: Sequence[AppendGroup] = ()) -> None:
         self.until = until
         self.waiting_for = waiting_for
+        self.groups = groups
         super().__init__(waiting_for)
 
 
 class RedoInterceptor(Interceptor):
-    """Runs the rest of the chain again for as long as it asks for that, with a new tick each time, up to `wait_s_max`."""
+    """Runs the rest of the chain again for as long as it asks for that, with a new tick each time, up to `wait_s_max`.
+
+    Groups of a pack that others need not wait for leave it, and come again with those that wait then.
+    """
 
     name = "redo"
 
     def __init__(self, *, wait_s_max: float = 30.0) -> None:
         self._wait_s_max = wait_s_max  # longer than a busy disk, shorter than patience
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+    async def do_append(self, pack: Pack, append: AppendPack) -> None:
         """Append, and append again after each `Redo`. Raises `Overloaded` at the bound."""
-        deadline = 0.0
         while True:
             try:
-                return await append(group)
+                return await append(pack)
             except Redo as redo:
                 signal = redo
-            assert group.ticket is None, "what has its place in the log is never redone"
-            deadline = deadline or asyncio.get_running_loop().time() + self._wait_s_max
-            await self._wait(signal, deadline)
+            assert pack.ticket is None, "what has its place in the log is never redone"
+            if pack.come_again is not None and 0 < len(signal.groups) < len(pack.groups):
+                self._send_back(pack, pack.come_again, signal)
+                continue
+            await self._wait(signal, self._give_up_at_s(pack.groups))
+            pack.drop_cancelled()
+            if not pack.groups:
+                return None
 
     async def close(self) -> None:
         """Send every waiting append away with `OnShutdown`; one that is past its wait ends by itself."""
         if not self._stopping.done():
             self._stopping.set_result(None)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _send_back(self, pack: Pack, come_again: Callable[[AppendGroup], None], signal: Redo) -> None:
+        """Take the groups that wait out of their pack, which does not wait for them."""
+        groups = list(signal.groups)
+        for group in groups:
+            pack.leave(group)
+
+        async def wait() -> None:
+            try:
+                await self._wait(signal, self._give_up_at_s(groups))
+            except OnShutdown:
+                pass  # the term ends: whether the log takes the groups is asked when they come again
+            except StreamingNodeError as error:
+                for group in groups:
+                    group.settle(error)
+                return
+            for group in reversed(groups):
+                come_again(group)
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _give_up_at_s(self, groups: Sequence[AppendGroup]) -> float:
+        now_s = asyncio.get_running_loop().time()
+        for group in groups:
+            group.waits_until_s = group.waits_until_s or now_s + self._wait_s_max
+        return min(group.waits_until_s for group in groups)
 
     async def _wait(self, signal: Redo, deadline: float) -> None:
         until, left = signal.until, max(0.0, deadline - asyncio.get_running_loop().time())
@@ -181,6 +227,11 @@ class RWLock:
     def idle(self) -> bool:
         """Whether nobody holds the lock or waits for it."""
         return not (self._holders or self._waiting)
+
+    @property
+    def shareable(self) -> bool:
+        """Whether who shares it gets it at once."""
+        return not self._waiting and self._holders >= 0
 
     def try_acquire(self, *, exclusive: bool) -> bool:
         """Take the lock if nobody is in the way or in the queue; say whether it was taken."""
@@ -224,39 +275,56 @@ class RWLock:
 
 
 class LockInterceptor(Interceptor):
-    """Gives an exclusive group its vchannels for itself, lets all others share theirs.
+    """Gives an exclusive append its vchannels for itself, lets all others share theirs.
 
-    `scope_of` names the vchannels a group concerns, for a commit those of its session; `overtake` ends the transactions on
-    vchannels that an exclusive group at a tick has changed.
+    `scope_of` names the vchannels a pack concerns, for a commit those of its session; `overtake` ends the transactions on
+    vchannels that an exclusive append at a tick has changed.
     """
 
     name = "lock"
 
     def __init__(
-        self, scope_of: Callable[[AppendGroup], Sequence[str]], overtake: Callable[[Sequence[str], int], None]
+        self, scope_of: Callable[[Pack], Sequence[str]], overtake: Callable[[Sequence[str], int], None]
     ) -> None:
         self._scope_of = scope_of
         self._overtake = overtake
         self._locks: dict[str, RWLock] = {}
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append under the group's locks."""
+    async def do_append(self, pack: Pack, append: AppendPack) -> None:
+        """Append under the pack's locks. Groups whose lock is busy come again when others of the pack need not wait."""
         held: list[tuple[str, RWLock]] = []
-        exclusive = group.exclusive
+        exclusive = pack.exclusive
+        if pack.come_again is not None and (busy := self._busy_in(pack)):
+            freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            freed.set_result(None)
+            raise Redo(freed, waiting_for="a schema change of its collection", groups=busy)
         try:
-            await self._acquire(group, held, exclusive=exclusive)
+            await self._acquire(pack, held, exclusive=exclusive)
             try:
-                return await append(group)
+                await append(pack)
             finally:
                 # Before anybody else gets the vchannels: no transaction spans a change of what it writes to.
-                if exclusive and group.ticket is not None:
-                    self._overtake([name for name, _ in held], group.time_tick)
+                if exclusive and pack.ticket is not None:
+                    self._overtake([name for name, _ in held], pack.time_tick)
         finally:
             self._release(held, exclusive=exclusive)
 
-    async def _acquire(self, group: AppendGroup, held: list[tuple[str, RWLock]], *, exclusive: bool) -> None:
+    def _busy_in(self, pack: Pack) -> Sequence[AppendGroup]:
+        """Return the groups of a pack whose locks are busy, none when all are."""
+        scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
+        busy = {scope for scope in scopes if any(self._is_busy(name) for name in scope)}
+        if not busy:
+            return ()
+        groups = [group for group in pack.groups if any(piece.target.vchannels in busy for piece in group.pieces)]
+        return groups if len(groups) < len(pack.groups) else ()
+
+    def _is_busy(self, name: str) -> bool:
+        lock = self._locks.get(name)
+        return lock is not None and not lock.shareable
+
+    async def _acquire(self, pack: Pack, held: list[tuple[str, RWLock]], *, exclusive: bool) -> None:
         while True:
-            names, waited = self._names_of(group), False
+            names, waited = self._names_of(pack), False
             for name in names:
                 lock = self._locks.get(name)
                 if lock is None:
@@ -265,12 +333,12 @@ class LockInterceptor(Interceptor):
                     waited = True
                     await lock.acquire(exclusive=exclusive)
                 held.append((name, lock))
-            if not waited or names == self._names_of(group):
+            if not waited or names == self._names_of(pack):
                 return
             self._release(held, exclusive=exclusive)  # a transaction grew onto another vchannel meanwhile
 
-    def _names_of(self, group: AppendGroup) -> Sequence[str]:
-        scope = self._scope_of(group)
+    def _names_of(self, pack: Pack) -> Sequence[str]:
+        scope = self._scope_of(pack)
         # One order for all, so that no two appends wait for each other.
         return scope if len(scope) == 1 else sorted(set(scope))
 

@@ -1,37 +1,47 @@
 """Recognises retries, in front of everything that costs something, and keeps the named producers whose writes they are.
 
-A group whose write is in the window gets its first result back. While another try of it is under way, this one waits for
-that outcome. Otherwise it passes, as the first try, and what becomes of it is remembered.
+A write that is in the window gets its first result back. While another try of it is under way, this one waits for that
+outcome. Otherwise it passes, as the first try, and what becomes of it is remembered. A write is a group of a named producer,
+or all of a pack that is nobody's: the node's own.
 """
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from interceptors.errors import ProducerFenced
 from interceptors.window import Places, ProducerLimits, Window, Write
-from wal.errors import Corrupt, Indeterminate, Overloaded
-from wal.log import Append, AppendGroup, AppendResult, Interceptor, LogStore
+from wal.append import AppendGroup, AppendPack, AppendResult, Interceptor, Pack
+from wal.errors import Corrupt, Indeterminate, Overloaded, StreamingNodeError
+from wal.log import LogStore
 from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
 from wal.runtime import carry_on
 
 
 @dataclass(slots=True, eq=False)
 class _Try:
-    """A first try under way; `waiting` is made when somebody waits for it."""
+    """A first try under way, of a group or a pack; `waiting` is made when somebody waits for it."""
 
-    group: AppendGroup
+    write: AppendGroup | Pack
     waiting: asyncio.Future[AppendResult | None] | None = None
 
-    async def outcome(self) -> AppendResult | None:
-        """Return the try's result, None when it was given up before the log had it. Raises what it raised."""
+    @property
+    def stamp(self) -> ProducerStamp:
+        """Which write it is."""
+        assert self.write.producer is not None, "only stamped writes are tries"
+        return self.write.producer
+
+    def outcome(self) -> asyncio.Future[AppendResult | None]:
+        """Return what ends with the try's result, None when it was given up before the log had it, or what it raised."""
         if self.waiting is None:
             self.waiting = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(self.waiting)
+        return self.waiting
 
 
 class IdempotencyInterceptor(Interceptor):
@@ -45,63 +55,125 @@ class IdempotencyInterceptor(Interceptor):
         self._message_id = message_id
         self._under_way: dict[Write, _Try] = {}
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append a write that is not in the log yet, once. A retry raises what the try raised that it joined."""
-        stamp = group.producer
-        if stamp is None:
-            return await append(group)
-        if stamp.sequence:
-            known = self.window.find(stamp)
-            while known is None and (other := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
-                group.other_try = other.group
-                known = await other.outcome() or self.window.find(stamp)
-            if known is not None:
-                return known
-            group.other_try = None
-            attempt = self._under_way[stamp.producer_id, stamp.sequence] = _Try(group)
-        else:  # the producer's next write, whichever that will be, which nobody can have sent before
-            self.window.check_epoch(stamp)
-            attempt = _Try(group)
-            group.draw = partial(self._draw, attempt, stamp)
+    async def do_append(self, pack: Pack, append: AppendPack) -> None:
+        """Append writes that are not in the log yet, once. A retry is told what the try was told that it joined."""
+        if pack.producer is not None and pack.producer.sequence:
+            self._settle_repeated(pack, pack.producer)
+        tries: list[_Try] = []
+        while (other := self._look(pack, tries)) is not None:
+            try:
+                await asyncio.shield(other.outcome())
+            except StreamingNodeError as error:
+                pack.leave(pack.groups[0], error)
+        if not pack.groups:
+            return
+        if pack.producer is not None:
+            tries.append(self._begin(pack, pack.producer))
         try:
-            result = await append(group)
+            await append(pack)
         except BaseException as error:
-            self._failed(attempt, error)
+            for attempt in tries:
+                self._failed(attempt, pack, error)
             raise
-        self._end(attempt, result)
-        return result
+        for attempt in tries:
+            self._ended(attempt, pack)
 
     async def settled(self, producer_id: int) -> None:
         """Return once no write of this producer is under way; fence it first, or new ones may come."""
         while tries := [each for key, each in self._under_way.items() if key[0] == producer_id]:
             with suppress(Exception):  # it is its appender's; here only its end matters
-                await tries[0].outcome()
+                await asyncio.shield(tries[0].outcome())
+
+    def _settle_repeated(self, pack: Pack, stamp: ProducerStamp) -> None:
+        """Settle what an earlier try of the whole pack has brought into the log."""
+        known = self.window.find(stamp)
+        if known is not None:
+            pack.producer = None
+            for group in [group for group in pack.groups if group.producer is None]:
+                pack.leave(group, self._result_of_try(group, known) if group.pieces else known)
+
+    def _result_of_try(self, group: AppendGroup, known: AppendResult) -> AppendResult:
+        """Return the result of that try of a group which is in the entry that is known."""
+        tried: AppendGroup | None = group.earlier
+        while tried is not None:
+            if tried.pack is not None and tried.pack.ticket is not None and tried.pack.time_tick == known.time_tick:
+                return self._result_in(tried.pack, tried)
+            tried = tried.earlier
+        raise AssertionError("who repeats a pack has its tries")
+
+    def _look(self, pack: Pack, tries: list[_Try]) -> _Try | None:
+        """Begin the tries of a pack's named writes; those that are known are told, those under way wait for that outcome.
+
+        Returns the other try when the pack is one such write alone, which waits here; others leave their pack for it.
+        """
+        for group in [group for group in pack.groups if group.producer is not None]:
+            stamp = group.producer
+            assert stamp is not None, "only those are looked at"
+            try:
+                known = None
+                if stamp.sequence:
+                    known = self.window.find(stamp)
+                else:  # the producer's next write, whichever that will be, which nobody can have sent before
+                    self.window.check_epoch(stamp)
+            except StreamingNodeError as error:
+                pack.leave(group, error)
+                continue
+            other = self._under_way.get((stamp.producer_id, stamp.sequence)) if stamp.sequence else None
+            if known is not None:
+                pack.leave(group, known)
+            elif other is None:
+                group.other_try = None
+                tries.append(self._begin(group, stamp))
+            else:
+                assert isinstance(other.write, AppendGroup), "callers name groups"
+                group.other_try = other.write
+                if pack.come_again is None or len(pack.groups) == 1:
+                    return other
+                pack.leave(group)
+                other.outcome().add_done_callback(partial(_joined, group, pack.come_again))
+        return None
+
+    def _begin(self, write: AppendGroup | Pack, stamp: ProducerStamp) -> _Try:
+        attempt = _Try(write)
+        if stamp.sequence:
+            self._under_way[stamp.producer_id, stamp.sequence] = attempt
+        else:
+            write.draw = partial(self._draw, attempt, stamp)
+        return attempt
 
     def _draw(self, attempt: _Try, stamp: ProducerStamp) -> None:
-        """Give a group its sequence, in the step of its place in the log."""
+        """Give a write its sequence, in the step of its place in the log."""
         self.window.check_epoch(stamp)  # it may have been fenced since, and `settled` knows only what is under way
-        drawn = attempt.group.producer = self._places.draw(stamp.producer_id, stamp.epoch)
-        attempt.group.draw = None
+        drawn = attempt.write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
+        attempt.write.draw = None
         self._under_way[drawn.producer_id, drawn.sequence] = attempt
 
-    def _failed(self, attempt: _Try, error: BaseException) -> None:
-        group = attempt.group
-        ticket, stamp = group.ticket, group.producer
-        assert stamp is not None, "only stamped groups are tries"
-        if not stamp.sequence:
-            group.draw = None  # it came nowhere near the log
+    def _ended(self, attempt: _Try, pack: Pack) -> None:
+        """End a try whose append returned: what it came to, or nothing, when it left its pack."""
+        write = attempt.write
+        if not attempt.stamp.sequence:
+            write.draw = None  # it came nowhere near the log
+        elif isinstance(write, AppendGroup):
+            self._end(attempt, write.outcome)
+        else:
+            self._end(attempt, None if pack.ticket is None else self._result_in(pack))
+
+    def _failed(self, attempt: _Try, pack: Pack, error: BaseException) -> None:
+        write, stamp = attempt.write, attempt.stamp
+        if not stamp.sequence or (isinstance(write, AppendGroup) and write.pack is not pack):
+            self._ended(attempt, pack)
             return
-        if group.place is None or group.place.stamp is not stamp:
-            # Its sequence was drawn, and its outcome may be open: from here on whoever has the group may send it again.
-            group.place = self._places.hold(Place(stamp))
+        if write.place is None or write.place.stamp is not stamp:
+            # Its sequence was drawn, and its outcome may be open: from here on whoever has the write may send it again.
+            write.place = self._places.hold(Place(stamp))
         if not isinstance(error, asyncio.CancelledError):
             self._end(attempt, error)
-        elif ticket is None:
+        elif pack.ticket is None:
             self._end(attempt, None)  # it leaves no trace, and whoever waits for it comes next
         else:
             # Now, because whoever appended it may use its messages again; shards and offsets are stamped for good.
-            result = replace(group.result(self._message_id), durable=True)
-            ticket.durable.add_done_callback(partial(self._decided, attempt, result))
+            result = self._result_in(pack, write if isinstance(write, AppendGroup) else None)
+            pack.ticket.durable.add_done_callback(partial(self._decided, attempt, result))
 
     def _decided(self, attempt: _Try, result: AppendResult, durable: asyncio.Future[None]) -> None:
         """End a try that was cancelled after the log had it: its ticket alone decides."""
@@ -109,12 +181,11 @@ class IdempotencyInterceptor(Interceptor):
         self._end(attempt, error or result)
 
     def _end(self, attempt: _Try, outcome: AppendResult | BaseException | None) -> None:
-        stamp, waiting = attempt.group.producer, attempt.waiting
-        assert stamp is not None, "only stamped groups are tries"
+        stamp, waiting = attempt.stamp, attempt.waiting
         del self._under_way[stamp.producer_id, stamp.sequence]
         if isinstance(outcome, AppendResult):
             self.window.add(stamp, outcome)
-            attempt.group.place = None  # now: frames of a `Redo` refer to the group until garbage is collected
+            attempt.write.place = None  # now: frames of a `Redo` refer to the write until garbage is collected
         if waiting is None:
             return
         if isinstance(outcome, BaseException):
@@ -122,6 +193,29 @@ class IdempotencyInterceptor(Interceptor):
             waiting.exception()  # counts as heard: its waiters may all have been cancelled
         else:
             waiting.set_result(outcome)
+
+    def _result_in(self, pack: Pack, group: AppendGroup | None = None) -> AppendResult:
+        """Return the result of a group, or of its pack as a whole, once the log has it synced."""
+        results = pack.results(self._message_id)
+        if group is not None:
+            return replace(results[pack.groups.index(group)], durable=True)
+        if not pack.has_packed_rows:
+            return replace(results[0], durable=True)
+        first = results[0]
+        return replace(
+            first, count=pack.message_count, time_tick=pack.time_tick, row_offsets={}, txn_id=0, durable=True
+        )
+
+
+def _joined(
+    group: AppendGroup, come_again: Callable[[AppendGroup], None], outcome: asyncio.Future[AppendResult | None]
+) -> None:
+    """Tell a group what the other try of its write came to, or let it look again."""
+    if not outcome.cancelled() and (error := outcome.exception()) is not None:
+        assert isinstance(error, Exception), "a try ends with an error"
+        group.settle(error)
+    else:
+        come_again(group)
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -9,11 +9,12 @@ from anyio import to_thread
 from interceptors.shard.state import ShardState
 from interceptors.txn import Commits
 from interceptors.window import ProducerLimits, Window, Write, decode_window
+from wal.entry import OpenTransaction, TransactionBuffer
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
 from wal.headers import DDL, MessageType
 from wal.log import Log
-from wal.message import Message, OpenTransaction, TransactionBuffer
+from wal.message import Message
 from wal.position import FIRST_POSITION, message_id_kind
 
 READ_BYTES = 1 << 20
@@ -66,10 +67,12 @@ async def recover(
     next_position = position
     while entries := await log.read(next_position, bytes_max=READ_BYTES):
         if commits is None:  # of what began before the first entry, the commit may lie before it
-            commits = Commits(known_after=entries[0].time_tick - 1 if entries[0].first_position > FIRST_POSITION else 0)
+            commits = Commits(
+                known_after=entries[0].first_tick - 1 if entries[0].first_position > FIRST_POSITION else 0
+            )
         for entry in entries:
-            if entry.messages[0].type is MessageType.COMMIT_TXN:
-                commits.add(entry.messages[0].txn_id)
+            if (head := entry.head) is not None and head.type is MessageType.COMMIT_TXN:
+                commits.add(head.txn_id)
             visible = buffer.observe(entry)
             window.observe(entry, visible)
             for message in visible:

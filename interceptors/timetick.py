@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import anyio
 
+from wal.append import Append, AppendPack, Interceptor, Pack
+from wal.entry import LogEntry
 from wal.errors import ChannelFenced, LogReopening, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import CommitTxnHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import Append, AppendGroup, AppendResult, Interceptor
-from wal.message import LogEntry
 from wal.runtime import event_log
 from wal.timetick import TickAllocator, add_ms
 
@@ -53,6 +53,9 @@ class MvccManager:
 
     def update(self, entry: LogEntry) -> None:
         """Take in a durable entry, before or after it is confirmed; entries may come out of order."""
+        if entry.rows is not None:
+            for batch in entry.rows.batches:
+                self._changed(batch.vchannel, int(entry.rows.ticks[batch.groups[-1]]))
         for message in entry.messages:
             if message.type is MessageType.DROP_COLLECTION:
                 self._ticks.pop(message.vchannel, None)
@@ -79,8 +82,12 @@ class MvccManager:
 
 @dataclass(slots=True, eq=False)
 class Acker:
-    """One allocated tick on its way to an outcome: that of an append, or a mark, which has no `entry` but is waited for."""
+    """Ticks on their way to an outcome: those of an append, or a mark, which has no `entry` but is waited for.
 
+    An append has one tick for each of its groups, from `first` to `tick`, and they end together.
+    """
+
+    first: int
     tick: int
     ended: bool = False
     entry: LogEntry | None = None
@@ -109,16 +116,17 @@ class AckManager:
     @property
     def oldest_pending_tick(self) -> int | None:
         """The smallest tick that is not confirmed; None when idle."""
-        return self._pending[0].tick if self._pending else None
+        return self._pending[0].first if self._pending else None
 
     @property
     def pending(self) -> int:
         """How many allocated ticks are not confirmed."""
         return len(self._pending)
 
-    def allocate(self) -> Acker:
-        """Return a new tick, which ends once: by `confirm`, `fail` or `abandon`."""
-        acker = Acker(self.ticks.allocate())
+    def allocate(self, count: int = 1) -> Acker:
+        """Return so many new ticks, which end once: by `confirm`, `fail` or `abandon`."""
+        first = self.ticks.allocate(count)
+        acker = Acker(first, first + count - 1)
         self._pending.append(acker)
         return acker
 
@@ -136,7 +144,7 @@ class AckManager:
     def abandon(self, acker: Acker) -> None:
         """Nobody knows whether the append happened: nothing at or above its tick is confirmed from here on."""
         assert not acker.ended, "an append ends once"
-        self._confirm_nothing_from(acker.tick)
+        self._confirm_nothing_from(acker.first)
 
     def end(self) -> None:
         """End the term: nobody waits for one of its ticks any more; idempotent."""
@@ -196,23 +204,23 @@ class TimeTickInterceptor(Interceptor):
         self._acks = acks
         self._oldest_open_begin = oldest_open_begin
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        """Append at a new tick."""
-        acker = self._acks.allocate()
+    async def do_append(self, pack: Pack, append: AppendPack) -> None:
+        """Append at new ticks, one for each group."""
+        acker = self._acks.allocate(len(pack.groups))
         # A reader of this entry resumes at the oldest open begin: all it could miss are bodies that came before.
-        group.stamp_time_tick(acker.tick, self._oldest_open_begin())
+        pack.stamp(acker.tick, self._oldest_open_begin())
         failpoint("append.stamped")
         try:
-            return await append(group)
+            await append(pack)
         finally:
-            self._decide(group, acker)
+            self._decide(pack, acker)
 
-    def _decide(self, group: AppendGroup, acker: Acker) -> None:
-        if (ticket := group.ticket) is None:
+    def _decide(self, pack: Pack, acker: Acker) -> None:
+        if (ticket := pack.ticket) is None:
             self._acks.fail(acker)
             return
         # Now, because the appender may use its messages again once it has the result.
-        entry = group.entry(self._wal_name)
+        entry = pack.entry(self._wal_name)
         if ticket.durable.done():
             self._acknowledge(acker, entry, ticket.durable)
         else:

@@ -1,7 +1,7 @@
 """Transactions on the append path: ids, the open sessions of one log, who may still commit, and what rolls back the rest.
 
-A buffered transaction (begin, bodies and commit in one group) takes place at one tick and needs no session. Bodies, commit
-and rollback of a streamed one move its session. Nothing here suspends before the log has the group.
+A buffered transaction is one group of rows, takes place at its tick, which is its id, and needs no session. Bodies, commit
+and rollback of a streamed one move its session. Nothing here suspends before the log has them.
 """
 
 import asyncio
@@ -15,11 +15,12 @@ import msgspec
 from interceptors.chain import FINAL, Redo, repeat
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
+from wal.append import Append, AppendGroup, AppendPack, Interceptor, Pack
+from wal.entry import OpenTransaction
 from wal.errors import Overloaded, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import DDL, DML, BeginTxnHeader, MessageType, RollbackTxnHeader
-from wal.log import Append, AppendGroup, AppendResult, Interceptor
-from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage, OpenTransaction
+from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage
 from wal.queue import Budget
 from wal.timetick import physical_ms
 
@@ -88,8 +89,8 @@ class TxnInterceptor(Interceptor):
         self._now_ms = now_ms
         self._commits = Commits() if commits is None else commits
         self._sessions: dict[int, Session] = {}
-        self._begins: dict[int, AppendGroup | int] = {}
-        """By id: where the begin lies, or the group that has its place once it is in the log's queue."""
+        self._begins: dict[int, Pack | int] = {}
+        """By id: where the begin lies, or the pack that has its place once it is in the log's queue."""
         self._drained: dict[int, asyncio.Future[None]] = {}
         """By id: what a commit waits for whose bodies are on their way."""
         for begin, bodies in open_transactions:
@@ -120,82 +121,69 @@ class TxnInterceptor(Interceptor):
         """Return the bodies of an open transaction in log order."""
         return self._sessions[txn_id].bodies
 
-    def scope_of(self, group: AppendGroup) -> list[str]:
-        """Return the vchannels a group concerns: those of its messages, and of the transaction that it ends."""
-        vchannels = [message.vchannel for message in group.messages]
-        head = group.messages[0]
-        if head.type in _ENDS and (session := self._sessions.get(head.txn_id)):
+    def scope_of(self, pack: Pack) -> list[str]:
+        """Return the vchannels a pack concerns: of its rows' collections or its messages, and of the transaction it ends."""
+        message = pack.message
+        if message is None:
+            scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
+            return [vchannel for scope in scopes for vchannel in scope]
+        vchannels = [each.vchannel for each in pack.messages]
+        if message.type in _ENDS and (session := self._sessions.get(message.txn_id)):
             vchannels += session.vchannels
         return vchannels
 
     # --- on the append path ---------------------------------------------------------------------------------------------
 
-    def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
+    def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
         """Stamp the transaction id and keep the session's books."""
-        messages = group.messages
-        head = messages[0]
+        head = pack.message
+        if head is None:  # rows that are a whole by themselves: nothing to do afterwards
+            if any(group.is_transaction for group in pack.groups):
+                return self._buffered(pack, append)
+            return append(pack)
         if head.type in _CONTROL:
-            return self._control(group, append)
+            assert [message.vchannel for message in pack.messages] == [ALL_VCHANNELS], "it comes alone"
+            if head.type is MessageType.BEGIN_TXN:
+                return self._begin(pack, append)
+            return self._commit(pack, append) if head.type is MessageType.COMMIT_TXN else self._rollback(pack, append)
         if head.txn_id:
-            return self._bodies(group, append)
-        assert len(messages) == 1 or not any(message.txn_id or message.type in _CONTROL for message in messages)
-        if head.type not in DDL:
-            return append(group)  # rows that are a whole by themselves: nothing to do afterwards
-        return self._exclusive(group, append)
+            return self._bodies(pack, append)
+        return self._exclusive(pack, append) if head.type in DDL else append(pack)
 
-    def _control(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
-        head = group.messages[0]
-        if head.type is MessageType.BEGIN_TXN and len(group.messages) > 1:
-            return self._buffered(group, append)
-        assert [message.vchannel for message in group.messages] == [ALL_VCHANNELS], "it comes alone"
-        if head.type is MessageType.BEGIN_TXN:
-            return self._begin(group, append)
-        if head.type is MessageType.COMMIT_TXN:
-            return self._commit(group, append)
-        return self._rollback(group, append)
-
-    async def _exclusive(self, group: AppendGroup, append: Append) -> AppendResult:
+    async def _exclusive(self, pack: Pack, append: AppendPack) -> None:
         failpoint("txn.fencing")
-        result = await append(group)
+        await append(pack)
         failpoint("txn.fenced")
-        return result
 
-    async def _buffered(self, group: AppendGroup, append: Append) -> AppendResult:
-        _, *bodies, last = group.messages
-        assert last.type is MessageType.COMMIT_TXN, "a transaction in one group ends with its commit"
-        assert all(body.type in DML for body in bodies), "and has only inserts and deletes in it"
-        for message in group.messages:
-            message.txn_id = group.time_tick
+    async def _buffered(self, pack: Pack, append: AppendPack) -> None:
         failpoint("txn.group_stamped")
-        result = await append(group)
+        await append(pack)
         failpoint("txn.group_durable")
-        return result
 
-    async def _begin(self, group: AppendGroup, append: Append) -> AppendResult:
-        begin, limits, now_ms = group.messages[0], self._limits, self._now_ms()
+    async def _begin(self, pack: Pack, append: AppendPack) -> None:
+        begin, limits, now_ms = pack.messages[0], self._limits, self._now_ms()
         assert isinstance(begin.header, BeginTxnHeader), "a begin has its own header"
         keepalive_ms = min(begin.header.keepalive_ms or limits.keepalive_ms_default, int(limits.age_s_max * 1000))
         if len(self._sessions) >= limits.sessions_max:
             raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")
-        txn_id = begin.txn_id = group.time_tick
+        txn_id = begin.txn_id = pack.time_tick
         begin.header = msgspec.structs.replace(begin.header, keepalive_ms=keepalive_ms)
         session = Session(txn_id, keepalive_ms, limits, begun_ms=now_ms, active_ms=now_ms)
-        self._sessions[txn_id], self._begins[txn_id] = session, group
+        self._sessions[txn_id], self._begins[txn_id] = session, pack
         try:
             failpoint("txn.beginning")
-            result = await append(group)
+            await append(pack)
             failpoint("txn.begun")
         except BaseException:
-            if group.ticket is None:
+            if pack.ticket is None:
                 self._forget(session)
             raise
-        return result
 
-    async def _bodies(self, group: AppendGroup, append: Append) -> AppendResult:
-        txn_id = group.messages[0].txn_id
-        assert all(message.txn_id == txn_id and message.type in DML for message in group.messages), "bodies come apart"
+    async def _bodies(self, pack: Pack, append: AppendPack) -> None:
+        txn_id = pack.messages[0].txn_id
+        assert all(message.txn_id == txn_id and message.type in DML for message in pack.messages), "bodies come apart"
         session = self._session(txn_id)
-        bodies = [Change.of(message) for message in group.messages]
+        bodies = [Change.of(message) for message in pack.messages]
         size_bytes = size_of_bodies(bodies)
         self._judge(session, {body.vchannel for body in bodies})
         if session.state is SessionState.IN_FLIGHT and session.overflows(bodies):
@@ -211,19 +199,18 @@ class TxnInterceptor(Interceptor):
         acknowledged_ms: int | None = None
         try:
             failpoint("txn.body_joined")
-            result = await append(group)
+            await append(pack)
             failpoint("txn.body_durable")
             acknowledged_ms = self._now_ms()
         finally:
-            if group.ticket is None:
+            if pack.ticket is None:
                 session.drop_bodies(bodies)
                 self._memory.give_back(size_bytes)
             if session.bodies_ended(acknowledged_ms):
                 self._let_commit_come_again(session)
-        return result
 
-    async def _commit(self, group: AppendGroup, append: Append) -> AppendResult:
-        txn_id = group.messages[0].txn_id
+    async def _commit(self, pack: Pack, append: AppendPack) -> None:
+        txn_id = pack.messages[0].txn_id
         session = self._session(txn_id)
         self._judge(session, session.vchannels)
         if not session.request_commit():
@@ -231,34 +218,32 @@ class TxnInterceptor(Interceptor):
             raise Redo(drained, waiting_for=f"the bodies of transaction {txn_id}")
         try:
             failpoint("txn.committing")
-            result = await append(group)
+            await append(pack)
             failpoint("txn.commit_durable")
         except Redo:
             session.apply(SessionEvent.SENT_BACK)
             raise
         except BaseException:  # cancelled is refused too: what waits here is before the log's queue
             # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
-            if group.ticket is None:
+            if pack.ticket is None:
                 session.fail(Failure.COMMIT_FAILED)
                 self._failed.set()
             raise
         self._commits.add(txn_id)
         self._forget(session)
-        return result
 
-    async def _rollback(self, group: AppendGroup, append: Append) -> AppendResult:
-        session = self._session(group.messages[0].txn_id)
+    async def _rollback(self, pack: Pack, append: AppendPack) -> None:
+        session = self._session(pack.messages[0].txn_id)
         session.apply(SessionEvent.ROLLBACK)  # bodies on their way come before it in the log, so nothing waits
         try:
             failpoint("txn.rolling_back")
-            result = await append(group)
+            await append(pack)
             failpoint("txn.rollback_durable")
         except BaseException:
-            if group.ticket is None:
+            if pack.ticket is None:
                 session.fail(Failure.ROLLBACK_FAILED)
             raise
         self._forget(session)
-        return result
 
     # --- what ends a session without its client -------------------------------------------------------------------------
 

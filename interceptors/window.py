@@ -14,12 +14,13 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from interceptors.errors import ProducerFenced, SequenceTooOld
+from wal.append import AppendResult
 from wal.codec import decode_versioned
+from wal.entry import LogEntry, PackedRows, Visible
 from wal.errors import InvalidArgument
 from wal.headers import InsertHeader
-from wal.log import AppendResult
-from wal.message import AnyMessage, LogEntry
-from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp
+from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
+from wal.rows import row_offsets
 from wal.timetick import add_ms
 
 Write = tuple[int, int]
@@ -171,10 +172,16 @@ class Window:
         while self.results > self.limits.results_max + len(self.held) and self._forget_one():
             pass
 
-    def observe(self, entry: LogEntry, visible: Sequence[AnyMessage]) -> None:
+    def observe(self, entry: LogEntry, visible: Sequence[Visible]) -> None:
         """Remember an entry as the log is read again; `visible` is what readers see because of it."""
-        if entry.producer is not None and entry.time_tick > self.tick:
+        if entry.time_tick <= self.tick:
+            return
+        if entry.producer is not None:
             self.add(entry.producer, result_of_entry(entry, visible))
+        if entry.rows is not None and entry.rows.producers:
+            for stamp, result in zip(entry.rows.producers, results_of_rows(entry.rows), strict=True):
+                if stamp is not None:
+                    self.add(stamp, result)
 
     def keep_only(self, producer_ids: Collection[int]) -> None:
         """Forget all other producers."""
@@ -234,24 +241,44 @@ class Window:
 # A group and its entry say the same, so a retry that comes after a crash hears what the first try would have heard.
 
 
-def result_of_entry(entry: LogEntry, visible: Sequence[AnyMessage]) -> AppendResult:
-    """Return the result of a synced entry; `visible` is what readers see because of it."""
-    head = entry.messages[0]
-    kind = type(head.message_id)
+def result_of_entry(entry: LogEntry, visible: Sequence[Visible]) -> AppendResult:
+    """Return the result of a synced entry as a whole; `visible` is what readers see because of it."""
     row_offsets: dict[str, tuple[int, int]] = {}
     for message in visible:
-        for part in message.bodies:
+        for part in () if isinstance(message, PackedRows) else message.bodies:
             if isinstance(part.header, InsertHeader):
                 first, count = row_offsets.get(part.vchannel, (part.header.first_offset, 0))
                 row_offsets[part.vchannel] = first, count + part.header.rows
+    wal_name = entry.messages[0].wal_name if entry.rows is None else entry.rows.wal_name
     return AppendResult(
-        first_message_id=kind(entry.first_position),
-        count=len(entry.messages),
+        kind=message_id_kind(wal_name),
+        first_position=entry.first_position,
+        count=entry.count,
         time_tick=entry.time_tick,
-        last_confirmed=kind(entry.last_confirmed_position),
-        txn_id=head.txn_id,
+        last_confirmed_position=entry.last_confirmed_position,
+        txn_id=entry.messages[0].txn_id if entry.messages else 0,
         row_offsets=row_offsets,
     )
+
+
+def results_of_rows(rows: PackedRows) -> list[AppendResult]:
+    """Return the result of each group of an entry."""
+    kind, groups = message_id_kind(rows.wal_name), len(rows.ticks)
+    columns = (rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist(), rows.transactions.tolist())
+    return [
+        AppendResult(
+            kind=kind,
+            first_position=position,
+            count=count,
+            time_tick=tick,
+            last_confirmed_position=rows.last_confirmed_position,
+            txn_id=tick if is_transaction else 0,
+            row_offsets=offsets,
+        )
+        for position, count, tick, is_transaction, offsets in zip(
+            *columns, row_offsets(rows.batches, groups), strict=True
+        )
+    ]
 
 
 # --- in a checkpoint: MessagePack with a format number, see docs/format.md --------------------------------------------
@@ -299,10 +326,10 @@ def encode_window(window: Window) -> bytes:
             tuple(
                 StoredResult(
                     sequence,
-                    result.first_message_id.position,
+                    result.first_position,
                     result.count,
                     result.time_tick,
-                    result.last_confirmed.position,
+                    result.last_confirmed_position,
                     result.txn_id,
                     tuple((vchannel, first, count) for vchannel, (first, count) in result.row_offsets.items()),
                 )
@@ -331,10 +358,11 @@ def decode_window(
         window.fence(producer.producer_id, producer.epoch)
         for each in producer.results:
             result = AppendResult(
-                first_message_id=kind(each.first_position),
+                kind=kind,
+                first_position=each.first_position,
                 count=each.count,
                 time_tick=each.time_tick,
-                last_confirmed=kind(each.last_confirmed),
+                last_confirmed_position=each.last_confirmed,
                 txn_id=each.txn_id,
                 row_offsets={vchannel: (first, count) for vchannel, first, count in each.row_offsets},
             )

@@ -8,13 +8,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import cast
 
+from wal.entry import LogEntry, PackedRows, Visible
 from wal.errors import InvalidArgument
 from wal.headers import SYSTEM, CommitTxnHeader, MessageType
-from wal.message import ALL_VCHANNELS, AnyMessage, LogEntry, Message
+from wal.message import ALL_VCHANNELS, Message, TransactionMessage
 
 
 class ReorderBuffer:
-    """Entries above the last tick popped. One entry for each tick: ticks are never given twice."""
+    """Entries above the last tick popped, by the tick of their last group: ticks are never given twice."""
 
     __slots__ = ("_entries", "last_tick")
 
@@ -59,21 +60,38 @@ class ScanFilter:
         self._types = types
         self.after_tick = after_tick
 
-    def select(self, messages: Sequence[AnyMessage], time_tick: int) -> Sequence[AnyMessage]:
-        """Return those of one tick's messages that pass, in order."""
+    def select(self, visible: Sequence[Visible], time_tick: int) -> Sequence[Visible]:
+        """Return what of one entry passes, in order; `time_tick` is that of its last group."""
         if time_tick <= self.after_tick:
             return ()
+        if visible and isinstance(rows := visible[0], PackedRows):
+            passing = self._select_rows(rows)
+            return () if passing is None else (passing,)
         if self._vchannels is None and self._types is None:
-            return () if messages and messages[0].type is MessageType.TIME_TICK else messages
-        return [message for message in messages if self._passes(message)]
+            head = visible[0] if visible else None
+            return () if isinstance(head, Message) and head.type is MessageType.TIME_TICK else visible
+        return [message for message in visible if self._passes(message)]
+
+    def _select_rows(self, rows: PackedRows) -> PackedRows | None:
+        """Return the groups that pass: of a type that is wanted, or transactions, with rows on a wanted vchannel."""
+        later = rows.within(above=self.after_tick)
+        if later is None or (self._vchannels is None and self._types is None):
+            return later
+        vchannels, types = self._vchannels, self._types
+        chosen = later.groups_where(lambda batch: vchannels is None or batch.vchannel in vchannels)
+        if types is not None:
+            # Rows of a plain group are all of one type.
+            chosen &= later.transactions | later.groups_where(lambda batch: batch.type in types)
+        return later.only(chosen)
 
     def wants_commit(self, commit: Message) -> bool:
         """Whether the transaction of this commit would pass."""
         return commit.time_tick > self.after_tick and self._touches_wanted(commit)
 
-    def _passes(self, message: AnyMessage) -> bool:
-        if not isinstance(message, Message):
+    def _passes(self, message: Visible) -> bool:
+        if isinstance(message, TransactionMessage):
             return self._touches_wanted(message.commit)
+        assert isinstance(message, Message), "rows come alone"
         if message.type is MessageType.TIME_TICK or (self._types is not None and message.type not in self._types):
             return False
         return self._vchannels is None or message.vchannel == ALL_VCHANNELS or message.vchannel in self._vchannels

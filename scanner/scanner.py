@@ -14,12 +14,13 @@ import msgspec
 from scanner.deliver_policy import DeliverPolicy, Start
 from scanner.reorder import ReorderBuffer, ScanFilter
 from scanner.source import Closing, EntrySource, LogReads, StartingPoint, find_start
+from wal.entry import LogEntry, TransactionBuffer, Visible, messages_of
 from wal.errors import Corrupt, OnShutdown, Overloaded, Truncated, UnsupportedFormat
 from wal.headers import MessageType
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.measure import Distribution, Histogram, Rate
-from wal.message import AnyMessage, LogEntry, Message, TransactionBuffer, TransactionMessage
+from wal.message import AnyMessage, Message, TransactionMessage
 from wal.position import MessageId, message_id_kind
 from wal.timetick import physical_ms
 
@@ -28,15 +29,20 @@ BATCH_BYTES, BATCH_MESSAGES = 1 << 20, 4096
 
 
 class ScanBatch(NamedTuple):
-    """Messages with ascending ticks, all parts of a tick in one batch.
+    """Messages and packed rows with ascending ticks, all parts of a tick in one batch.
 
     Everything at or below `confirmed_tick` has now been delivered; without messages it is an idle tick. A scanner that
     starts from `resume_position` with `after_tick=confirmed_tick` continues here.
     """
 
-    messages: list[AnyMessage]
+    visible: list[Visible]
     confirmed_tick: int
     resume_position: int
+
+    @property
+    def messages(self) -> list[AnyMessage]:
+        """The messages as objects: those of packed rows are made now."""
+        return list(messages_of(self.visible))
 
 
 class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,11 +209,12 @@ class Scanner:
 
     def _next_released(self, source: EntrySource) -> ScanBatch | None:
         """Return the next batch of what is released, up to a bound; None when that would be no news."""
-        messages: list[AnyMessage] = []
+        delivered: list[Visible] = []
+        count = 0
         released, tick, size_bytes = self._released, self._delivered_tick, 0
         observe, select = self._transactions.observe, self._filter.select
         while released and self._failure is None:
-            if size_bytes >= self._batch_bytes or len(messages) >= self._batch_messages:
+            if size_bytes >= self._batch_bytes or count >= self._batch_messages:
                 break
             entry = released.popleft()
             try:
@@ -216,23 +223,25 @@ class Scanner:
                 self._failure = failure  # what came before the damage is delivered; the next call fails
                 break
             tick = entry.time_tick
-            messages.extend(select(visible, tick))
+            selected = select(visible, tick)
+            delivered.extend(selected)
+            count += sum([each.count for each in selected])
             size_bytes += entry.size_bytes
-            if messages and isinstance(messages[-1], TransactionMessage):
-                size_bytes += messages[-1].size_bytes
+            if selected and isinstance(selected[-1], TransactionMessage):
+                size_bytes += selected[-1].size_bytes
             self._resume_position = entry.last_confirmed_position
             self._next_position = entry.last_position + 1
         if not released and self._failure is None:
             tick = max(tick, self._confirmed_tick)
-        if not messages and tick <= self._delivered_tick:
+        if not delivered and tick <= self._delivered_tick:
             return None
         self._delivered_tick = tick
-        if messages:
+        if delivered:
             self._batches += 1
-            self._messages.add(len(messages))
+            self._messages.add(count)
             if source.tailing:  # before that, the age of what it reads is not its doing
-                self._delivery_s.record(time.time() - physical_ms(messages[-1].time_tick) / 1000)
-        return ScanBatch(messages, tick, self._resume_position)
+                self._delivery_s.record(time.time() - physical_ms(delivered[-1].time_tick) / 1000)
+        return ScanBatch(delivered, tick, self._resume_position)
 
     def _miss_begin(self, commit: Message) -> None:
         # Only a scan of all that is kept accepts that a transaction in front of it is gone.

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from scanner.deliver_policy import DeliverPolicy, Start
+from wal.entry import LogEntry
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed, Truncated
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.measure import Histogram
-from wal.message import LogEntry
 from wal.position import FIRST_POSITION, MessageId, message_id_kind
 from wal.runtime import mark_heard
 
@@ -161,7 +161,7 @@ async def _start_at_earliest(reads: LogReads) -> StartingPoint:
             _, earliest = await reads.bisect(needs_nothing_gone)
         except Truncated:
             continue  # the log was truncated meanwhile
-        return StartingPoint(first_position, earliest.time_tick - 1 if earliest else 0)
+        return StartingPoint(first_position, earliest.first_tick - 1 if earliest else 0)
     return StartingPoint(first_position, 0)
 
 
@@ -190,7 +190,8 @@ async def _start_at_message(reads: LogReads, message_id: MessageId, *, inclusive
         return await _start_at_end(reads, last, 0)
     entry = await reads.entry_at(position)
     assert entry is not None, "what is synced can be read"
-    return _start_with(log, entry, after_tick=entry.time_tick - 1 if inclusive else entry.time_tick)
+    tick = entry.tick_at(position)
+    return _start_with(log, entry, after_tick=tick - 1 if inclusive else tick)
 
 
 async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:

@@ -25,13 +25,15 @@ from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
 from streamingnode.config import NodeConfig
 from wal.adaptor import Wal
+from wal.append import Append, AppendGroup, AppendObserver, AppendPack
+from wal.entry import LogEntry
 from wal.errors import StreamingNodeError
 from wal.failpoint import failpoint
 from wal.files import disk_errors_typed
 from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import Append, AppendGroup, AppendObserver, Log, LogStore
-from wal.message import LogEntry, MutableMessage
+from wal.log import Log, LogStore
+from wal.message import MutableMessage
 from wal.position import message_id_kind
 from wal.queue import PendingBytes
 from wal.runtime import Supervisor
@@ -42,7 +44,7 @@ class ChannelTerm:
     """What a channel has in one term only: the interceptors around its log and the workers that append to it."""
 
     def __init__(
-        self, channel: "Channel", checkpoint: Checkpoint, found: RecoveredChannel, first_tick: LogEntry, end: Append
+        self, channel: "Channel", checkpoint: Checkpoint, found: RecoveredChannel, first_tick: LogEntry, end: AppendPack
     ) -> None:
         log, store, config, pending = channel.log, channel.store, channel.config, channel.pending
         confirmed_tick = first_tick.time_tick
@@ -140,6 +142,7 @@ class Channel:
             log,
             self._open_term,
             ticks=ticks,
+            memory=self.pending.rows,
             limits=config.wal,
             retry=config.retry,
             reopen=config.reopen,
@@ -155,7 +158,7 @@ class Channel:
         await self.producers.load()
         await self.wal.open()
 
-    async def _open_term(self, first_tick: LogEntry, end: Append) -> ChannelTerm:
+    async def _open_term(self, first_tick: LogEntry, end: AppendPack) -> ChannelTerm:
         checkpoint = decode_checkpoint(await self.store.get_meta(checkpoint_key(self.log.name)))
         found = await recover(
             self.log,

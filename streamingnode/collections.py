@@ -13,6 +13,7 @@ from streamingnode.channel import Channel
 from streamingnode.rows import SHARDS_MAX
 from streamingnode.schema import check_schema, decode_schema, encode_schema
 from streamingnode.writing.write import Writes, within
+from wal.append import AppendGroup
 from wal.errors import InvalidArgument, StreamingNodeError, shown
 from wal.headers import (
     CreateCollectionHeader,
@@ -22,7 +23,6 @@ from wal.headers import (
     Header,
     MessageType,
 )
-from wal.log import AppendGroup
 from wal.message import MutableMessage
 
 PARTITIONS_MAX = 1_024

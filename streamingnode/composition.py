@@ -24,8 +24,9 @@ from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.statistics import AppendMeter, node_statistics
+from wal.append import AppendObserver
 from wal.failpoint import failpoint
-from wal.log import AppendObserver, Log, LogStore
+from wal.log import Log, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.rocks.store import open_rocks_store
 from wal.runtime import Supervisor, elapsed_ms, event_log, unix_ms

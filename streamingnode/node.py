@@ -27,14 +27,13 @@ from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
-from streamingnode.writing.coalescer import Coalescer
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import WriteResult, result_of
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import Writes, append_rows, check_txn_id, within
+from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
-from wal.log import AppendGroup, AppendResult
 from wal.rocks.layout import Durability
 from wal.runtime import Supervisor, outlast
 from wal.timetick import tick_given
@@ -80,7 +79,6 @@ class Node:
             pending=channel.pending,
             txn_age_s_max=channel.config.txn.age_s_max,
         )
-        self._coalescer = Coalescer(supervisor, self._writes)
         self._changes = CatalogChanges(channel, self._writes)
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -139,8 +137,6 @@ class Node:
         the groups before.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
-        if isinstance(rows, (list, tuple)) and 0 < len(rows) <= self._coalescer.rows_max and not txn_id:
-            return await self._coalescer.insert(write, rows, timeout=timeout)
         return await append_rows(self._writes, write, rows, timeout=timeout)
 
     async def upsert(
@@ -387,10 +383,10 @@ class Node:
         async with self._parts:
             self._channel.wal.stop_waiting()
             with anyio.move_on_after(GRACE_S) as grace:
-                await self._coalescer.drain()
+                await self._channel.wal.drain()
             if grace.cancelled_caught:
                 await self._channel.wal.close()
-                await self._coalescer.drain()
+                await self._channel.wal.drain()
 
     async def _run(
         self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None, *, changes: bool = True

@@ -19,9 +19,9 @@ from anyio import to_thread
 from streamingnode.config import NodeConfig, check_path, load_config
 from streamingnode.node import Node
 from streamingnode.statistics import keep_statistics
+from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown
 from wal.files import disk_errors_typed
-from wal.log import AppendObserver
 from wal.runtime import Supervisor, event_log, outlast
 
 _log = event_log(__name__)

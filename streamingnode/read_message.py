@@ -51,7 +51,11 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         schema = self.schemas.get(self.type)
         if schema is None:
             return None
-        batches = [pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema) for part in self.parts]
+        batches = [
+            pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema).slice(part.first_row, part.header.rows)
+            for part in self.parts
+            if isinstance(part.header, (InsertHeader, DeleteHeader))
+        ]
         return pa.Table.from_batches(batches, schema=schema)
 
 

@@ -28,6 +28,7 @@ from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick
 from streamingnode.schema import decode_schema
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
 from wal.headers import SYSTEM, MessageType
+from wal.message import Message
 from wal.position import message_id_kind
 from wal.runtime import outlast
 from wal.timetick import TICK_MAX, tick_given
@@ -203,7 +204,9 @@ class CollectionReader:
             batch = await self._explained(self._scanner.next_batch())
             delivered = self._merge(batch)
             self._ready.extend(delivered)
-            dropped = any(message.type is MessageType.DROP_COLLECTION for message in batch.messages)
+            dropped = any(
+                message.type is MessageType.DROP_COLLECTION for message in batch.visible if isinstance(message, Message)
+            )
             self._ended = dropped or batch.confirmed_tick >= self._until
             if delivered:
                 self._last_tick = delivered[-1].time_tick
@@ -238,7 +241,7 @@ class CollectionReader:
     def _passed_by(self, batch: ScanBatch) -> ReadMessage:
         """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
         until = min(self._until, batch.confirmed_tick)
-        held_back = next((message for message in batch.messages if message.time_tick > until), None)
+        held_back = next((each for each in batch.visible if each.time_tick > until), None)
         resume_from = held_back.last_confirmed if held_back else self._message_id(batch.resume_position)
         return ReadMessage(
             type=MessageType.TIME_TICK, message_id=resume_from, last_confirmed=resume_from, time_tick=until

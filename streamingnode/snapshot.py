@@ -23,9 +23,9 @@ from scanner.deliver_policy import DeliverPolicy
 from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
 from streamingnode.reader import check_live
+from wal.entry import Visible, up_to
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
 from wal.files import disk_errors_typed
-from wal.message import AnyMessage
 from wal.position import message_id_kind
 
 if TYPE_CHECKING:
@@ -63,18 +63,18 @@ async def _snapshot_after(
     return rows
 
 
-async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpoint, *, until: int) -> list[AnyMessage]:
+async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpoint, *, until: int) -> list[Visible]:
     """Return the collection's messages above a checkpoint and up to a tick."""
-    messages: list[AnyMessage] = []
+    tail: list[Visible] = []
     # A position before the first cut too, not "all there is": by now there may be a cut, and log given up behind it.
     policy = DeliverPolicy.start_from(message_id_kind(channel.log.wal_name)(checkpoint.start_position))
     vchannels, confirmed_tick = frozenset(info.vchannels), checkpoint.tick
     async with channel.read(policy, vchannels=vchannels, after_tick=confirmed_tick) as scanner:
         while confirmed_tick < until:
             batch = await scanner.next_batch()
-            messages += (message for message in batch.messages if message.time_tick <= until)
+            tail += (kept for each in batch.visible if (kept := up_to(each, until)) is not None)
             confirmed_tick = batch.confirmed_tick
-    return messages
+    return tail
 
 
 def read_rows(source: SnapshotSource) -> pa.Table:

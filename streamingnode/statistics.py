@@ -18,10 +18,10 @@ from anyio import to_thread
 from flusher.flusher import Flusher, FlusherStatistics
 from scanner.scanner import ScanStatistics
 from streamingnode.channel import Channel
+from wal.append import AppendObserver, Pack
 from wal.errors import Corrupt
 from wal.files import create_file, read_regular
 from wal.lifecycle import LogStatus
-from wal.log import AppendGroup, AppendObserver
 from wal.measure import Distribution, Histogram, Rate
 from wal.rocks.store import RocksStore
 from wal.timetick import physical_ms
@@ -120,18 +120,18 @@ class AppendMeter:
         self._messages, self._bytes = Rate(time.monotonic), Rate(time.monotonic)
         self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](lambda: (Histogram(), Histogram()))
 
-    def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
-        """Count an append; only those that succeeded are timed and sized."""
-        self._ended[status] += 1
-        if status == "ok":
-            self._seconds.record(seconds)
-            self._messages.add(len(group.messages))
-            sizes = [message.size_bytes for message in group.messages]
-            for size_bytes in sizes:
-                self._message_bytes.record(size_bytes)
-            self._bytes.add(sum(sizes))
+    def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
+        """Count the groups of an append; only those that succeeded are timed and sized."""
+        groups = len(pack.groups)
+        self._ended[status] += groups
+        if status == "ok" and groups:
+            messages, size_bytes = pack.message_count, pack.size_bytes
+            self._seconds.record(seconds, groups)
+            self._messages.add(messages)
+            self._message_bytes.record(size_bytes / max(messages, 1), messages)
+            self._bytes.add(size_bytes)
         if self._forward_to is not None:
-            self._forward_to.append_ended(group, seconds, status)
+            self._forward_to.append_ended(pack, seconds, status)
 
     def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
         """Time one interceptor of one append."""

@@ -26,8 +26,8 @@ from streamingnode.reader import CollectionReader
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction
+from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed
-from wal.log import AppendObserver
 from wal.rocks.layout import Durability
 
 P = ParamSpec("P")

@@ -19,7 +19,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.ownership import ROOT_PACKAGES
-from wal.log import AppendGroup, AppendTicket
+from wal.append import AppendGroup, AppendTicket
 from wal.rocks.log import RocksLog
 
 pytestmark = pytest.mark.anyio

@@ -6,13 +6,15 @@ those of `wal.lifecycle`; `keep` moves them.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import anyio
 
+from wal.append import Append, AppendGroup, AppendObserver, AppendPack, AppendResult, Pack
 from wal.codec import MESSAGES_PER_ENTRY_MAX
+from wal.entry import LogEntry
 from wal.errors import (
     Indeterminate,
     InvalidArgument,
@@ -25,9 +27,11 @@ from wal.errors import (
 from wal.failpoint import failpoint
 from wal.headers import MessageType, TimeTickHeader
 from wal.lifecycle import TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final, is_obstacle
-from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Log, LogStore, log_end
-from wal.message import LogEntry, MutableMessage
+from wal.log import Log, LogStore, log_end
+from wal.message import MutableMessage
+from wal.packer import Packer
 from wal.position import NODE_PRODUCER_ID, ProducerStamp
+from wal.queue import Budget
 from wal.runtime import event_log
 from wal.timetick import TickAllocator
 
@@ -44,12 +48,16 @@ class WalLimits:
     group_messages_max: int = MESSAGES_PER_ENTRY_MAX
 
 
+PENDING_BYTES_MAX = 64 << 20
+"""What rows that wait to be packed may hold, unless the node says otherwise."""
+
+
 class Term(Protocol):
     """What a log has in one term only: the chain, and what appends by itself. Made when the term's first tick is durable."""
 
     @property
-    def append(self) -> Append:
-        """Append a group whose term is stamped, through the chain."""
+    def append(self) -> AppendPack:
+        """Append a pack whose term is stamped, through the chain."""
 
     async def ready(self) -> None:
         """Return once appends may pass."""
@@ -64,7 +72,7 @@ class Term(Protocol):
         """Let nobody wait for a tick of this term, nor give one out: its last append has ended. Idempotent."""
 
 
-OpenTerm = Callable[[LogEntry, Append], Awaitable[Term]]
+OpenTerm = Callable[[LogEntry, AppendPack], Awaitable[Term]]
 """Rebuild state from the log up to the first tick of the term, given as its entry, and build the chain around the log end.
 Leaves nothing open when it raises."""
 
@@ -72,13 +80,14 @@ Leaves nothing open when it raises."""
 class Wal:
     """One pchannel's log over all its terms; `open` comes first. All methods are called on the event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one place builds it
         self,
         store: LogStore,
         log: Log,
         open_term: OpenTerm,
         *,
         ticks: TickAllocator,
+        memory: Budget | None = None,
         limits: WalLimits | None = None,
         retry: RetryLimits | None = None,
         reopen: ReopenOptions | None = None,
@@ -96,7 +105,8 @@ class Wal:
         self._observer, self._explain = observer, explain
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
-        self._in_flight: set[AppendGroup] = set()
+        self._in_flight: set[Pack] = set()
+        self._packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX))
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
         self._back: asyncio.Future[None] | None = None
@@ -133,64 +143,81 @@ class Wal:
     @property
     def in_flight(self) -> int:
         """How many appends have begun and not ended, those without a listener too."""
-        return len(self._in_flight)
+        return sum(len(pack.groups) for pack in self._in_flight)
 
     # --- the append, from end to end --------------------------------------------------------------------------------------
 
     async def append(self, group: AppendGroup) -> AppendResult:
         """Append a group, atomically and once, and return when the log has acknowledged it.
 
-        A try whose outcome is open is repeated under the same stamp until the outcome is known, so also over a log that is
-        reopened. Cancelling before the group is queued means that it never happened; after that its outcome is decided
-        without the caller. Raises `InvalidArgument` or `TooLarge` for a group that does not fit, `LogReopening`,
-        `StorageFull` or `OnShutdown` when the log does not take it, `Indeterminate` when nobody can find out, and what
-        interceptors refuse.
+        Rows go with those of others that wait; messages are an entry of their own. A try whose outcome is open is repeated
+        under the same stamp until the outcome is known, so also over a log that is reopened. Cancelling before the group is
+        queued means that it never happened; after that its outcome is decided without the caller. Raises `InvalidArgument`
+        or `TooLarge` for a group that does not fit, `LogReopening`, `StorageFull` or `OnShutdown` when the log does not take
+        it, `Indeterminate` when nobody can find out, and what interceptors refuse.
         """
-        if group.producer is None:
-            group.producer = self._own_next  # so that the log recognises a repeated try
-        again = group.copier()  # of the messages as they are now: the chain stamps them
+        self._check_fits(group)
+        if group.pieces:
+            return await self._packer.append(group)
+        await self._append_pack(Pack([group]))
+        return group.result()
+
+    async def append_once(self, group: AppendGroup) -> AppendResult:
+        """Append messages as `append` does, but leave an open outcome to the caller, who finds out otherwise."""
+        self._check_fits(group)
+        await self._try(Pack([group]))
+        return group.result()
+
+    async def _append_pack(self, pack: Pack) -> None:
+        """Append a pack; every group of it is settled then, or has left to come again. Raises as `append` does."""
+        if pack.producer is None and not all(group.producer for group in pack.groups):
+            pack.producer = self._own_next  # so that the log recognises a repeated try
+        groups = list(pack.groups)
+        copiers = [group.copier() for group in groups]  # of messages as they are now: the chain stamps them
         try:
-            return await self.append_once(group)
+            return await self._try(pack)
         except Indeterminate as error:
             first = error
         except StreamingNodeError as error:
             self._explain(error)
             raise
-        return await self._repeat(group, again, first)
+        again = [copy for copy, group in zip(copiers, groups, strict=True) if group.pack is pack and not group.outcome]
+        return await self._repeat(pack, again, first)
 
-    async def append_once(self, group: AppendGroup) -> AppendResult:
-        """Append as `append` does, but leave an open outcome to the caller: a worker, or who finds out otherwise."""
-        self._check_fits(group)
+    async def _try(self, pack: Pack) -> None:
         while True:
-            if self.state is not LogState.OPEN:  # does the log take this group? Now, later, or never
+            if self.state is not LogState.OPEN:  # does the log take this pack? Now, later, or never
                 await self._wait_open()
+            pack.drop_cancelled()
+            if not pack.groups:
+                return
             term, status, started = self._term, "error", time.perf_counter()
-            detached = group.has_books_to_close
-            group.stamp_wal_term(self.term)
-            self._in_flight.add(group)
+            detached = pack.has_books_to_close
+            pack.stamp_wal_term(self.term)
+            self._in_flight.add(pack)
             try:
-                result = await (self._run_detached(term, group) if detached else term.append(group))
+                await (self._run_detached(term, pack) if detached else term.append(pack))
                 status = "ok"
-                return result
+                return
             except asyncio.CancelledError:
                 status = "cancel"
                 raise
             except StreamingNodeError:
                 # Without a place in the log it never happened: it goes on in the next term as if it came only then.
-                # That the term ends is noticed whatever became of the group: who comes next is to wait from here on.
-                if not self._ends(term) or group.begun:
+                # That the term ends is noticed whatever became of the pack: who comes next is to wait from here on.
+                if not self._ends(term) or pack.ticket is not None:
                     raise
             finally:
-                if status == "cancel" and not detached and group.ticket is not None:
-                    group.ticket.durable.add_done_callback(lambda _: self._ended(group))
+                if status == "cancel" and not detached and pack.ticket is not None:
+                    pack.ticket.durable.add_done_callback(lambda _: self._ended(pack))
                 elif not detached:
-                    self._ended(group)
+                    self._ended(pack)
                 if self._observer is not None:
-                    self._observer.append_ended(group, time.perf_counter() - started, status)
+                    self._observer.append_ended(pack, time.perf_counter() - started, status)
 
-    async def _repeat(self, group: AppendGroup, again: Callable[[], AppendGroup], first: Indeterminate) -> AppendResult:
+    async def _repeat(self, pack: Pack, again: Sequence[Callable[[], AppendGroup]], first: Indeterminate) -> None:
         """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
-        limits, joined = self._retry, group.other_try
+        limits = self._retry
         error: StreamingNodeError = first
         doubt, pause_s = first, limits.first_s
         with anyio.move_on_after(limits.give_up_s):
@@ -200,10 +227,8 @@ class Wal:
                     await self._stopping.wait()
                     break
                 pause_s = min(2 * pause_s, limits.max_s)
-                attempt = group.other_try = again()
-                attempt.other_try = joined  # it may be in the log, whoever stops waiting before the next try finds out
                 try:
-                    return await self.append_once(attempt)
+                    return await self._try(Pack([copy() for copy in again], pack.come_again, pack.producer, pack.place))
                 except Indeterminate as failed:
                     error = doubt = failed
                 except StreamingNodeError as failed:
@@ -215,16 +240,16 @@ class Wal:
         self._explain(error)
         raise error
 
-    async def _run_detached(self, term: Term, group: AppendGroup) -> AppendResult:
+    async def _run_detached(self, term: Term, pack: Pack) -> None:
         """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[AppendResult] = loop.create_future()
+        outcome: asyncio.Future[None] = loop.create_future()
 
         async def run() -> None:
             try:
-                result = await term.append(group)
+                await term.append(pack)
                 if not outcome.done():
-                    outcome.set_result(result)
+                    outcome.set_result(None)
             except asyncio.CancelledError:
                 outcome.cancel()
             except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
@@ -235,7 +260,7 @@ class Wal:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._ended(group)  # not in `run`, which nobody enters when it is cancelled before its first step
+            self._ended(pack)  # not in `run`, which nobody enters when it is cancelled before its first step
 
         task = loop.create_task(run())
         self._tasks.add(task)  # the event loop alone would let it be collected once its caller is gone
@@ -243,18 +268,18 @@ class Wal:
         try:
             return await outcome
         except asyncio.CancelledError:
-            if group.ticket is None:  # it waits for room, a lock or a redo, and all of these leave no trace
+            if pack.ticket is None:  # it waits for room, a lock or a redo, and all of these leave no trace
                 task.cancel()
             raise
 
-    def _ended(self, group: AppendGroup) -> None:
-        self._in_flight.discard(group)
+    def _ended(self, pack: Pack) -> None:
+        self._in_flight.discard(pack)
         if not self._in_flight:
             self._drained.set()
 
     def _check_fits(self, group: AppendGroup) -> None:
-        assert group.ticket is None, "a group is appended once; build a new one to append again"
-        if not group.messages:
+        assert group.pack is None, "a group is appended once; build a new one to append again"
+        if not group.messages and not group.pieces:
             raise InvalidArgument("an append group without messages — skip the append")
         limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
         if count > limits.group_messages_max:
@@ -417,20 +442,21 @@ class Wal:
 
     async def _append_first_tick(self) -> LogEntry:
         log = self._log
-        group = AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader(source_id=self._store.node_id))])
+        tick = MutableMessage(MessageType.TIME_TICK, TimeTickHeader(source_id=self._store.node_id))
+        pack = Pack([AppendGroup([tick])])
         last_confirmed: int | None = None
         if log.next_position > log.first_position:
             # At or before the begin of every transaction that the last term left open: the last entry's own last-confirmed
             # position, because what was open then begins at or after it, and nothing came later.
             last = (await log.read(log.next_position - 1, bytes_max=1))[0]
             last_confirmed = max(last.last_confirmed_position, log.first_position)
-        await log.admit(group.size_bytes, makes_room=group.makes_room)
-        group.stamp_wal_term(self._store.term)
-        group.stamp_time_tick(self._ticks.allocate(), last_confirmed)
-        await self._end(group)
-        assert group.ticket is not None, "the log's end sets it"
-        await group.ticket.durable
-        return group.entry(log.wal_name)
+        await log.admit(pack.size_bytes, makes_room=pack.makes_room)
+        pack.stamp_wal_term(self._store.term)
+        pack.stamp(self._ticks.allocate(), last_confirmed)
+        await self._end(pack)
+        assert pack.ticket is not None, "the log's end sets it"
+        await pack.ticket.durable
+        return pack.entry(log.wal_name)
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 
@@ -438,6 +464,10 @@ class Wal:
         """Repeat nothing any more, and send everybody away who waits for the log to come back: the node is closing."""
         self._stopping.set()
         self._give_up(OnShutdown(f"the node closed while a call waited for log {self._log.name} — open it again"))
+
+    async def drain(self) -> None:
+        """Return once every write of rows that came before has ended."""
+        await self._packer.drain()
 
     async def close(self) -> None:
         """Take no more appends, send those away that wait, and return when none is left; idempotent."""

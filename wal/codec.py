@@ -12,27 +12,30 @@ import msgspec
 import numpy as np
 from google_crc32c import extend
 
+from wal.entry import U2, U4, U8, LogEntry, Numbers, PackedRows, RowBatch
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import HEADERS, MESSAGE_VERSION
-from wal.message import LogEntry, Message, MutableMessage
+from wal.message import Message, MutableMessage
 from wal.position import ProducerStamp
 
 T = TypeVar("T")
 
 ENTRY_MAGIC = 0x4E53
 """`SN` on disk."""
-ENTRY_FORMAT = 1
+ENTRY_FORMAT = 2
 
 CHECKSUM_END = 8
-_ENTRY = struct.Struct("<HHIIIQQQQQQI")
-"""magic, format, checksum, previous checksum, message count, first position, tick, last confirmed, term, producer id,
-sequence, epoch."""
-_UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQQQQQQI")
-"""The same in two parts: what the checksum leaves out, and what it covers."""
+_UNCHECKED, _CHECKED = struct.Struct("<HBBI"), struct.Struct("<IIQQQQQQQII")
+"""magic, format, flags, checksum; what that covers: previous checksum, message count, first position, first and last tick,
+last confirmed, term, producer id, sequence, epoch, group count."""
 _MESSAGE = struct.Struct("<HBxHHIIQ")
 """type, version, lengths of vchannel, properties (nobody writes any), header and payload, transaction id."""
+_BATCH = struct.Struct("<III")
+"""lengths of header and payload, boundary count."""
+_PACKED, _STAMPED = 1, 2
+"""Flags: the entry has rows instead of messages; some of its groups have stamps of their own."""
 
-ENTRY_HEADER_BYTES = _ENTRY.size
+ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 MESSAGE_HEADER_BYTES = _MESSAGE.size
 MESSAGES_PER_ENTRY_MAX = 65_536
 """More messages than this in one entry is never written, and refused before anything is allocated for them."""
@@ -43,6 +46,25 @@ _layouts = {
 }
 COPIED_BYTES_MAX = 4096
 """Up to here copying a view takes less time than wrapping it."""
+_STAMPS: tuple[np.dtype[Any], ...] = (U8, U8, U4)
+"""producer id, sequence, epoch: an array of each."""
+_BOUNDARY: tuple[np.dtype[Any], ...] = (U4, U4, U2, U4, U8)
+"""group, place, part, rows, offset: an array of each, one after the other."""
+
+
+class BatchHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What all rows of a batch have in common; fields are only ever appended."""
+
+    type: int
+    version: int
+    vchannel: str
+    collection_id: int
+    partition_id: int
+    schema_version: int
+    segment_id: int
+
+
+_decode_batch_header = msgspec.msgpack.Decoder(BatchHeader).decode
 
 
 def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
@@ -65,22 +87,73 @@ def encode_entry(
     assert head.time_tick > 0, "messages are stamped with a tick before they are encoded"
     assert len(messages) <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
     last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
-    writer = (0, 0, 0) if producer is None else (producer.producer_id, producer.sequence, producer.epoch)
-    checked = _CHECKED.pack(
-        previous_crc32c, len(messages), first_position, head.time_tick, last_confirmed, head.wal_term, *writer
-    )
-    checksum = crc32c(checked)
-    parts: list[bytes | memoryview] = [b"", checked]
+    parts: list[bytes | memoryview] = []
     for message in messages:
         vchannel, header, payload = message.vchannel.encode(), _encode(message.header), message.payload
         fixed = _MESSAGE.pack(
             message.type, MESSAGE_VERSION, len(vchannel), 0, len(header), len(payload), message.txn_id
         )
-        before_payload = b"".join((fixed, vchannel, header))
-        checksum = crc32c(payload, crc32c(before_payload, checksum))
-        parts += before_payload, payload
-    parts[0] = _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum)
-    return b"".join(parts)  # the only copy of the payloads
+        parts += b"".join((fixed, vchannel, header)), payload
+    tick = head.time_tick
+    checked = (previous_crc32c, len(messages), first_position, tick, tick, last_confirmed, head.wal_term)
+    return _sealed(0, checked, producer, 1, parts)
+
+
+def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerStamp | None = None) -> bytes:
+    """Return the bytes of packed rows as one entry, as `encode_entry` does."""
+    first_position, first_tick = int(rows.positions[0]), int(rows.ticks[0])
+    count = rows.position - first_position + 1
+    assert count <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
+    flags, groups = (
+        _PACKED,
+        [
+            (rows.ticks - rows.ticks[0]).astype(U4).tobytes(),
+            rows.counts.astype(U4).tobytes(),
+            rows.transactions.astype(np.uint8).tobytes(),
+        ],
+    )
+    if rows.producers:
+        flags |= _STAMPED
+        stamps = [
+            (0, 0, 0) if each is None else (each.producer_id, each.sequence, each.epoch) for each in rows.producers
+        ]
+        groups += (
+            np.array(column, kind).tobytes() for column, kind in zip(zip(*stamps, strict=True), _STAMPS, strict=True)
+        )
+    parts: list[bytes | memoryview] = [b"".join(groups)]
+    for batch in rows.batches:
+        header = _encode(
+            BatchHeader(
+                batch.type,
+                MESSAGE_VERSION,
+                batch.vchannel,
+                batch.collection_id,
+                batch.partition_id,
+                batch.schema_version,
+                batch.segment_id,
+            )
+        )
+        columns = (batch.groups, batch.places, batch.parts, batch.counts, batch.offsets)
+        boundaries = [column.astype(kind).tobytes() for column, kind in zip(columns, _BOUNDARY, strict=True)]
+        fixed = _BATCH.pack(len(header), len(batch.payload), len(batch.groups))
+        parts += b"".join((fixed, header, *boundaries)), batch.payload
+    checked = (previous_crc32c, count, first_position, first_tick, rows.time_tick)
+    return _sealed(flags, (*checked, rows.last_confirmed_position, rows.wal_term), producer, len(rows.ticks), parts)
+
+
+def _sealed(
+    flags: int,
+    checked: tuple[int, ...],
+    producer: ProducerStamp | None,
+    groups: int,
+    parts: list[bytes | memoryview],
+) -> bytes:
+    writer = (0, 0, 0) if producer is None else (producer.producer_id, producer.sequence, producer.epoch)
+    fixed = _CHECKED.pack(*checked, *writer, groups)
+    checksum = crc32c(fixed)
+    for part in parts:
+        checksum = crc32c(part, checksum)
+    return b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, flags, checksum), fixed, *parts))  # the only copy
 
 
 def entry_crc32c(data: bytes) -> int:
@@ -88,58 +161,152 @@ def entry_crc32c(data: bytes) -> int:
     return int.from_bytes(data[4:8], "little")
 
 
+class _Fixed(msgspec.Struct, frozen=True, gc=False):
+    flags: int
+    count: int
+    first_position: int
+    first_tick: int
+    time_tick: int
+    last_confirmed: int
+    term: int
+    producer: ProducerStamp | None
+    groups: int
+
+
 def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> LogEntry:
-    """Return the entry in `data`, its payloads as views into it.
+    """Return the entry in `data`, its payloads and boundaries as views into it.
 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
-    count, first_position, time_tick, last_confirmed, term, producer = _check_entry(data, previous_crc32c)
-    view, at = memoryview(data), ENTRY_HEADER_BYTES
-    messages: list[Message] = []
+    fixed = _check_entry(data, previous_crc32c)
     try:
-        for position in range(first_position, first_position + count):
-            number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
-            vchannel_at = at + MESSAGE_HEADER_BYTES
-            vchannel_end = vchannel_at + vchannel_len
-            header_at = vchannel_end + ignored_len
-            payload_at = header_at + header_len
-            at = payload_at + payload_len
-            kind, decode_header = _layouts[number, version]
-            messages.append(
-                Message(
-                    type=kind,
-                    header=decode_header(view[header_at:payload_at]),
-                    vchannel=str(view[vchannel_at:vchannel_end], "utf-8"),
-                    payload=view[payload_at:at],
-                    txn_id=txn_id,
-                    wal_name=wal_name,
-                    position=position,
-                    last_confirmed_position=last_confirmed,
-                    time_tick=time_tick,
-                    wal_term=term,
-                )
-            )
-    except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError) as error:
-        raise Corrupt(f"entry at position {first_position} passes its checksum but does not decode: {error}") from error
-    if at != len(view):
-        raise Corrupt(f"the messages of an entry of {len(view)} bytes end at byte {at}")
+        packed = fixed.flags & _PACKED
+        found = _decode_rows(data, fixed, wal_name) if packed else _decode_messages(data, fixed, wal_name)
+    except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError, ValueError, IndexError) as error:
+        raise Corrupt(
+            f"entry at position {fixed.first_position} passes its checksum but does not decode: {error}"
+        ) from error
     return LogEntry(
-        first_position=first_position,
-        time_tick=time_tick,
-        last_confirmed_position=last_confirmed,
-        wal_term=term,
+        first_position=fixed.first_position,
+        time_tick=fixed.time_tick,
+        last_confirmed_position=fixed.last_confirmed,
+        wal_term=fixed.term,
         crc32c=entry_crc32c(data),
         size_bytes=len(data),
-        messages=tuple(messages),
-        producer=producer,
+        messages=() if isinstance(found, PackedRows) else found,
+        rows=found if isinstance(found, PackedRows) else None,
+        producer=fixed.producer,
     )
 
 
-def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, int, int, int, ProducerStamp | None]:
+def _decode_messages(data: bytes, fixed: _Fixed, wal_name: str) -> tuple[Message, ...]:
+    view, at = memoryview(data), ENTRY_HEADER_BYTES
+    messages: list[Message] = []
+    for position in range(fixed.first_position, fixed.first_position + fixed.count):
+        number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
+        vchannel_at = at + MESSAGE_HEADER_BYTES
+        vchannel_end = vchannel_at + vchannel_len
+        header_at = vchannel_end + ignored_len
+        payload_at = header_at + header_len
+        at = payload_at + payload_len
+        kind, decode_header = _layouts[number, version]
+        messages.append(
+            Message(
+                type=kind,
+                header=decode_header(view[header_at:payload_at]),
+                vchannel=str(view[vchannel_at:vchannel_end], "utf-8"),
+                payload=view[payload_at:at],
+                txn_id=txn_id,
+                wal_name=wal_name,
+                position=position,
+                last_confirmed_position=fixed.last_confirmed,
+                time_tick=fixed.time_tick,
+                wal_term=fixed.term,
+            )
+        )
+    _check_end(at, data)
+    return tuple(messages)
+
+
+def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
+    view, at, count = memoryview(data), ENTRY_HEADER_BYTES, fixed.groups
+
+    def column(kind: Any, length: int) -> Numbers:
+        nonlocal at
+        start, at = at, at + length * kind.itemsize
+        return np.frombuffer(view, kind, length, start)
+
+    ticks = column(U4, count).astype(U8) + np.uint64(fixed.first_tick)
+    counts, transactions = column(U4, count), column(np.dtype(np.uint8), count).astype(bool)
+    producers: tuple[ProducerStamp | None, ...] = ()
+    if fixed.flags & _STAMPED:
+        ids, sequences, epochs = (column(kind, count).tolist() for kind in _STAMPS)
+        producers = tuple(
+            ProducerStamp(producer_id, epoch, sequence) if producer_id else None
+            for producer_id, sequence, epoch in zip(ids, sequences, epochs, strict=True)
+        )
+    ends = np.cumsum(counts, dtype=U8)
+    if (
+        int(ends[-1]) != fixed.count
+        or int(ticks[-1]) != fixed.time_tick
+        or (np.diff(ticks.astype(np.int64)) <= 0).any()
+    ):
+        raise Corrupt(f"the groups of the entry at position {fixed.first_position} do not add up")
+    batches = []
+    while at < len(data):
+        header_len, payload_len, boundaries = _BATCH.unpack_from(view, at)
+        at += _BATCH.size + header_len
+        header = _decode_batch_header(view[at - header_len : at])
+        groups, places, parts, rows, offsets = (column(kind, boundaries) for kind in _BOUNDARY)
+        payload = view[at : at + payload_len]
+        at += payload_len
+        kind, _ = _layouts[header.type, header.version]
+        if not boundaries or int(groups.max()) >= count or (places >= counts[groups]).any():
+            raise Corrupt(f"a batch of the entry at position {fixed.first_position} has rows of no group")
+        batches.append(
+            RowBatch(
+                type=kind,
+                vchannel=header.vchannel,
+                collection_id=header.collection_id,
+                partition_id=header.partition_id,
+                schema_version=header.schema_version,
+                segment_id=header.segment_id,
+                payload=payload,
+                groups=groups,
+                places=places,
+                parts=parts,
+                starts=(np.cumsum(rows, dtype=U4) - rows),
+                counts=rows,
+                offsets=offsets,
+            )
+        )
+    _check_end(at, data)
+    return PackedRows(
+        wal_name=wal_name,
+        wal_term=fixed.term,
+        last_confirmed_position=fixed.last_confirmed,
+        ticks=ticks,
+        positions=ends - counts + np.uint64(fixed.first_position),
+        counts=counts,
+        transactions=transactions,
+        batches=tuple(batches),
+        producers=producers,
+    )
+
+
+def _check_end(at: int, data: bytes) -> None:
+    if at != len(data):
+        raise Corrupt(f"what is in an entry of {len(data)} bytes ends at byte {at}")
+
+
+def _check_entry(data: bytes, previous_crc32c: int | None) -> _Fixed:
     if len(data) < ENTRY_HEADER_BYTES:
         raise Corrupt(f"an entry of {len(data)} bytes is shorter than its header")
-    magic, version, checksum, previous, count, position, tick, last_confirmed, term, *writer = _ENTRY.unpack_from(data)
+    magic, version, flags, checksum = _UNCHECKED.unpack_from(data)
+    previous, count, position, first_tick, tick, last_confirmed, term, *writer, groups = _CHECKED.unpack_from(
+        data, CHECKSUM_END
+    )
     if magic != ENTRY_MAGIC:
         raise Corrupt("stored bytes are no log entry: wrong magic number")
     if version != ENTRY_FORMAT:
@@ -148,11 +315,13 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[int, int, in
         raise Corrupt(f"entry at position {position} fails its checksum")
     if previous_crc32c is not None and previous != previous_crc32c:
         raise Corrupt(f"entry at position {position} does not follow the entry before it")
-    if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
-        raise Corrupt(f"entry at position {position} has {count} messages")
+    if not 0 < count <= MESSAGES_PER_ENTRY_MAX or not 0 < groups <= count or not first_tick <= tick:
+        raise Corrupt(
+            f"entry at position {position} has {count} messages of {groups} groups, ticks {first_tick} to {tick}"
+        )
     producer_id, sequence, epoch = writer
     producer = ProducerStamp(producer_id, epoch, sequence) if producer_id else None
-    return count, position, tick, last_confirmed, term, producer
+    return _Fixed(flags, count, position, first_tick, tick, last_confirmed, term, producer, groups)
 
 
 class _Versioned(msgspec.Struct):

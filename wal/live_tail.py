@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-from wal.message import LogEntry
+from wal.entry import LogEntry
 from wal.position import FIRST_POSITION
 from wal.queue import Signal
 
@@ -49,11 +49,11 @@ class LiveTail:
 
     def append(self, entry: LogEntry) -> None:
         """Publish a confirmed entry; ticks ascend, positions are dense. Never waits, never fails for a reader's sake."""
-        assert entry.time_tick > self.confirmed_tick, "entries come in the order of their ticks"
+        assert entry.first_tick > self.confirmed_tick, "entries come in the order of their ticks"
         assert entry.first_position == self.next_position, "entries come at dense positions"
         self._entries[self._first + len(self._entries)] = entry
         self.size_bytes += entry.size_bytes
-        self.next_position += len(entry.messages)
+        self.next_position = entry.last_position + 1
         self.confirmed_tick = entry.time_tick
         while self.size_bytes > self._capacity_bytes and len(self._entries) > 1:
             oldest = self._entries.pop(self._first)

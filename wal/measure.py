@@ -30,15 +30,15 @@ class Histogram:
         self._buckets: dict[int, int] = {}
         self._total = self._max = 0.0
 
-    def record(self, value: float) -> None:
-        """Count a measurement; one below 0 (a clock was set back) counts as 0."""
+    def record(self, value: float, times: int = 1) -> None:
+        """Count a measurement, or so many alike; one below 0 (a clock was set back) counts as 0."""
         if value > 0:
             fraction, octave = frexp(value)
             bucket = octave * BUCKETS_PER_OCTAVE + int((fraction - 0.5) * 2 * BUCKETS_PER_OCTAVE)
         else:
             value, bucket = 0.0, _NOTHING
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        self._total += value
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + times
+        self._total += value * times
         self._max = max(self._max, value)
 
     def distribution(self) -> Distribution:

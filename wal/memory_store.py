@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 
-from wal.codec import decode_entry, encode_entry, entry_crc32c
+from wal.append import AppendTicket, Pack
+from wal.codec import decode_entry, entry_crc32c
+from wal.entry import LogEntry
 from wal.errors import OnShutdown, StorageFull, Truncated
-from wal.log import AppendGroup, AppendTicket
-from wal.message import LogEntry
 from wal.position import FIRST_POSITION, MemoryMessageId
 from wal.queue import SyncedPosition
 
@@ -54,16 +54,14 @@ class MemoryLog:
         if not makes_room and size_bytes > free_bytes:
             raise StorageFull("memory", free_bytes, size_bytes)
 
-    def append(self, group: AppendGroup) -> AppendTicket:
-        """Keep a stamped group; its futures are done already."""
+    def append(self, pack: Pack) -> AppendTicket:
+        """Keep a stamped pack; its futures are done already."""
         self._store.check_open()
-        group.require_tick_above(self.last_tick)
-        messages, first_position = group.messages, self.next_position
-        data = encode_entry(
-            messages, first_position=first_position, previous_crc32c=self._crc32c, producer=group.producer
-        )
-        self.next_position += len(messages)
-        self.last_tick = messages[0].time_tick
+        pack.require_tick_above(self.last_tick)
+        first_position = self.next_position
+        data = pack.encode(self.wal_name, first_position=first_position, previous_crc32c=self._crc32c)
+        self.next_position += pack.message_count
+        self.last_tick = pack.time_tick
         self._crc32c = entry_crc32c(data)
         self._entries.append((self.next_position - 1, data))
         self._store.used_bytes += len(data)

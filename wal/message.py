@@ -1,18 +1,15 @@
-"""Messages before and after the log, and the transactions that readers see of them. No I/O.
+"""Messages before and after the log, and transactions as readers see them. No I/O.
 
 The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 import msgspec
-from msgspec.structs import replace
 
-from wal.errors import Corrupt
-from wal.headers import CommitTxnHeader, Header, MessageType
-from wal.position import MessageId, ProducerStamp, message_id_kind
+from wal.headers import Header, MessageType
+from wal.position import MessageId, message_id_kind
 
 ALL_VCHANNELS = ""
 """The vchannel of a message that concerns every vchannel of its pchannel."""
@@ -84,6 +81,10 @@ class Message(_Placed, frozen=True, kw_only=True, gc=False):
     vchannel: str
     payload: bytes | memoryview
     wal_term: int
+    first_row: int = 0
+    """Where its rows begin in the payload, which has rows of others too when it was packed with them."""
+
+    count: ClassVar[int] = 1
 
     @property
     def bodies(self) -> tuple["Message"]:
@@ -103,6 +104,7 @@ class TransactionMessage(_Placed, frozen=True, kw_only=True, gc=False):
     """
 
     type: ClassVar[MessageType] = MessageType.TXN
+    count: ClassVar[int] = 1
 
     bodies: tuple[Message, ...]
     commit: Message
@@ -114,27 +116,6 @@ class TransactionMessage(_Placed, frozen=True, kw_only=True, gc=False):
 
 
 AnyMessage = Message | TransactionMessage
-
-
-class LogEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One atomic entry of a log: the messages of one append group at consecutive positions, at one tick.
-
-    `size_bytes` is its stored size; `crc32c` its checksum, which the next entry repeats; `producer` the write it is.
-    """
-
-    first_position: int
-    time_tick: int
-    last_confirmed_position: int
-    wal_term: int
-    crc32c: int
-    size_bytes: int
-    messages: tuple[Message, ...]
-    producer: ProducerStamp | None = None
-
-    @property
-    def last_position(self) -> int:
-        """Position of the entry's last message."""
-        return self.first_position + len(self.messages) - 1
 
 
 class Change(NamedTuple):
@@ -152,105 +133,3 @@ class Change(NamedTuple):
     def of(cls, message: MutableMessage | Message) -> Self:
         """Return the change of a message, before or after the log."""
         return cls(message.type, message.vchannel, message.header, len(message.payload))
-
-
-class OpenTransaction(NamedTuple):
-    """A transaction whose commit or rollback has not been seen yet."""
-
-    begin: Message
-    bodies: list[Message]
-
-
-class TransactionBuffer:
-    """The transactions in flight at one place of one log: each comes out whole at its commit, or not at all.
-
-    Entries come in, in log order, from any position on; plain messages and assembled transactions go out in the same order.
-    Nothing expires here: the node logs a rollback. Of a transaction whose begin lies before the first entry nothing comes
-    out; `begin_missing` is called with its commit, and may raise.
-    """
-
-    def __init__(self, *, begin_missing: Callable[[Message], None] = lambda _commit: None) -> None:
-        self._begin_missing = begin_missing
-        self._open: dict[int, OpenTransaction] = {}
-        self._first_tick = 0
-        self.size_bytes = 0
-
-    @property
-    def open_transactions(self) -> tuple[OpenTransaction, ...]:
-        """The transactions begun and not ended, in the order of their begins."""
-        return tuple(self._open.values())
-
-    def observe(self, entry: LogEntry) -> Sequence[AnyMessage]:
-        """Return what `entry` makes visible, in order: its plain messages, or the transaction that it commits.
-
-        Raises `Corrupt` for a commit that fits nothing observed.
-        """
-        if not self._first_tick:
-            self._first_tick = entry.time_tick
-        messages = entry.messages
-        head = messages[0]
-        if not head.txn_id and (len(messages) == 1 or not any(message.txn_id for message in messages)):
-            return messages
-        last = messages[-1]
-        if head.type is MessageType.BEGIN_TXN and last.type is MessageType.COMMIT_TXN and head.txn_id == last.txn_id:
-            return (assemble_transaction(messages[1:-1], last),)
-        outcomes = map(self._observe_message, messages)
-        return [outcome for outcome in outcomes if outcome is not None]
-
-    def _observe_message(self, message: Message) -> AnyMessage | None:
-        if not message.txn_id:
-            return message
-        match message.type:
-            case MessageType.BEGIN_TXN:
-                self._open.setdefault(message.txn_id, OpenTransaction(message, []))
-            case MessageType.COMMIT_TXN:
-                if (transaction := self._take(message.txn_id)) is not None:
-                    return assemble_transaction(transaction.bodies, message)
-                # A transaction's id is its begin's tick, and ticks ascend with positions.
-                if message.txn_id >= self._first_tick:
-                    raise Corrupt(f"transaction {message.txn_id} commits at {message.position} without its begin")
-                self._begin_missing(message)
-            case MessageType.ROLLBACK_TXN:
-                self._take(message.txn_id)
-            case _:
-                if (transaction := self._open.get(message.txn_id)) is not None:
-                    transaction.bodies.append(message)
-                    self.size_bytes += message.size_bytes
-        return None
-
-    def _take(self, txn_id: int) -> OpenTransaction | None:
-        transaction = self._open.pop(txn_id, None)
-        if transaction is not None:
-            self.size_bytes -= sum(body.size_bytes for body in transaction.bodies)
-        return transaction
-
-
-def assemble_transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
-    """Return the transaction of a commit, each body carrying the commit's tick and what the commit assigned to it."""
-    header = commit.header
-    assert isinstance(header, CommitTxnHeader)
-    if len(bodies) != len(header.assignments):
-        raise Corrupt(f"commit at position {commit.position} is of {len(header.assignments)} bodies, not {len(bodies)}")
-    stamped: list[Message] = []
-    for body, assigned in zip(bodies, header.assignments, strict=True):
-        if body.type is MessageType.INSERT:
-            place = {"segment_id": assigned.segment_id, "first_offset": assigned.offset}
-        else:
-            place = {"next_offset": assigned.offset}
-        stamped.append(
-            replace(
-                body,
-                header=replace(body.header, **place),
-                time_tick=commit.time_tick,
-                last_confirmed_position=commit.last_confirmed_position,
-            )
-        )
-    return TransactionMessage(
-        wal_name=commit.wal_name,
-        position=commit.position,
-        last_confirmed_position=commit.last_confirmed_position,
-        time_tick=commit.time_tick,
-        txn_id=commit.txn_id,
-        bodies=tuple(stamped),
-        commit=commit,
-    )

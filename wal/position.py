@@ -29,10 +29,10 @@ class MessageId:
 
 
 class RocksMessageId(MessageId):
-    """Position in a RocksMQ log."""
+    """Position in a log on RocksDB."""
 
     __slots__ = ()
-    wal_name = "rocksmq"
+    wal_name = "rocks"
 
 
 class MemoryMessageId(MessageId):
@@ -53,7 +53,7 @@ def message_id_kind(wal_name: str) -> type[MessageId]:
 
 
 def parse_message_id(text: str) -> MessageId:
-    """Return the id that `str(message_id)` wrote, for example `rocksmq/1a`. Raises `InvalidArgument` for other text."""
+    """Return the id that `str(message_id)` wrote, for example `rocks/1a`. Raises `InvalidArgument` for other text."""
     wal_name, _, digits = text.partition("/")
     kind = message_id_kind(wal_name)
     if not re.fullmatch("[0-9a-z]{1,13}", digits) or int(digits, 36) > POSITION_MAX:

@@ -97,10 +97,11 @@ class TickAllocator:
         self._origin_ms = now_ms() - elapsed_ms()
         self._leaping = False
 
-    def allocate(self) -> int:
-        """Return a tick above all earlier ones."""
-        self.last = max(self.last + 1, compose_tick(self.now_ms()))
-        return self.last
+    def allocate(self, count: int = 1) -> int:
+        """Return the first of so many ticks above all earlier ones, one after the other."""
+        first = max(self.last + 1, compose_tick(self.now_ms()))
+        self.last = first + count - 1
+        return first
 
     def now_ms(self) -> int:
         """Return the clock that ticks follow, in Unix ms: a leap that they do not follow is not in it."""

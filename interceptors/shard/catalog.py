@@ -13,10 +13,8 @@ from wal.errors import InvalidArgument
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,
-    DeleteHeader,
     DropCollectionHeader,
     DropPartitionHeader,
-    InsertHeader,
 )
 
 DEFAULT_PARTITION = "_default"
@@ -124,23 +122,21 @@ class Catalog:
 
     # --- checks: may this be appended? ----------------------------------------------------------------------------------
 
-    def check_insert(self, vchannel: str, header: InsertHeader) -> None:
+    def check_insert(self, vchannel: str, collection_id: int, partition_id: int, schema_version: int) -> None:
         """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` for a misfit."""
-        assert header.rows > 0, "an empty insert is left out"
-        if self._writable.get((vchannel, header.partition_id)) == (header.collection_id, header.schema_version):
+        if self._writable.get((vchannel, partition_id)) == (collection_id, schema_version):
             return
-        info = self.live(header.collection_id)
-        info.partition(header.partition_id)
+        info = self.live(collection_id)
+        info.partition(partition_id)
         assert vchannel in info.vchannels, "rows go to vchannels of their collection"
         raise SchemaMismatch(
-            f"rows of schema version {header.schema_version} do not fit collection {info.name!r}, "
+            f"rows of schema version {schema_version} do not fit collection {info.name!r}, "
             f"which is at version {info.schema_version} — read its schema again"
         )
 
-    def check_delete(self, vchannel: str, header: DeleteHeader) -> None:
+    def check_delete(self, vchannel: str, collection_id: int) -> None:
         """Raise `CollectionNotFound` for a misfit."""
-        assert header.rows > 0, "an empty delete is left out"
-        info = self.live(header.collection_id)
+        info = self.live(collection_id)
         assert vchannel in info.vchannels, "keys go to vchannels of their collection"
 
     def check_create_collection(self, header: CreateCollectionHeader) -> None:

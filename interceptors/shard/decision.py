@@ -1,6 +1,6 @@
-"""What becomes of an append group: its stamped headers and what it will change, or why it may not be appended. Pure.
+"""What becomes of an append: its stamped headers, or the segments and offsets of its rows, or why it may not be. Pure.
 
-Everything is checked before anything is stamped, so a refused group changes nothing, neither itself nor the state.
+Everything is checked before anything is stamped, so what is refused changes nothing, neither itself nor the state.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from interceptors.shard.state import SegmentKey, ShardState
+from wal.entry import RowBatch
 from wal.errors import InvalidArgument
 from wal.headers import (
     DDL,
@@ -28,15 +29,16 @@ from wal.headers import (
     MessageType,
 )
 from wal.message import ALL_VCHANNELS, Change, MutableMessage
+from wal.rows import RowTarget, offsets_of
 
 BodiesOf = Callable[[int], Sequence[Change]]
 """The bodies of an open transaction, in log order."""
 
 
 class Decision(NamedTuple):
-    """A group that may be appended, or that has to wait until `missing` segments are made.
+    """Messages that may be appended, or that have to wait until `missing` segments are made.
 
-    `headers` are the messages' headers, stamped. `changes` is what the state applies once the log has the group; None for
+    `headers` are theirs, stamped. `changes` is what the state applies once the log has the group; None for
     what readers do not see by itself: a tick, a begin, a body, a rollback.
     """
 
@@ -47,16 +49,16 @@ class Decision(NamedTuple):
 
 
 def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: BodiesOf, *, tick: int) -> Decision:
-    """Return what becomes of a group at `tick`. Raises the typed error of the first message that does not fit.
+    """Return what becomes of messages at `tick`. Raises the typed error of the first one that does not fit.
 
     Its shape is the business of whoever builds it: a wrong one is a bug.
     """
     head = messages[0]
     kind = head.type
     if kind in DML:
-        return _decide_rows(state, messages, tick=tick)
-    if kind is MessageType.BEGIN_TXN and len(messages) > 1:
-        return _decide_buffered(state, messages, tick=tick)
+        assert head.txn_id, "rows outside a streamed transaction are packed"
+        changes = [_check_rows(state, message) for message in messages]
+        return Decision([change.header for change in changes])  # assigned at the commit
     assert all(message.type is kind for message in messages), "types other than rows share no group"
     if kind in DDL:
         return _decide_ddl(state, messages)
@@ -69,13 +71,6 @@ def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: Bod
             return _decide_segments(state, messages)
         case _:  # ticks, begins and rollbacks concern no shard
             return Decision([message.header for message in messages])
-
-
-def _decide_rows(state: ShardState, messages: Sequence[MutableMessage], *, tick: int) -> Decision:
-    changes = [_check_rows(state, message) for message in messages]
-    if messages[0].txn_id:
-        return Decision([change.header for change in changes])  # assigned at the commit
-    return _assign(state, changes, tick=tick)
 
 
 def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decision:
@@ -106,14 +101,6 @@ def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decis
     return Decision([change.header for change in stamped], stamped, row_offsets, tuple(missing))
 
 
-def _decide_buffered(state: ShardState, messages: Sequence[MutableMessage], *, tick: int) -> Decision:
-    begin, *bodies, commit = messages
-    assert commit.type is MessageType.COMMIT_TXN, "the txn interceptor lets no other shape through"
-    changes = [_check_rows(state, body) for body in bodies]
-    decision = _decide_commit(state, changes, tick=tick)
-    return decision._replace(headers=[begin.header, *(change.header for change in changes), *decision.headers])
-
-
 def _decide_commit(state: ShardState, bodies: Sequence[Change], *, tick: int) -> Decision:
     decision = _assign(state, bodies, tick=tick)
     vchannels = tuple(sorted({body.vchannel for body in bodies}))
@@ -128,11 +115,13 @@ def _decide_commit(state: ShardState, bodies: Sequence[Change], *, tick: int) ->
 
 
 def _check_rows(state: ShardState, message: MutableMessage) -> Change:
+    catalog = state.catalog
     if isinstance(message.header, InsertHeader):
-        state.catalog.check_insert(message.vchannel, message.header)
+        header = message.header
+        catalog.check_insert(message.vchannel, header.collection_id, header.partition_id, header.schema_version)
     else:
         assert isinstance(message.header, DeleteHeader), "rows come apart from everything else"
-        state.catalog.check_delete(message.vchannel, message.header)
+        catalog.check_delete(message.vchannel, message.header.collection_id)
     return Change.of(message)
 
 
@@ -177,3 +166,44 @@ def _decide_segments(state: ShardState, messages: Sequence[MutableMessage]) -> D
 
 def _unstamped(messages: Sequence[MutableMessage]) -> Decision:
     return Decision([message.header for message in messages], changes=[Change.of(message) for message in messages])
+
+
+# --- rows of many groups ----------------------------------------------------------------------------------------------
+
+
+def check_target(state: ShardState, target: RowTarget) -> None:
+    """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` for rows that do not fit what exists now."""
+    if target.type is MessageType.DELETE:
+        state.catalog.check_delete(target.vchannels[0], target.collection_id)
+    else:
+        state.catalog.check_insert(
+            target.vchannels[0], target.collection_id, target.partition_id, target.schema_version
+        )
+
+
+def missing_segments(state: ShardState, batches: Iterable[RowBatch]) -> dict[SegmentKey, RowBatch]:
+    """Return the segments that have to be made for batches, and the batch that needs each."""
+    return {
+        SegmentKey(batch.vchannel, batch.collection_id, batch.partition_id): batch
+        for batch in batches
+        if batch.type is MessageType.INSERT and state.open_segment(batch.vchannel, batch.partition_id) is None
+    }
+
+
+def place_rows(state: ShardState, batches: Sequence[RowBatch]) -> list[RowBatch]:
+    """Return batches with their segments and offsets, in the order of groups; the state is not changed.
+
+    A delete removes what came before it, in the same entry too, and nothing after: it has the next offset of its moment. All
+    rows of a batch go to the segment that is open now: a limit that they cross is soft.
+    """
+    of_vchannel: dict[str, list[int]] = {}
+    for number, batch in enumerate(batches):
+        of_vchannel.setdefault(batch.vchannel, []).append(number)
+    placed = list(batches)
+    for vchannel, numbers in of_vchannel.items():
+        offsets = offsets_of([batches[number] for number in numbers], state.next_offsets[vchannel])
+        for number, given in zip(numbers, offsets, strict=True):
+            batch = batches[number]
+            segment = state.open_segment(vchannel, batch.partition_id) if batch.type is MessageType.INSERT else None
+            placed[number] = replace(batch, offsets=given, segment_id=0 if segment is None else segment.segment_id)
+    return placed

@@ -8,15 +8,23 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 import anyio
+import numpy as np
 
 from interceptors.chain import FINAL, Redo, repeat
 from interceptors.shard.catalog import Catalog
-from interceptors.shard.decision import BodiesOf, decide
+from interceptors.shard.decision import (
+    BodiesOf,
+    check_target,
+    decide,
+    missing_segments,
+    place_rows,
+)
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
+from wal.append import Append, AppendGroup, AppendPack, Interceptor, Pack
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
-from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import Change, MutableMessage
+from wal.rows import RowTarget, arrange, row_offsets
 
 ATTEMPTS_MAX = 100
 RETRY_S = 0.1
@@ -44,8 +52,8 @@ class ShardManager(Interceptor):
         self._bodies_of = bodies_of
         self._next_id = 0
         self._closed = False
-        self._pending: tuple[AppendGroup, Sequence[Change]] | None = None
-        """The group admitted last: its place is known once the log's end has run, and until then nothing else can run."""
+        self._pending: tuple[Pack, Sequence[Change]] | None = None
+        """The pack admitted last: its place is known once the log's end has run, and until then nothing else can run."""
 
     @property
     def state(self) -> ShardState:
@@ -58,20 +66,55 @@ class ShardManager(Interceptor):
         """What exists as of the last group in the log's queue."""
         return self.state.catalog
 
-    def do_append(self, group: AppendGroup, append: Append) -> Awaitable[AppendResult]:
-        """Check and stamp the group; one that does not fit, or lacks a segment, changes nothing."""
-        headers, changes, row_offsets, missing = decide(
-            self.state, group.messages, self._bodies_of, tick=group.time_tick
-        )
+    def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
+        """Check and stamp what is appended; what does not fit, or lacks a segment, changes nothing."""
+        if pack.has_packed_rows:
+            return self._append_rows(pack, append)
+        headers, changes, offsets, missing = decide(self.state, pack.messages, self._bodies_of, tick=pack.time_tick)
         if missing:
-            self.segment_full.set()  # rows without a segment are often rows behind a full one
-            raise Redo(self._segments(missing), waiting_for=f"a segment of collection {missing[-1].collection_id}")
-        for message, header in zip(group.messages, headers, strict=True):
+            raise self._redo(missing)
+        for message, header in zip(pack.messages, headers, strict=True):
             message.header = header
-        group.row_offsets = row_offsets or {}
+        pack.groups[0].row_offsets = offsets or {}
         if changes is not None:
-            self._pending = (group, changes)
-        return append(group)  # nothing to do afterwards: the state takes the group in at the next look
+            self._pending = (pack, changes)
+        return append(pack)  # nothing to do afterwards: the state takes the pack in at the next look
+
+    async def _append_rows(self, pack: Pack, append: AppendPack) -> None:
+        state, last_tick = self.state, pack.time_tick
+        pack.drop_cancelled()
+        self._refuse_misfits(pack)
+        if not pack.groups:
+            return
+        groups = pack.groups
+        arranged = arrange([group.pieces for group in groups], [group.is_transaction for group in groups])
+        if missing := missing_segments(state, arranged.batches):
+            waiting = np.zeros(len(groups), bool)
+            for batch in missing.values():
+                waiting[batch.groups] = True
+            raise self._redo(tuple(missing), [group for group, waits in zip(groups, waiting, strict=True) if waits])
+        # From here on nothing fails, and nothing suspends before the log has the pack.
+        pack.batches = place_rows(state, arranged.batches)
+        pack.message_counts = arranged.counts
+        for group, offsets in zip(groups, row_offsets(pack.batches, len(groups)), strict=True):
+            group.row_offsets = offsets
+        pack.stamp(last_tick, pack.last_confirmed)  # again: some may have left
+        self._pending = (pack, ())
+        await append(pack)
+
+    def _refuse_misfits(self, pack: Pack) -> None:
+        """Let the groups leave whose rows fit nothing that exists; all are looked at before any is stamped."""
+        errors: dict[RowTarget, StreamingNodeError] = {}
+        for target in {piece.target for group in pack.groups for piece in group.pieces}:
+            try:
+                check_target(self._state, target)
+            except StreamingNodeError as error:
+                errors[target] = error
+        if errors:
+            for group in list(pack.groups):
+                misfit = next((errors[piece.target] for piece in group.pieces if piece.target in errors), None)
+                if misfit is not None:
+                    pack.leave(group, misfit)
 
     async def close(self) -> None:
         """End all waits for segments with `OnShutdown` and take no more requests; idempotent."""
@@ -126,12 +169,20 @@ class ShardManager(Interceptor):
                 wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
 
     def _settle(self) -> None:
-        """Apply the pending group once the log has it; one that the log refused is replaced by the next."""
+        """Apply the pending pack once the log has it; one that the log refused is replaced by the next."""
         if self._pending is None or (ticket := self._pending[0].ticket) is None:
             return
-        (group, changes), self._pending = self._pending, None
-        position = ticket.first_position + len(group.messages) - 1
-        self._state.apply(changes, tick=group.time_tick, position=position)
+        (pack, changes), self._pending = self._pending, None
+        position = ticket.first_position + pack.message_count - 1
+        if pack.has_packed_rows:
+            self._state.apply_rows(pack.batches, tick=pack.time_tick, position=position)
+        else:
+            self._state.apply(changes, tick=pack.time_tick, position=position)
+
+    def _redo(self, missing: Sequence[SegmentKey], groups: Sequence[AppendGroup] = ()) -> Redo:
+        self.segment_full.set()  # rows without a segment are often rows behind a full one
+        waiting_for = f"a segment of collection {missing[-1].collection_id}"
+        return Redo(self._segments(missing), waiting_for=waiting_for, groups=groups)
 
     def _segments(self, keys: Sequence[SegmentKey]) -> asyncio.Future[None]:
         """Ask for segments; return a shared future that ends with the last of them."""

@@ -13,6 +13,7 @@ import msgspec
 
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from wal.codec import decode_versioned
+from wal.entry import PackedRows, RowBatch, Visible
 from wal.errors import InvalidArgument
 from wal.headers import (
     CreateCollectionHeader,
@@ -26,7 +27,7 @@ from wal.headers import (
     InsertHeader,
     MessageType,
 )
-from wal.message import AnyMessage, Change, TransactionMessage
+from wal.message import Change, TransactionMessage
 from wal.timetick import physical_ms
 
 
@@ -125,9 +126,14 @@ class ShardState:
         segment = self._open.get((vchannel, partition_id))
         return None if segment is None or segment.stats.reached else segment
 
-    def observe(self, message: AnyMessage) -> None:
-        """Apply a message as readers see it: plain, or a whole transaction. Repeating one does nothing."""
-        if message.position <= self.position or message.type is MessageType.TIME_TICK:
+    def observe(self, message: Visible) -> None:
+        """Apply what readers see: a message, a whole transaction, or the rows of an entry. Repeating it does nothing."""
+        if message.position <= self.position:
+            return
+        if isinstance(message, PackedRows):
+            self.apply_rows(message.batches, tick=message.time_tick, position=message.position)
+            return
+        if message.type is MessageType.TIME_TICK:
             return
         assert isinstance(message, TransactionMessage) or not message.txn_id, "bodies are observed with their commit"
         changes = [Change.of(body) for body in message.bodies]
@@ -137,6 +143,16 @@ class ShardState:
         """Apply stamped changes that are in the log at `tick`, the last of them at `position`."""
         for change in changes:
             self._evolve(change, tick)
+        self.tick, self.position = tick, position
+
+    def apply_rows(self, batches: Iterable[RowBatch], *, tick: int, position: int) -> None:
+        """Apply the placed rows of an entry: its last group is at `tick`, its last message at `position`."""
+        for batch in batches:
+            if batch.type is MessageType.INSERT:
+                end = int(batch.offsets[-1] + batch.counts[-1])
+                self._add_rows(batch.vchannel, batch.segment_id, batch.rows, len(batch.payload), end, tick)
+            else:
+                self._delete(batch.rows, batch.vchannel)
         self.tick, self.position = tick, position
 
     def forget_below(self, tick: int) -> None:
@@ -180,7 +196,7 @@ class ShardState:
             case InsertHeader() as header:
                 self._insert(header, change, tick)
             case DeleteHeader() as header:
-                self._delete(header, change.vchannel)
+                self._delete(header.rows, change.vchannel)
             case CreateSegmentHeader() as header:
                 self._create_segment(header, change.vchannel, tick)
             case FlushHeader() as header:
@@ -200,19 +216,24 @@ class ShardState:
                 raise AssertionError(f"{header!r} changes nothing that a channel keeps")
 
     def _insert(self, header: InsertHeader, change: Change, tick: int) -> None:
-        next_offset = self.next_offsets.get(change.vchannel)
+        end = header.first_offset + header.rows
+        self._add_rows(change.vchannel, header.segment_id, header.rows, change.payload_bytes, end, tick)
+
+    def _add_rows(self, vchannel: str, segment_id: int, rows: int, size_bytes: int, end: int, tick: int) -> None:
+        """Count rows of one vchannel, whose offsets end before `end`, at up to `tick`."""
+        next_offset = self.next_offsets.get(vchannel)
         if next_offset is None:
             return
-        self.next_offsets[change.vchannel] = max(next_offset, header.first_offset + header.rows)
-        self.changes_since_cut += header.rows
-        if (segment := self.segments.get(header.segment_id)) is not None:
-            segment.stats.rows += header.rows
-            segment.stats.bytes += change.payload_bytes
+        self.next_offsets[vchannel] = max(next_offset, end)
+        self.changes_since_cut += rows
+        if (segment := self.segments.get(segment_id)) is not None:
+            segment.stats.rows += rows
+            segment.stats.bytes += size_bytes
             segment.stats.changed_tick = tick
 
-    def _delete(self, header: DeleteHeader, vchannel: str) -> None:
+    def _delete(self, rows: int, vchannel: str) -> None:
         if vchannel in self.next_offsets:
-            self.changes_since_cut += header.rows
+            self.changes_since_cut += rows
 
     def _create_segment(self, header: CreateSegmentHeader, vchannel: str, tick: int) -> None:
         self._saw_id(header.segment_id)

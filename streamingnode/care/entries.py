@@ -11,8 +11,8 @@ from rocksdict import Rdict
 
 from streamingnode.care.findings import Report
 from wal.codec import decode_entry
+from wal.entry import LogEntry
 from wal.errors import Corrupt, StreamingNodeError
-from wal.message import LogEntry
 from wal.position import RocksMessageId
 from wal.rocks.layout import entry_key, split_entry_key
 
@@ -74,7 +74,7 @@ def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> It
             _lost(log, expected, entry.first_position - 1, failure, report)
         expected, failure, before = entry.last_position + 1, "", entry
         report.count("log entries")
-        report.count("log positions", len(entry.messages))
+        report.count("log positions", entry.count)
         yield entry
     if failure or expected <= log.end:
         _lost(log, expected, log.end, failure, report)
@@ -97,7 +97,7 @@ def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry
         raise Corrupt(f"the key of position {last} holds the entry that ends at {entry.last_position}")
     if entry.first_position < expected:
         raise Corrupt(f"an entry begins at position {entry.first_position}, which another one has")
-    if before is not None and (entry.time_tick <= before.time_tick or entry.wal_term < before.wal_term):
+    if before is not None and (entry.first_tick <= before.time_tick or entry.wal_term < before.wal_term):
         raise Corrupt(f"tick or term of the entry at position {entry.first_position} go back")
     return entry
 

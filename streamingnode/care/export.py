@@ -34,10 +34,11 @@ from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
 from streamingnode.collections import check_name
 from streamingnode.snapshot import read_rows
+from wal.entry import TransactionBuffer, Visible, row_batches
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import create_file, disk_errors_typed
-from wal.headers import InsertHeader
-from wal.message import AnyMessage, Message, TransactionBuffer
+from wal.headers import MessageType
+from wal.message import Message
 from wal.rocks.layout import DATABASE_NAME
 
 T = TypeVar("T")
@@ -186,7 +187,7 @@ class _Export:
         vchannels: frozenset[str] | None = None,
         collection: str = "",
         report: Report | None = None,
-    ) -> Iterator[AnyMessage]:
+    ) -> Iterator[Visible]:
         """Yield what readers of these vchannels would see above a tick, past damage, which is in `report`."""
         if self._log is None:
             return
@@ -214,15 +215,13 @@ class _Export:
     def _catch_up(self, base: Checkpoint, state: ShardState) -> None:
         """Bring the catalog up to the end of the log, and name the rows of what it does not know."""
         unknown: dict[str, int] = {}
-        for message in self._messages(after_tick=base.tick):
-            state.observe(message)
-            for body in message.bodies:
-                header = body.header
-                if not isinstance(header, InsertHeader):
-                    continue
-                if not state.catalog.is_writable(body.vchannel, header.partition_id):
-                    place = f"partition number {header.partition_id} of collection number {header.collection_id}"
-                    unknown[place] = unknown.get(place, 0) + header.rows
+        for visible in self._messages(after_tick=base.tick):
+            state.observe(visible)
+            for batch, _ in row_batches(visible):
+                is_insert = batch.type is MessageType.INSERT
+                if is_insert and not state.catalog.is_writable(batch.vchannel, batch.partition_id):
+                    place = f"partition number {batch.partition_id} of collection number {batch.collection_id}"
+                    unknown[place] = unknown.get(place, 0) + batch.rows
         for place, rows in unknown.items():
             self._losses.add("", place, rows, "what created it is missing")
 

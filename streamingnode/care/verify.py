@@ -154,5 +154,5 @@ def _check_log_in_use(log: Log, loop: asyncio.AbstractEventLoop, report: Report)
             return
         position = entries[-1].last_position + 1
         report.count("log entries", len(entries))
-        report.count("log positions", sum(len(entry.messages) for entry in entries))
+        report.count("log positions", sum(entry.count for entry in entries))
         report.read("log", sum(entry.size_bytes for entry in entries))

@@ -115,7 +115,7 @@ TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "cre
         dest="start",
         default="start",
         metavar="start|end|ID|TICK",
-        help="start: the earliest message kept (default); end: only what is new; a message id such as rocksmq/1a: that "
+        help="start: the earliest message kept (default); end: only what is new; a message id such as rocks/1a: that "
         "message and what follows; a time tick: what follows it",
     ),
     argument("--follow", action="store_true", help="go on with new messages until interrupted"),
@@ -124,7 +124,7 @@ TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "cre
     examples=(
         "streamingnode tail data orders",
         "streamingnode tail data orders --limit 10 --types insert,txn",
-        "streamingnode tail data orders --from rocksmq/1a",
+        "streamingnode tail data orders --from rocks/1a",
         "streamingnode tail data orders --from end --follow",
         "streamingnode tail data orders --json | head -1",
     ),

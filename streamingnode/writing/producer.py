@@ -13,8 +13,8 @@ from streamingnode.writing.result import WriteResult, result_of
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import Write, Writes, within
 from wal.adaptor import Wal
+from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument
-from wal.log import AppendGroup, AppendResult
 from wal.position import Place, ProducerStamp, check_sequence
 
 NOTE_BYTES_MAX = 4_096
@@ -146,10 +146,13 @@ class Producer:
             return self._append(place, group)
 
         async def run() -> WriteResult:
+            pieces = write.plain(rows)
+            if pieces is not None:
+                return result_of(await append(write.group(pieces)))
             batches = await write.check(rows)
             slices = write.slices(batches, self._writes.limits.group_bytes_max)
             if len(slices) == 1:
-                return result_of(await append(write.group(slices[0])))
+                return result_of(await append(write.group(write.pieces(slices[0]))))
             async with Transaction(self._writes, append_commit=append) as txn:
                 await txn.add(write, batches)
                 return await txn.commit()

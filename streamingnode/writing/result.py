@@ -1,12 +1,10 @@
-"""What callers get back for a write, and which part of a group each insert that went together with others gets. No I/O."""
+"""What callers get back for a write. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from itertools import islice, repeat
 
 import msgspec
 
-from streamingnode.rows import Routed
-from wal.log import AppendResult
+from wal.append import AppendResult
 from wal.position import MessageId
 
 
@@ -26,25 +24,32 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     time_tick: int
     row_offsets: Mapping[str, tuple[int, int]]
-    message_ids: tuple[MessageId, ...]
     txn_id: int = 0
     durable: bool = True
     groups: tuple["WriteResult", ...] = ()
+    appended: AppendResult | None = None
+
+    @property
+    def message_ids(self) -> tuple[MessageId, ...]:
+        """The positions of the write's messages."""
+        if self.groups:
+            return tuple(message_id for group in self.groups for message_id in group.message_ids)
+        return () if self.appended is None else self.appended.message_ids
 
 
 def nothing_at(tick: int) -> WriteResult:
     """Return the result of a write without rows, as of a consistent tick: whoever reads on from there misses nothing."""
-    return WriteResult(time_tick=tick, row_offsets={}, message_ids=())
+    return WriteResult(time_tick=tick, row_offsets={})
 
 
 def result_of(appended: AppendResult) -> WriteResult:
     """Return the result of a write that is one append group."""
     return WriteResult(
         time_tick=appended.time_tick,
-        row_offsets=dict(appended.row_offsets),
-        message_ids=appended.message_ids,
+        row_offsets=appended.row_offsets,
         txn_id=appended.txn_id,
         durable=appended.durable,
+        appended=appended,
     )
 
 
@@ -60,37 +65,7 @@ def combined(results: Sequence[WriteResult]) -> WriteResult:
     return WriteResult(
         time_tick=results[-1].time_tick,
         row_offsets=row_offsets,
-        message_ids=tuple(message_id for result in results for message_id in result.message_ids),
         txn_id=results[-1].txn_id,
         durable=all(result.durable for result in results),
         groups=tuple(results),
     )
-
-
-def share_result(
-    appended: AppendResult, routed: Routed, vchannels: Sequence[str], row_counts: Sequence[int]
-) -> list[WriteResult]:
-    """Return each caller's result; the group had one insert message for each of `routed.parts`, in order."""
-    next_offset = {vchannel: first for vchannel, (first, _) in appended.row_offsets.items()}
-    message_ids = {shard: each for (shard, _), each in zip(routed.parts, appended.message_ids, strict=True)}
-    shards = routed.shard_of_row
-    shard_of_row = repeat(routed.parts[0][0]) if shards is None else iter(shards.tolist())
-    results = []
-    for count in row_counts:
-        rows_of: dict[int, int] = {}
-        for shard in islice(shard_of_row, count):
-            rows_of[shard] = rows_of.get(shard, 0) + 1
-        offsets = {}
-        for shard, rows in rows_of.items():
-            vchannel = vchannels[shard]
-            offsets[vchannel] = next_offset[vchannel], rows
-            next_offset[vchannel] += rows
-        results.append(
-            WriteResult(
-                time_tick=appended.time_tick,
-                row_offsets=offsets,
-                message_ids=tuple([message_ids[shard] for shard in sorted(rows_of)]),
-                durable=appended.durable,
-            )
-        )
-    return results

@@ -17,19 +17,21 @@ import pyarrow as pa
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at, result_of
+from streamingnode.writing.target import messages_of
 from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,
     Kind,
     Write,
     Writes,
-    as_transaction,
     check_seconds,
+    rows_group,
     slices_within,
 )
+from wal.append import Append, AppendGroup
 from wal.errors import Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
-from wal.log import Append, AppendGroup
 from wal.message import MutableMessage
+from wal.rows import Piece
 
 TRANSACTION_MESSAGES = 2
 """Its begin and its commit, beside the bodies."""
@@ -69,7 +71,8 @@ class Transaction:
         self._bodies_max = writes.limits.group_messages_max - TRANSACTION_MESSAGES
         self._append_commit = append_commit or writes.append
         self._state = TransactionState.OPEN
-        self._bodies: list[MutableMessage] = []
+        self._pieces: list[Piece] = []
+        self._messages = 0
         self._bodies_bytes = 0
         """What they hold of the node's memory."""
         self._keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=writes.txn_age_s_max)
@@ -159,26 +162,34 @@ class Transaction:
     async def _write(self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None) -> None:
         self._check_in(TransactionState.OPEN)
         write = self._writes.write(kind, collection, partition)
-        await self.add(write, await write.check(rows))
+        pieces = write.plain(rows)
+        if pieces is not None:
+            await self._add(pieces, first=True)
+        else:
+            await self.add(write, await write.check(rows))
 
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what a write does with batches that were checked. Raises as `insert` does."""
         self._check_in(TransactionState.OPEN)
         for number, batch in enumerate(slices_within(batches, self._bodies_bytes_max, write.size_bytes)):
-            messages = write.messages(write.route(batch))
-            size_bytes = sum(message.size_bytes for message in messages)
-            too_large = self._bodies_bytes + size_bytes > self._bodies_bytes_max
-            if too_large or len(self._bodies) + len(messages) > self._bodies_max:
-                await self._stream_bodies()
-            if not self._memory.try_take(size_bytes):  # it must not wait for other transactions, which may wait for it
-                if number:
-                    self._state = TransactionState.BROKEN  # half of the call's rows are in
-                raise Overloaded(
-                    f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
-                    "end some of them first, or raise writes.pending_bytes_max"
-                )
-            self._bodies += messages
-            self._bodies_bytes += size_bytes
+            await self._add(write.pieces(batch), first=not number)
+
+    async def _add(self, pieces: Sequence[Piece], *, first: bool) -> None:
+        """Buffer pieces, behind what is streamed to make room for them; `first` of their call or not."""
+        size_bytes = sum([piece.size for piece in pieces])
+        messages = sum([min(len(piece.rows), len(piece.target.vchannels)) for piece in pieces])
+        if self._bodies_bytes + size_bytes > self._bodies_bytes_max or self._messages + messages > self._bodies_max:
+            await self._stream_bodies()
+        if not self._memory.try_take(size_bytes):  # it must not wait for other transactions, which may wait for it
+            if not first:
+                self._state = TransactionState.BROKEN  # half of the call's rows are in
+            raise Overloaded(
+                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
+                "end some of them first, or raise writes.pending_bytes_max"
+            )
+        self._pieces += pieces
+        self._messages += messages
+        self._bodies_bytes += size_bytes
 
     async def _stream_bodies(self) -> None:
         """Send what is buffered under the session, which begins with the first of them."""
@@ -196,23 +207,21 @@ class Transaction:
                 raise
 
     async def _send_bodies(self) -> None:
-        bodies = self._bodies
-        if bodies:
-            for body in bodies:
-                body.txn_id = self._txn_id
+        pieces = self._pieces
+        if pieces:
             self._drop_bodies()  # they count as the session's from its append on
-            await self._writes.append(AppendGroup(bodies))
+            await self._writes.append(AppendGroup(messages_of(pieces, self._txn_id)))
 
     def _drop_bodies(self) -> None:
-        size_bytes, self._bodies, self._bodies_bytes = self._bodies_bytes, [], 0
+        size_bytes, self._pieces, self._bodies_bytes, self._messages = self._bodies_bytes, [], 0, 0
         self._memory.give_back(size_bytes)
 
     async def _commit(self) -> WriteResult:
         if self._txn_id:
             await self._send_bodies()
             self._last = commit_group(self._txn_id)
-        elif self._bodies:
-            self._last = AppendGroup(as_transaction(self._bodies))
+        elif self._pieces:
+            self._last = rows_group(self._pieces, is_transaction=True)
         else:
             return nothing_at(await self._writes.consistent_tick())
         result = result_of(await self._append_commit(self._last))

@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from anyio import to_thread
 
-from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
+from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.rows import Keys, Routed, Rows, key_shape, keys_to_batches, route, row_shape, to_batches
-from streamingnode.schema import check_schema, decode_schema
+from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
 from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
+from streamingnode.writing.target import PLAIN_ROWS_MAX, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
+from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument, Overloaded, TooLarge
-from wal.headers import BeginTxnHeader, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
-from wal.log import Append, AppendGroup, AppendResult
-from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
+from wal.message import MESSAGE_OVERHEAD_BYTES
 from wal.queue import PendingBytes
+from wal.rows import Piece
 
 T = TypeVar("T")
 Kind = Literal["insert", "upsert", "delete"]
@@ -35,40 +35,12 @@ Kind = Literal["insert", "upsert", "delete"]
 TARGETS_MAX = 1_024
 """Collections whose shape is kept; it is worked out again in about 50 us."""
 TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
-"""What `as_transaction` adds to its bodies."""
+"""What begin and commit add to the bodies between them."""
 INLINE_ROWS_MAX = 4_096
 """More dicts than this are converted in a thread: about 2 ms of the event loop."""
 INLINE_BYTES_MAX = 4 << 20
 """More Arrow data than this is checked in a thread."""
 
-
-class WriteTarget:
-    """One collection as writes see it: what they must know, worked out once and kept until the collection changes."""
-
-    def __init__(self, info: CollectionInfo) -> None:
-        self.info = info
-        schema = check_schema(decode_schema(info.schema), primary_key=info.primary_key)
-        self.rows = row_shape(schema, primary_key=info.primary_key)
-        self.keys = key_shape(self.rows)
-        self.key_index = self.rows.schema.get_field_index(info.primary_key)
-        self.partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
-        nothing = pa.RecordBatch.from_pylist([], schema=self.rows.schema)
-        self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
-        """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
-        each buffer, and padding never takes that much more."""
-
-    def partition_id(self, partition: str | None) -> int:
-        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
-        if partition is not None and not isinstance(partition, str):
-            raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
-        name = DEFAULT_PARTITION if partition is None else partition
-        found = self.partitions.get(name)
-        return self.info.partition_by_name(name).id if found is None else found  # which raises, by the same names
-
-
-_PAYLOAD_POOL = pa.system_memory_pool()
-"""Arrow's own pool gives pages back to the system that the next payload needs again: up to 100 us of page faults for
-100 KiB, on the event loop."""
 
 _FILL = 0.9
 """How full slices are planned: rows differ in size."""
@@ -76,7 +48,7 @@ _FILL = 0.9
 
 @dataclass(slots=True)
 class Write:
-    """An insert, an upsert or a delete on one collection: how rows or keys become batches, and these append groups.
+    """An insert, an upsert or a delete on one collection: how rows or keys become append groups.
 
     An upsert takes of each key the last row, and deletes before it inserts; each of its groups is a transaction, unless
     `txn_id` says that it is in one.
@@ -86,6 +58,26 @@ class Write:
     target: WriteTarget
     partition_id: int = 0
     txn_id: int = 0
+
+    def plain(self, rows: Rows | Keys) -> list[Piece] | None:
+        """Return a few rows or keys of plain values, checked and copied; None for what has to be looked at as Arrow."""
+        if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
+            return None
+        target = self.target
+        if self.kind == "delete":
+            taken = target.deletes.plain.take_values(rows)
+            return None if taken is None else [Piece(target.deletes, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES)]
+        inserts = target.inserts(self.partition_id)
+        taken = inserts.plain.take(rows)
+        if taken is None:
+            return None
+        insert = Piece(inserts, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES)
+        if self.kind == "insert":
+            return [insert]
+        keys = [(cells[target.key_index],) for cells in taken[0]]
+        if len(keys) > 1 and len(set(keys)) < len(keys):
+            return None  # of each key the last row, which Arrow finds
+        return [Piece(target.deletes, keys, taken[1] + MESSAGE_OVERHEAD_BYTES), insert]
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
@@ -100,55 +92,37 @@ class Write:
 
     def slices(self, batches: Sequence[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
         """Return views of batches, in row order, of which each is a group of at most `bytes_max`. Raises `TooLarge`."""
-        return slices_within(batches, bytes_max - TRANSACTION_OVERHEAD_BYTES * self._is_transaction, self.size_bytes)
+        return slices_within(batches, bytes_max - TRANSACTION_OVERHEAD_BYTES, self.size_bytes)
 
-    def group(self, rows: pa.RecordBatch) -> AppendGroup:
-        """Return the group that writes these rows."""
-        messages = self.messages(self.route(rows))
-        return AppendGroup(as_transaction(messages) if self._is_transaction else messages)
+    def pieces(self, rows: pa.RecordBatch) -> list[Piece]:
+        """Return the pieces that write these rows or keys."""
+        target, pieces = self.target, []
+        if self.kind != "insert":
+            keys = rows if self.kind == "delete" else target.keys_of(rows)
+            pieces.append(Piece(target.deletes, keys, self._bytes_of(keys)))
+        if self.kind != "delete":
+            pieces.append(Piece(target.inserts(self.partition_id), rows, self._bytes_of(rows)))
+        return pieces
 
-    def route(self, rows: pa.RecordBatch) -> Routed:
-        """Return the rows by shard; keys lie in one column."""
-        target = self.target
-        key_index = 0 if self.kind == "delete" else target.key_index
-        return route(rows, key_index=key_index, shards=len(target.info.vchannels))
-
-    def messages(self, routed: Routed) -> list[MutableMessage]:
-        """Return one message of each kind for each shard that gets rows."""
-        info, kind, txn_id = self.target.info, self.kind, self.txn_id
-        deletes, inserts = [], []
-        for part, (shard, rows) in enumerate(routed.parts):
-            vchannel = info.vchannels[shard]
-            if kind != "insert":
-                delete = DeleteHeader(info.id, rows.num_rows, part=part)
-                keys = rows if kind == "delete" else self._keys(rows)
-                deletes.append(MutableMessage(MessageType.DELETE, delete, vchannel, _encoded(keys), txn_id))
-            if kind != "delete":
-                insert = InsertHeader(info.id, self.partition_id, info.schema_version, rows.num_rows, part=part)
-                inserts.append(MutableMessage(MessageType.INSERT, insert, vchannel, _encoded(rows), txn_id))
-        return deletes + inserts
+    def group(self, pieces: list[Piece]) -> AppendGroup:
+        """Return the group that writes pieces."""
+        if self.txn_id:
+            return AppendGroup(messages_of(pieces, self.txn_id))
+        return rows_group(pieces, is_transaction=self.kind == "upsert")
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
         """Return what the messages of these rows take at most; of one row, exactly that."""
+        return self._bytes_of(rows) + (self._bytes_of(self.target.keys_of(rows)) if self.kind == "upsert" else 0)
+
+    def _bytes_of(self, rows: pa.RecordBatch) -> int:
         shards = min(rows.num_rows, len(self.target.info.vchannels))
-        size_bytes = _message_bytes(rows) + (shards - 1) * self.target.message_bytes
-        if self.kind == "upsert":
-            size_bytes += _message_bytes(self._keys(rows)) + (shards - 1) * self.target.message_bytes
-        return size_bytes
-
-    @property
-    def _is_transaction(self) -> bool:
-        return self.kind == "upsert" and not self.txn_id
-
-    def _keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([rows.column(self.target.key_index)], schema=self.target.keys.schema)
+        return batch_bytes(rows) + (shards - 1) * self.target.message_bytes
 
 
-def as_transaction(bodies: list[MutableMessage]) -> list[MutableMessage]:
-    """Return bodies as a whole transaction in one group."""
-    begin = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms=0))
-    commit = MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader())
-    return [begin, *bodies, commit]
+def rows_group(pieces: Sequence[Piece], *, is_transaction: bool) -> AppendGroup:
+    """Return rows as a group that may go with others."""
+    size_bytes = sum([piece.size for piece in pieces]) + TRANSACTION_OVERHEAD_BYTES * is_transaction
+    return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
 
 
 def slices_within(
@@ -172,15 +146,7 @@ def slices_within(
 
 def check_rows_fit(batches: Sequence[pa.RecordBatch], bytes_max: int) -> None:
     """Raise `TooLarge` for a row that no insert could write, before there is a collection to insert into."""
-    slices_within(batches, bytes_max, _message_bytes)
-
-
-def _encoded(batch: pa.RecordBatch) -> memoryview:
-    return memoryview(batch.serialize(memory_pool=_PAYLOAD_POOL))
-
-
-def _message_bytes(batch: pa.RecordBatch) -> int:
-    return pa.ipc.get_record_batch_size(batch) + MESSAGE_OVERHEAD_BYTES
+    slices_within(batches, bytes_max, batch_bytes)
 
 
 def _is_small(rows: Rows | Keys) -> bool:
@@ -233,25 +199,28 @@ class Writes:
         return within(timeout, partial(self.append, group), what, begun=lambda: group.begun)
 
 
-def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
-    """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
+async def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> WriteResult:
+    """Write rows or keys as callers have them, within `timeout` seconds. Raises as `Node.insert`."""
+    pieces = write.plain(rows)
+    if pieces is not None:
+        group = write.group(pieces)
+        return result_of(await writes.append_within(timeout, group, f"the {write.kind}"))
     results: list[WriteResult] = []
-    group: AppendGroup | None = None
+    last: list[AppendGroup] = []
 
     async def run() -> WriteResult:
-        nonlocal group
         batches = await write.check(rows)
         if not batches:
             return nothing_at(await writes.consistent_tick())
         for batch in write.slices(batches, writes.limits.group_bytes_max):
-            group = write.group(batch)
-            results.append(result_of(await writes.append(group)))
+            last[:] = [write.group(write.pieces(batch))]
+            results.append(result_of(await writes.append(last[0])))
         return combined(results)
 
     def begun() -> bool:
-        return bool(results) or (group is not None and group.begun)
+        return bool(results) or any(group.begun for group in last)
 
-    return within(timeout, run, f"the {write.kind}", begun=begun)
+    return await within(timeout, run, f"the {write.kind}", begun=begun)
 
 
 def check_txn_id(txn_id: int) -> int:

@@ -16,9 +16,9 @@ from streamingnode.read_message import ReadMessage
 from tests.chaos.operations import Row, RowWrite
 from tests.chaos.rows import ADDED_ONLY, COLLECTIONS, PRIMARY_KEY, rows_of
 from wal.codec import crc32c
+from wal.entry import LogEntry
 from wal.errors import StreamingNodeError, Truncated
 from wal.headers import MessageType
-from wal.message import LogEntry
 from wal.rocks.store import open_rocks_store
 
 READ_BYTES_MAX = 8 << 20

@@ -16,6 +16,7 @@ from flusher.flusher import Flusher
 from flusher.manifest import NO_CHECKPOINT
 from flusher.run import FlushContext, FlushOptions
 from interceptors.txn import steady_ms
+from wal.append import AppendGroup
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -31,7 +32,7 @@ from wal.headers import (
     InsertHeader,
     MessageType,
 )
-from wal.log import AppendGroup, Log, LogStore
+from wal.log import Log, LogStore
 from wal.message import MutableMessage
 from wal.timetick import compose_tick
 

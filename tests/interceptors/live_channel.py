@@ -19,6 +19,8 @@ from interceptors.shard.state import SegmentLimits
 from interceptors.txn import TxnInterceptor
 from interceptors.txn_session import TxnLimits
 from interceptors.window import Places
+from wal.append import Append, AppendGroup, AppendResult, AppendTicket, Interceptor
+from wal.entry import LogEntry, TransactionBuffer
 from wal.headers import (
     BeginTxnHeader,
     CommitTxnHeader,
@@ -33,9 +35,9 @@ from wal.headers import (
     MessageType,
     RollbackTxnHeader,
 )
-from wal.log import Append, AppendGroup, AppendResult, AppendTicket, Interceptor, Log, log_end
+from wal.log import Log, log_end
 from wal.memory_store import MemoryLog, MemoryLogStore
-from wal.message import AnyMessage, LogEntry, MutableMessage, TransactionBuffer
+from wal.message import AnyMessage, MutableMessage
 from wal.position import MemoryMessageId
 from wal.queue import Budget
 from wal.timetick import TickAllocator, physical_ms

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import pytest
 
 from interceptors.chain import Chain
+from wal.append import Append, AppendGroup, AppendResult, Interceptor
 from wal.errors import OnShutdown
 from wal.headers import MessageType, TimeTickHeader
-from wal.log import Append, AppendGroup, AppendResult, Interceptor
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId
 

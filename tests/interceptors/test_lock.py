@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from interceptors.chain import LockInterceptor, Redo
 from interceptors.errors import AlreadyExists
+from wal.append import AppendGroup, AppendResult, AppendTicket
 from wal.errors import Indeterminate
 from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, InsertHeader, MessageType
-from wal.log import AppendGroup, AppendResult, AppendTicket
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId
 

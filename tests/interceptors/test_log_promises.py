@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from interceptors.shard.state import SegmentLimits
 from tests.chaos.judge.entries import judge_entries
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
+from wal.entry import LogEntry
 from wal.errors import StreamingNodeError
 from wal.headers import MessageType
 from wal.memory_store import MemoryLogStore
-from wal.message import LogEntry
 
 LIMITS = Limits(segment=SegmentLimits(rows_max=4))
 ACTIONS = (

@@ -14,9 +14,10 @@ from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.state import SegmentLimits, ShardState
 from interceptors.txn_session import TxnLimits
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert
+from wal.entry import TransactionBuffer
 from wal.errors import Corrupt, StorageFull, StreamingNodeError, Truncated
 from wal.headers import DDL, CutHeader, InsertHeader, MessageType
-from wal.message import Message, TransactionBuffer, TransactionMessage
+from wal.message import Message, TransactionMessage
 
 TIGHT = Limits(
     txn=TxnLimits(size_bytes_max=2000, age_s_max=30, keepalive_ms_default=5_000),

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from interceptors.chain import Redo, RedoInterceptor
+from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import OnShutdown, Overloaded
 from wal.headers import MessageType, TimeTickHeader
-from wal.log import Append, AppendGroup, AppendResult
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId
 

@@ -9,9 +9,9 @@ from interceptors.chain import Chain, Redo, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor
 from interceptors.window import Places, Window
 from tests.interceptors.idempotency.test_window import result_at
+from wal.append import AppendGroup, AppendResult
 from wal.errors import OnShutdown, StorageFull, TooLarge
 from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader, MessageType
-from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId, ProducerStamp
 from wal.queue import Budget

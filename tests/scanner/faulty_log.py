@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from wal.entry import LogEntry
 from wal.log import Log
-from wal.message import LogEntry
 
 
 class FaultyLog:

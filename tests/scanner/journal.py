@@ -10,6 +10,8 @@ from typing import NamedTuple, TypedDict
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch, Scanner
 from tests.wal.entries import into_entry
+from wal.append import AppendGroup, AppendTicket
+from wal.entry import LogEntry
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -21,9 +23,9 @@ from wal.headers import (
     TimeTickHeader,
 )
 from wal.live_tail import LiveTail
-from wal.log import AppendGroup, AppendTicket, Log, LogStore
+from wal.log import Log, LogStore
 from wal.memory_store import MemoryLogStore
-from wal.message import AnyMessage, LogEntry, Message, MutableMessage
+from wal.message import AnyMessage, Message, MutableMessage
 
 V0, V1 = "p0_1v0", "p0_1v1"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scanner.reorder import ReorderBuffer
 from tests.scanner.journal import frozen, insert
-from wal.message import LogEntry
+from wal.entry import LogEntry
 
 
 def entry(tick: int) -> LogEntry:

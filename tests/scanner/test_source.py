@@ -10,8 +10,8 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from tests.scanner.faulty_log import FaultyLog
 from tests.scanner.journal import Seen, read_until, scan, seen, tailed_journal
+from wal.entry import LogEntry
 from wal.errors import InvalidArgument, Truncated
-from wal.message import LogEntry
 from wal.position import MemoryMessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ from interceptors.shard.catalog import CollectionInfo, PartitionInfo
 from streamingnode.schema import encode_schema
 from streamingnode.writing.write import Writes, WriteTarget
 from wal.adaptor import WalLimits
+from wal.append import AppendGroup, AppendResult
 from wal.headers import InsertHeader, MessageType
-from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId
 from wal.queue import PendingBytes

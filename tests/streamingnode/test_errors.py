@@ -81,7 +81,7 @@ TOLD = [
     AlreadyOwned("data", 7),
     AlreadyOwned("data", 7, own=True),
     StorageFull("data", 1, 2),
-    Truncated("rocksmq/1", "rocksmq/5"),
+    Truncated("rocks/1", "rocks/5"),
     ProducerFenced(1, 2),
     ProducerFenced(1, None),
     SequenceTooOld(1, 2),
@@ -106,6 +106,6 @@ def test_a_general_next_step_is_said_where_the_text_has_none() -> None:
 
 
 def test_a_position_that_is_gone_is_answered_with_the_earliest() -> None:
-    error = Truncated("rocksmq/1", "rocksmq/5")
-    assert str(error) == "rocksmq/1 is no longer kept — start from rocksmq/5 or later"
-    assert error.fields() == {"requested": "rocksmq/1", "earliest": "rocksmq/5"}
+    error = Truncated("rocks/1", "rocks/5")
+    assert str(error) == "rocks/1 is no longer kept — start from rocks/5 or later"
+    assert error.fields() == {"requested": "rocks/1", "earliest": "rocks/5"}

@@ -27,8 +27,8 @@ from streamingnode.node import Node
 from streamingnode.snapshot import take_snapshot
 from streamingnode.writing.result import nothing_at
 from tests.streamingnode.append_double import schema_of
+from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError
-from wal.log import AppendGroup, AppendResult
 
 pytestmark = pytest.mark.anyio
 

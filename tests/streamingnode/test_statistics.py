@@ -19,7 +19,7 @@ from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, keep_statistics, read_statistics
 from tests.streamingnode.append_double import schema_of
-from wal.log import AppendGroup
+from wal.append import AppendGroup
 
 pytestmark = pytest.mark.anyio
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from wal.log import AppendGroup, AppendTicket
-from wal.message import LogEntry, MutableMessage
+from wal.append import AppendGroup, AppendTicket
+from wal.entry import LogEntry
+from wal.message import MutableMessage
 from wal.position import ProducerStamp
 
 

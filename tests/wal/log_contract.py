@@ -8,10 +8,12 @@ import anyio
 import pytest
 
 from tests.wal.entries import into_entry
+from wal.append import AppendGroup
+from wal.entry import LogEntry
 from wal.errors import InvalidArgument, OnShutdown, Truncated
 from wal.headers import InsertHeader, MessageType
-from wal.log import AppendGroup, Log, LogStore
-from wal.message import LogEntry, MutableMessage
+from wal.log import Log, LogStore
+from wal.message import MutableMessage
 
 SMALL = 1
 WHOLE_LOG = 1 << 40

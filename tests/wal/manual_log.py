@@ -2,10 +2,11 @@
 
 import asyncio
 
+from wal.append import AppendGroup, AppendTicket
+from wal.entry import LogEntry
 from wal.errors import Indeterminate
 from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, MessageType, TimeTickHeader
-from wal.log import AppendGroup, AppendTicket
-from wal.message import LogEntry, MutableMessage
+from wal.message import MutableMessage
 from wal.timetick import TickAllocator
 
 A, B = "p0_1v0", "p0_1v1"

@@ -7,11 +7,12 @@ from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor, Ro
 from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits
+from wal.append import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
+from wal.entry import LogEntry
 from wal.headers import DropCollectionHeader, MessageType
 from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import LiveTail
-from wal.log import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
-from wal.message import LogEntry, MutableMessage
+from wal.message import MutableMessage
 from wal.queue import Budget
 from wal.timetick import TICK_MAX
 

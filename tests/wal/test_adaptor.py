@@ -5,6 +5,8 @@ import pytest
 from tests.wal.manual_log import A, ManualLog, allocator, insert, settle, time_tick
 from tests.wal.steered_wal import SteeredTerm, SteeredWal, start
 from wal.adaptor import Wal, WalLimits
+from wal.append import Append, AppendGroup
+from wal.entry import LogEntry
 from wal.errors import (
     ChannelFenced,
     Corrupt,
@@ -19,9 +21,9 @@ from wal.errors import (
 )
 from wal.headers import MessageType, TimeTickHeader
 from wal.lifecycle import LogState, ReopenOptions
-from wal.log import Append, AppendGroup, log_end
+from wal.log import log_end
 from wal.memory_store import MemoryLogStore
-from wal.message import LogEntry, MutableMessage
+from wal.message import MutableMessage
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.wal.manual_log import begin, insert, settle, time_tick
 from tests.wal.steered_wal import SteeredWal, drop, start
+from wal.append import AppendResult
 from wal.errors import LogReopening, OnShutdown
 from wal.lifecycle import LogState
-from wal.log import AppendResult
 
 pytestmark = pytest.mark.anyio
 

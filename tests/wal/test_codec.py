@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wal.entries import into_entry
+from wal.append import AppendGroup
 from wal.codec import (
     COPIED_BYTES_MAX,
     ENTRY_HEADER_BYTES,
@@ -28,11 +29,10 @@ from wal.headers import (
     MessageType,
     TimeTickHeader,
 )
-from wal.log import AppendGroup
 from wal.message import MutableMessage
 from wal.position import SEQUENCE_MAX, ProducerStamp
 
-WAL_NAME = "rocksmq"
+WAL_NAME = "rocks"
 ids = st.integers(0, 2**63 - 1)
 small = st.integers(0, 2**31)
 

@@ -28,7 +28,7 @@ def test_the_documented_example_is_byte_for_byte_what_is_written() -> None:
 
 
 def test_the_documented_example_reads_back_as_described() -> None:
-    entry = decode_entry(documented_bytes(), wal_name="rocksmq", previous_crc32c=0)
+    entry = decode_entry(documented_bytes(), wal_name="rocks", previous_crc32c=0)
     assert (entry.first_position, entry.time_tick, entry.wal_term) == (1, TICK, 2)
     assert entry.messages[0].header == BeginTxnHeader(keepalive_ms=10_000)
     assert entry.producer == ProducerStamp(producer_id=1, epoch=2, sequence=7)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from scanner.source import Closing, EntrySource, LogReads, Read
 from tests.scanner.journal import frozen, insert
+from wal.entry import LogEntry
 from wal.errors import OnShutdown
 from wal.live_tail import LiveTail
 from wal.log import Log
-from wal.message import LogEntry
 
 pytestmark = pytest.mark.anyio
 

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.wal.entries import into_entry
+from wal.append import AppendGroup
+from wal.entry import assemble_transaction
 from wal.headers import (
     BodyAssignment,
     CommitTxnHeader,
@@ -11,8 +13,7 @@ from wal.headers import (
     InsertHeader,
     MessageType,
 )
-from wal.log import AppendGroup
-from wal.message import Message, MutableMessage, assemble_transaction
+from wal.message import Message, MutableMessage
 from wal.position import MemoryMessageId
 
 

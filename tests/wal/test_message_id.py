@@ -56,5 +56,5 @@ def test_text_that_is_no_position_is_refused(text: str) -> None:
 
 
 def test_an_unknown_kind_of_log_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(InvalidArgument, match="rocksmq"):
+    with pytest.raises(InvalidArgument, match="rocks"):
         message_id_kind("woodpecker")

@@ -10,6 +10,8 @@ from interceptors.errors import CollectionNotFound, SequenceTooOld
 from tests.wal.manual_log import ManualLog, allocator
 from tests.wal.steered_wal import Store
 from wal.adaptor import Wal
+from wal.append import Append, AppendGroup, AppendResult
+from wal.entry import LogEntry
 from wal.errors import (
     Indeterminate,
     LogReopening,
@@ -21,8 +23,7 @@ from wal.errors import (
 )
 from wal.headers import InsertHeader, MessageType
 from wal.lifecycle import RetryLimits
-from wal.log import Append, AppendGroup, AppendResult
-from wal.message import LogEntry, MutableMessage
+from wal.message import MutableMessage
 from wal.position import NODE_PRODUCER_ID, MemoryMessageId, Place, ProducerStamp
 
 pytestmark = pytest.mark.anyio

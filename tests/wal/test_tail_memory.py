@@ -3,8 +3,8 @@
 import pytest
 
 from tests.scanner.journal import frozen, insert
+from wal.entry import LogEntry
 from wal.live_tail import LiveTail
-from wal.message import LogEntry
 
 
 def entry(tick: int, size_bytes: int, position: int) -> LogEntry:

@@ -3,9 +3,10 @@
 import pytest
 
 from tests.scanner.journal import begin, commit, drop, frozen, insert, rollback, seen
+from wal.entry import LogEntry, TransactionBuffer
 from wal.errors import Corrupt
 from wal.headers import InsertHeader
-from wal.message import AnyMessage, LogEntry, Message, MutableMessage, TransactionBuffer, TransactionMessage
+from wal.message import AnyMessage, Message, MutableMessage, TransactionMessage
 
 
 def entries(*groups: list[MutableMessage], first_tick: int = 10) -> list[LogEntry]:

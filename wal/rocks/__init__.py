@@ -1,1 +1,1 @@
-"""RocksMQ, the log store on RocksDB; `store.py` is the door, `docs/adr/0004-log-layout-on-rocksdb.md` the reasons."""
+"""The log store on RocksDB; `store.py` is the door, `docs/adr/0004-log-layout-on-rocksdb.md` the reasons."""

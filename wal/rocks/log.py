@@ -10,11 +10,11 @@ from typing import NamedTuple
 import anyio
 from rocksdict import Rdict, RdictIter
 
-from wal.codec import decode_entry, encode_entry, entry_crc32c
+from wal.append import AppendTicket, Pack
+from wal.codec import decode_entry, entry_crc32c
+from wal.entry import LogEntry
 from wal.errors import Corrupt, Truncated
 from wal.failpoint import failpoint
-from wal.log import AppendGroup, AppendTicket
-from wal.message import LogEntry
 from wal.position import FIRST_POSITION, POSITION_MAX, RocksMessageId
 from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
@@ -77,15 +77,12 @@ class RocksLog:
         """Position of the last synced message, 0 when there is none."""
         return self._synced.value
 
-    def append(self, group: AppendGroup) -> AppendTicket:
-        """Queue a stamped group; see `wal.log.Log.append`. A full disk stops nothing that was admitted."""
-        group.require_tick_above(self.last_tick)
-        messages, first_position = group.messages, self.next_position
-        tick = messages[0].time_tick
-        data = encode_entry(
-            messages, first_position=first_position, previous_crc32c=self._crc32c, producer=group.producer
-        )
-        crc32c, position, size_bytes = entry_crc32c(data), first_position + len(messages) - 1, len(data)
+    def append(self, pack: Pack) -> AppendTicket:
+        """Queue a stamped pack; see `wal.log.Log.append`. A full disk stops nothing that was admitted."""
+        pack.require_tick_above(self.last_tick)
+        first_position, tick = self.next_position, pack.time_tick
+        data = pack.encode(WAL_NAME, first_position=first_position, previous_crc32c=self._crc32c)
+        crc32c, position, size_bytes = entry_crc32c(data), first_position + pack.message_count - 1, len(data)
         written, durable = self._make_outcome(), self._make_outcome()
         self._commit.submit(EntryWrite(self.log_id, position, tick, data, size_bytes, written, durable, self._synced))
         self.next_position, self.last_tick, self._crc32c = position + 1, tick, crc32c

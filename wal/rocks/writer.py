@@ -23,7 +23,7 @@ FLOOR_SYNC_S = 0.2
 SPACE_CHECK_S = 0.1
 """How old a look at the disk may be when something is written, and how soon free space is noticed."""
 TABLES_CHECK_S = 0.002
-THREAD_NAME = "rocksmq-writer"
+THREAD_NAME = "log-writer"
 
 
 class Writer:

@@ -6,6 +6,7 @@ nothing of the parts that write it.
 
 from collections.abc import Iterable, Iterator
 
+from wal.entry import LogEntry, TransactionBuffer
 from wal.headers import (
     DDL,
     CreateSegmentHeader,
@@ -16,7 +17,7 @@ from wal.headers import (
     InsertHeader,
     MessageType,
 )
-from wal.message import LogEntry, Message, TransactionBuffer, TransactionMessage
+from wal.message import Message, TransactionMessage
 
 
 def judge_entries(entries: Iterable[LogEntry]) -> Iterator[str]:

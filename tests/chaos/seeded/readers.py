@@ -12,10 +12,11 @@ from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.source import EntrySource, StartingPoint
 from streamingnode.reader import CollectionReader
 from tests.chaos.seeded.bug import Right, SeededBug
+from wal.entry import LogEntry, TransactionBuffer
 from wal.errors import Truncated
 from wal.headers import MessageType
 from wal.live_tail import LiveTail
-from wal.message import LogEntry, Message, TransactionBuffer
+from wal.message import Message
 
 
 def _entry_left_out(right: Right) -> Right:

@@ -13,9 +13,9 @@ from interceptors.txn import TxnInterceptor
 from interceptors.window import Window
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.adaptor import Wal
+from wal.append import AppendGroup
+from wal.entry import LogEntry
 from wal.headers import CommitTxnHeader, MessageType
-from wal.log import AppendGroup
-from wal.message import LogEntry
 from wal.position import RocksMessageId
 
 

@@ -22,10 +22,10 @@ from tests.chaos.simulation.disk import (
     apply_changes,
     drop_before,
 )
+from wal.append import AppendGroup, AppendTicket
 from wal.codec import decode_entry, encode_entry, entry_crc32c
+from wal.entry import LogEntry
 from wal.errors import Indeterminate, OnShutdown, Truncated
-from wal.log import AppendGroup, AppendTicket
-from wal.message import LogEntry
 from wal.position import RocksMessageId
 from wal.queue import SyncedPosition
 

@@ -39,7 +39,7 @@ from tests.chaos.simulation.node_files import SimulatedFiles
 from tests.chaos.simulation.store import WAL_NAME, SimulatedStore, StoreFaults
 from tests.chaos.simulation.virtual_loop import OrderedScope, VirtualLoop, run_inline
 from wal.codec import decode_entry
-from wal.message import LogEntry
+from wal.entry import LogEntry
 
 NODE_ID = "simulated"
 READER_PREFIX = "reader/"

@@ -11,9 +11,9 @@ from interceptors.errors import CollectionNotFound, ProducerFenced, SequenceTooO
 from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
 from tests.interceptors.live_channel import LiveChannel, begin, commit, delete, insert, settle_tasks
+from wal.append import AppendGroup, AppendResult
 from wal.errors import Overloaded
 from wal.headers import MessageType, RollbackTxnHeader
-from wal.log import AppendGroup, AppendResult
 from wal.message import MutableMessage
 from wal.position import ProducerStamp
 

@@ -12,8 +12,8 @@ from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.window import ProducerLimits, Window
 from tests.interceptors.idempotency.test_window import result_at
 from tests.scanner.test_named_reader import SlowStore, turns
+from wal.append import AppendGroup, AppendResult
 from wal.errors import Corrupt, Indeterminate, Overloaded
-from wal.log import AppendGroup, AppendResult
 from wal.memory_store import MemoryLogStore
 from wal.position import NODE_PRODUCER_ID, MemoryMessageId, ProducerStamp
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interceptors.window import StoredWindow, Window, decode_window, encode_window
+from wal.append import AppendResult
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.log import AppendResult
 from wal.position import SEQUENCE_MAX, ProducerStamp, RocksMessageId
 
 FORMAT = Path(__file__).parents[3] / "docs" / "format.md"

@@ -6,7 +6,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from interceptors.errors import ProducerFenced, SequenceTooOld
 from interceptors.window import Places, ProducerLimits, Window, decode_window, encode_window
-from wal.log import AppendResult
+from wal.append import AppendResult
 from wal.position import MemoryMessageId, Place, ProducerStamp
 from wal.timetick import add_ms, compose_tick, physical_ms
 

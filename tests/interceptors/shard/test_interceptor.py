@@ -10,9 +10,9 @@ from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotF
 from interceptors.shard.decision import decide
 from interceptors.shard.state import SegmentLimits
 from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
+from wal.append import AppendGroup
 from wal.errors import InvalidArgument, StorageFull
 from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, FlushHeader, InsertHeader, MessageType
-from wal.log import AppendGroup
 from wal.message import Message, MutableMessage
 
 pytestmark = pytest.mark.anyio

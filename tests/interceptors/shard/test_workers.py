@@ -6,9 +6,9 @@ import pytest
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.interceptor import ATTEMPTS_MAX, RETRY_S
 from tests.interceptors.live_channel import LiveChannel, insert, settle_tasks
+from wal.append import AppendGroup, AppendResult
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull
 from wal.headers import MessageType
-from wal.log import AppendGroup, AppendResult
 
 pytestmark = pytest.mark.anyio
 

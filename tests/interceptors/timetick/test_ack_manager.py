@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from interceptors.timetick import Acker, AckManager, MvccManager
 from tests.wal.manual_log import allocator
+from wal.entry import LogEntry
 from wal.errors import OnShutdown
 from wal.live_tail import LiveTail
-from wal.message import LogEntry
 from wal.timetick import TICK_MAX, TickAllocator
 
 pytestmark = pytest.mark.anyio

@@ -1,9 +1,10 @@
 from interceptors.timetick import MvccManager
 from tests.wal.entries import into_entry
 from tests.wal.manual_log import A, B, begin, commit, insert
+from wal.append import AppendGroup
+from wal.entry import LogEntry
 from wal.headers import DropCollectionHeader, MessageType
-from wal.log import AppendGroup
-from wal.message import LogEntry, MutableMessage
+from wal.message import MutableMessage
 
 
 def entry(group: AppendGroup, tick: int) -> LogEntry:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from interceptors.chain import Chain, RedoInterceptor
 from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor, TimeTickSyncOperator
 from tests.wal.manual_log import ManualLog, StillClock, allocator, settle
+from wal.append import AppendGroup, AppendResult
 from wal.live_tail import LiveTail
-from wal.log import AppendGroup, AppendResult, log_end
+from wal.log import log_end
 
 
 class TickChannel:

@@ -14,9 +14,9 @@ from tests.interceptors.live_channel import (
     insert,
     settle_tasks,
 )
+from wal.append import AppendResult
 from wal.errors import Overloaded, StorageFull
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType
-from wal.log import AppendResult
 from wal.message import TransactionMessage
 
 pytestmark = pytest.mark.anyio

@@ -15,9 +15,9 @@ from tests.interceptors.live_channel import (
     insert,
     settle_tasks,
 )
+from wal.append import AppendGroup, AppendResult
 from wal.errors import OnShutdown, StorageFull
 from wal.headers import MessageType
-from wal.log import AppendGroup, AppendResult
 from wal.message import TransactionMessage
 
 pytestmark = pytest.mark.anyio

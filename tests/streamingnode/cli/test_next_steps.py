@@ -95,9 +95,9 @@ def texts_of(path: Path) -> Iterator[str]:
 
 MISTAKES = [
     "tail {data} nope",
-    "tail {data} orders --from rocksmq/zzzz",
-    "tail {data} orders --from rocksmq/0",
-    "tail {data} orders --from rocksmq/!",
+    "tail {data} orders --from rocks/zzzz",
+    "tail {data} orders --from rocks/0",
+    "tail {data} orders --from rocks/!",
     "tail {data} orders --from nsq/1",
     "tail {data} orders --from yesterday",
     "tail {data} orders --from 99999999999999999999999",
@@ -164,5 +164,5 @@ def test_log_that_is_no_longer_kept_is_answered_with_flags(data: Path, run: "Run
                         await node.consistent_tick()
 
     anyio.run(give_up_log)
-    printed = run("tail", data, "orders", "--from", "rocksmq/1")
-    assert printed.err.startswith("TRUNCATED: rocksmq/1 is no longer kept — start from rocksmq/")
+    printed = run("tail", data, "orders", "--from", "rocks/1")
+    assert printed.err.startswith("TRUNCATED: rocks/1 is no longer kept — start from rocks/")

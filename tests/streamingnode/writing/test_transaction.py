@@ -13,9 +13,9 @@ from interceptors.errors import CollectionNotFound, InvalidTransactionState, Sch
 from streamingnode.writing.result import nothing_at
 from streamingnode.writing.transaction import Transaction, TransactionState
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of, writes_on
+from wal.append import AppendGroup
 from wal.errors import StorageFull
 from wal.headers import MessageType
-from wal.log import AppendGroup
 from wal.queue import Budget, PendingBytes
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.copying import copy_at_rest
 from tests.wal.log_contract import read_all, stamped_group
+from wal.entry import LogEntry
 from wal.errors import Truncated
-from wal.message import LogEntry
 from wal.rocks.layout import RocksOptions
 from wal.rocks.log import RocksLog
 from wal.rocks.store import RocksStore, open_rocks_store

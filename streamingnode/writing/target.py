@@ -1,0 +1,231 @@
+"""Where a write goes, and how rows of many writes become one encoded batch for each shard. No I/O.
+
+A few dicts are checked and copied when the call is made, as tuples of plain values, and become Arrow once for all writes
+that go together; whatever is not plain becomes Arrow at the call.
+"""
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
+from streamingnode.rows import RowShape, key_hashes, key_shape, row_shape
+from streamingnode.schema import check_schema, decode_schema, is_bytes, is_text
+from wal.entry import U4
+from wal.errors import InvalidArgument
+from wal.headers import DeleteHeader, InsertHeader, MessageType
+from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
+from wal.rows import Piece, ShardRows
+from wal.shard_hash import shards_of
+
+Cells = list[tuple[Any, ...]]
+"""Rows as plain values, in the order of the columns."""
+
+PLAIN_ROWS_MAX = 16
+"""Calls of more rows gain nothing from being encoded with others."""
+PLAIN_TEXT_BYTES_MAX = 64 << 10
+"""Longer texts and bytes become Arrow at the call, which says exactly what they take."""
+_CELL_BYTES = 16
+"""What a cell takes in a batch beside its text, at most."""
+
+_PAYLOAD_POOL = pa.system_memory_pool()
+"""Arrow's own pool gives pages back to the system that the next payload needs again: up to 100 us of page faults for
+100 KiB, on the event loop."""
+
+
+class PlainRows:
+    """Takes rows of plain values of one shape: whole numbers, floats, truths, texts, bytes and dates that fit for sure."""
+
+    def __init__(self, shape: RowShape) -> None:
+        self._columns = len(shape.columns)
+        names = [column.name for column in shape.columns]
+        one = itemgetter(*names)
+        self._cells: Callable[[Mapping[str, object]], tuple[Any, ...]] = (
+            one if len(names) > 1 else lambda row: (one(row),)
+        )
+        checks = [_plain_check(field.type, nullable=i not in shape.required) for i, field in enumerate(shape.schema)]
+        self._checks = tuple(check for check in checks if check is not None)
+        self._is_plain = len(self._checks) == self._columns
+
+    def take(self, rows: Sequence[Any]) -> tuple[Cells, int] | None:
+        """Return a copy of a few dicts and what they take at most, in bytes; None for what has to be looked at as Arrow."""
+        if not self._is_plain:
+            return None
+        taken, size_bytes, columns = [], 0, self._columns
+        try:
+            for row in rows:
+                if len(row) != columns:
+                    return None
+                cells = self._cells(row)
+                row_bytes = self._size_of(cells)
+                if not row_bytes:
+                    return None
+                size_bytes += row_bytes
+                taken.append(cells)
+        except (KeyError, TypeError, AttributeError, IndexError):
+            return None
+        return taken, size_bytes
+
+    def take_values(self, values: Sequence[object]) -> tuple[Cells, int] | None:
+        """Return values of the only column as rows."""
+        taken = [(value,) for value in values]
+        sizes = [self._size_of(cells) if self._is_plain else 0 for cells in taken]
+        return (taken, sum(sizes)) if all(sizes) else None
+
+    def _size_of(self, cells: tuple[Any, ...]) -> int:
+        """Return what cells take at most, 0 when they are not plain."""
+        size_bytes = _CELL_BYTES * self._columns
+        values: Iterable[Any] = cells
+        for value, (kind, nullable, low, high) in zip(values, self._checks, strict=True):
+            if type(value) is not kind:
+                if value is None and nullable:
+                    continue
+                return 0
+            if isinstance(value, int):
+                if not low <= value <= high:
+                    return 0
+            elif isinstance(value, (str, bytes)):
+                length = len(value)
+                if isinstance(value, str) and not value.isascii():
+                    try:
+                        length = len(value.encode())
+                    except UnicodeEncodeError:
+                        return 0
+                if length > PLAIN_TEXT_BYTES_MAX:
+                    return 0
+                size_bytes += length
+        return size_bytes
+
+
+def _plain_check(kind: pa.DataType, *, nullable: bool) -> tuple[type, bool, int, int] | None:
+    """Return the Python type, and for whole numbers the bounds, that a column of plain values takes; None for others."""
+    if pt.is_integer(kind):
+        bits = kind.bit_width
+        low, high = (
+            (0, (1 << bits) - 1) if pt.is_unsigned_integer(kind) else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        )
+        return int, nullable, low, high
+    if pt.is_boolean(kind):
+        return bool, nullable, 0, 1
+    for matches, python in ((pt.is_float64, float), (is_text, str), (is_bytes, bytes)):
+        if matches(kind):
+            return python, nullable, 0, 0
+    return (dt.date, nullable, 0, 0) if pt.is_date32(kind) else None
+
+
+class BatchTarget:
+    """Rows of one partition of a collection, or deleted keys of it: what may share a batch."""
+
+    def __init__(self, info: CollectionInfo, shape: RowShape, kind: MessageType, partition_id: int = 0) -> None:
+        self.type = kind
+        self.collection_id, self.partition_id = info.id, partition_id
+        self.schema_version, self.vchannels = info.schema_version, info.vchannels
+        self.shape = shape
+        self.plain = PlainRows(shape)
+        self._key_index = shape.schema.get_field_index(info.primary_key)
+
+    def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
+        """Return the rows of pieces, plain or Arrow, in order, for each shard that gets some."""
+        batch = self._joined(pieces)
+        counts = np.fromiter((len(each) for each in pieces), U4, len(pieces))
+        numbers = np.arange(len(pieces), dtype=U4)
+        if len(self.vchannels) == 1:
+            return [ShardRows(0, encoded(batch), numbers, counts)]
+        shards = shards_of(key_hashes(batch.column(self._key_index)), len(self.vchannels))
+        piece_of_row = np.repeat(numbers, counts)
+        # A stable sort keeps rows of a shard in order; 16-bit numbers are sorted by radix, in linear time.
+        order = np.argsort(shards.astype(np.uint16), kind="stable")
+        by_shard, shards, piece_of_row = batch.take(order), shards[order], piece_of_row[order]
+        found, starts = [], np.flatnonzero(np.concatenate(([True], shards[1:] != shards[:-1])))
+        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(shards)], strict=True):
+            of = piece_of_row[start:end]
+            firsts = np.flatnonzero(np.concatenate(([True], of[1:] != of[:-1])))
+            shard_counts = np.diff(np.append(firsts, end - start)).astype(U4)
+            payload = encoded(by_shard.slice(start, end - start))
+            found.append(ShardRows(int(shards[start]), payload, of[firsts], shard_counts))
+        return found
+
+    def _joined(self, pieces: Sequence[Any]) -> pa.RecordBatch:
+        parts: list[pa.RecordBatch] = []
+        for is_arrow, run in groupby(pieces, key=_is_arrow):
+            together = list(run)
+            parts += together if is_arrow else [self._of_cells(list(chain.from_iterable(together)))]
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)  # type: ignore[attr-defined]  # stubs lack it
+
+    def _of_cells(self, cells: Cells) -> pa.RecordBatch:
+        schema = self.shape.schema
+        columns = zip(*cells, strict=True)
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _is_arrow(rows: object) -> bool:
+    return isinstance(rows, pa.RecordBatch)
+
+
+def encoded(batch: pa.RecordBatch) -> memoryview:
+    """Return a batch as an Arrow IPC message without its schema."""
+    return memoryview(batch.serialize(memory_pool=_PAYLOAD_POOL))
+
+
+def batch_bytes(batch: pa.RecordBatch) -> int:
+    """Return what a batch takes as a message of its own."""
+    return pa.ipc.get_record_batch_size(batch) + MESSAGE_OVERHEAD_BYTES
+
+
+class WriteTarget:
+    """One collection as writes see it: what they must know, worked out once and kept until the collection changes."""
+
+    def __init__(self, info: CollectionInfo) -> None:
+        self.info = info
+        schema = check_schema(decode_schema(info.schema), primary_key=info.primary_key)
+        self.rows = row_shape(schema, primary_key=info.primary_key)
+        self.keys = key_shape(self.rows)
+        self.key_index = self.rows.schema.get_field_index(info.primary_key)
+        self.partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
+        self.deletes = BatchTarget(info, self.keys, MessageType.DELETE)
+        self._inserts: dict[int, BatchTarget] = {}
+        nothing = pa.RecordBatch.from_pylist([], schema=self.rows.schema)
+        self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
+        """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
+        each buffer, and padding never takes that much more."""
+
+    def inserts(self, partition_id: int) -> BatchTarget:
+        """Return where rows of a partition go."""
+        target = self._inserts.get(partition_id)
+        if target is None:
+            target = self._inserts[partition_id] = BatchTarget(self.info, self.rows, MessageType.INSERT, partition_id)
+        return target
+
+    def partition_id(self, partition: str | None) -> int:
+        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
+        if partition is not None and not isinstance(partition, str):
+            raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
+        name = DEFAULT_PARTITION if partition is None else partition
+        found = self.partitions.get(name)
+        return self.info.partition_by_name(name).id if found is None else found  # which raises, by the same names
+
+    def keys_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the keys of rows, as a delete has them."""
+        return pa.RecordBatch.from_arrays([batch.column(self.key_index)], schema=self.keys.schema)
+
+
+def messages_of(pieces: Sequence[Piece], txn_id: int) -> list[MutableMessage]:
+    """Return pieces as bodies of an open transaction, which goes into the log before its commit."""
+    messages = []
+    for target, rows, _ in pieces:
+        for part, (shard, payload, _, counts) in enumerate(target.encode([rows])):
+            count = int(counts.sum())
+            header = (
+                InsertHeader(target.collection_id, target.partition_id, target.schema_version, count, part=part)
+                if target.type is MessageType.INSERT
+                else DeleteHeader(target.collection_id, count, part=part)
+            )
+            messages.append(MutableMessage(target.type, header, target.vchannels[shard], payload, txn_id))
+    return messages

@@ -1,0 +1,397 @@
+"""What goes into a log: groups, the packs they go in, what becomes of them, and the parts of the append path. No I/O."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from wal.codec import encode_entry, encode_rows
+from wal.entry import U8, LogEntry, Numbers, PackedRows, RowBatch
+from wal.errors import InvalidArgument
+from wal.headers import DDL, DML, MAKES_ROOM
+from wal.message import Message, MutableMessage
+from wal.position import MessageId, Place, ProducerStamp
+from wal.rows import Piece
+
+
+class AppendTicket(msgspec.Struct, frozen=True):
+    """A pack that has its place in the log.
+
+    `written` is done when the store's durability mode says the append is acknowledged: it is the appender's own, who may
+    wait for it and be cancelled. `durable` is done when the append is synced, never later than an acknowledgement that
+    promises it; nobody cancels it, so it decides the outcome whoever listens. Both fail with `Indeterminate` when the write
+    failed.
+    """
+
+    first_position: int
+    crc32c: int
+    size_bytes: int
+    written: asyncio.Future[None]
+    durable: asyncio.Future[None]
+
+
+class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What became of a group of `count` messages that is in the log; `kind` is that of the log's ids.
+
+    `txn_id` is 0 outside a transaction; `row_offsets` maps each vchannel to the first offset and the count of the rows
+    inserted there; `durable` says whether it was synced when it was acknowledged.
+    """
+
+    kind: type[MessageId]
+    first_position: int
+    count: int
+    time_tick: int
+    last_confirmed_position: int
+    txn_id: int = 0
+    row_offsets: Mapping[str, tuple[int, int]] = {}
+    durable: bool = True
+
+    @property
+    def first_message_id(self) -> MessageId:
+        """The position of the group's first message."""
+        return self.kind(self.first_position)
+
+    @property
+    def last_confirmed(self) -> MessageId:
+        """Where a reader of the group resumes."""
+        return self.kind(self.last_confirmed_position)
+
+    @property
+    def message_id(self) -> MessageId:
+        """The position of the group's last message."""
+        return self.kind(self.first_position + self.count - 1)
+
+    @property
+    def message_ids(self) -> tuple[MessageId, ...]:
+        """The positions of the group's messages, in order."""
+        return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
+
+
+@dataclass(slots=True, eq=False)
+class AppendGroup:
+    """One write, on one pchannel: at one tick and in the log as a whole, or not at all.
+
+    It is messages, or rows: `pieces` that go with those of others, as a transaction where `is_transaction`. `producer` says
+    which write of a named producer this is; `draw` gives it the producer's next sequence where it has none yet, and `place`
+    keeps that of a write with a sequence. `pack` is what it goes with; `outcome` is what its appender is told, who may wait
+    in `waiter`. `earlier` is the try that this one repeats, which then hears of the outcome.
+    """
+
+    messages: list[MutableMessage] = field(default_factory=list)
+    pieces: Sequence[Piece] = ()
+    is_transaction: bool = False
+    rows_bytes: int = 0
+    producer: ProducerStamp | None = None
+    place: Place | None = None
+    draw: Callable[[], None] | None = None
+    time_tick: int = 0
+    row_offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    pack: "Pack | None" = None
+    outcome: "AppendResult | Exception | None" = None
+    waiter: "asyncio.Future[AppendResult] | None" = None
+    earlier: "AppendGroup | None" = None
+    other_try: "AppendGroup | None" = None
+    waits_until_s: float = 0.0
+    """When an append that has to come again gives up, by the loop's clock; 0 before it first has to."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the write has, or may have, its place in the log: by this group or by the one that stands for it."""
+        in_log = self.pack is not None and self.pack.ticket is not None
+        return in_log or (self.other_try is not None and self.other_try.begun)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self.waiter is not None and self.waiter.done()
+
+    @property
+    def size_bytes(self) -> int:
+        """The messages' sizes added up."""
+        return self.rows_bytes or sum(message.size_bytes for message in self.messages)
+
+    def settle(self, outcome: "AppendResult | Exception") -> None:
+        """Tell the appender what became of the group; the first outcome stands."""
+        if self.outcome is None:
+            self.outcome = outcome
+            if self.earlier is not None:
+                self.earlier.settle(outcome)
+        if self.waiter is not None and not self.waiter.done():
+            if isinstance(outcome, Exception):
+                self.waiter.set_exception(outcome)
+            else:
+                self.waiter.set_result(outcome)
+
+    def result(self) -> "AppendResult":
+        """Return the outcome, or raise it."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        assert self.outcome is not None, "it has ended"
+        return self.outcome
+
+    def copier(self) -> "Callable[[], AppendGroup]":
+        """Return what makes a group as this one is now, but for a sequence it was given: that is the write's."""
+        unstamped = [(message.header, message.txn_id) for message in self.messages]
+
+        def copy() -> AppendGroup:
+            messages = [
+                replace(message, header=header, txn_id=txn_id)
+                for message, (header, txn_id) in zip(self.messages, unstamped, strict=True)
+            ]
+            return AppendGroup(
+                messages,
+                self.pieces,
+                self.is_transaction,
+                self.rows_bytes,
+                producer=self.producer,
+                place=self.place,
+                earlier=self,
+            )
+
+        return copy
+
+
+@dataclass(slots=True, eq=False)
+class Pack:
+    """Groups that go into the log as one entry: rows of any number of groups, or the messages of one.
+
+    The chain settles single groups, or lets them leave and come again (`come_again`); what is left when the pack gets its
+    `ticket` is in the entry. `producer`, `place` and `draw` are those of the entry as a whole, a write of the node's own.
+    """
+
+    groups: list[AppendGroup]
+    come_again: "Callable[[AppendGroup], None] | None" = None
+    producer: ProducerStamp | None = None
+    place: Place | None = None
+    draw: Callable[[], None] | None = None
+    wal_term: int = 0
+    time_tick: int = 0
+    """Of the last group; the others have those before it."""
+    last_confirmed: int | None = None
+    """Where readers of the entry resume; None for the entry itself."""
+    message_counts: Numbers | None = None
+    batches: Sequence[RowBatch] = ()
+    rows: PackedRows | None = None
+    ticket: AppendTicket | None = None
+    messages: list[MutableMessage] = field(init=False)
+    """Those of its only group; none for rows."""
+
+    def __post_init__(self) -> None:
+        self.messages = self.groups[0].messages
+        for group in self.groups:
+            assert group.pack is None or group.pack.ticket is None, "a group is appended once; build a new one"
+            group.pack = self
+
+    @property
+    def has_packed_rows(self) -> bool:
+        """Whether it is rows that go together, not the messages of one group."""
+        return not self.messages
+
+    @property
+    def message(self) -> MutableMessage | None:
+        """The first message; None for rows."""
+        return self.messages[0] if self.messages else None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it has rows or keys, packed or in messages."""
+        message = self.message
+        return message is None or message.type in DML
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it takes its vchannels for itself; DDL comes with nothing else."""
+        message = self.message
+        return message is not None and message.type in DDL
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether log can be given up because of it, so that a disk short of space still takes it."""
+        message = self.message
+        return message is not None and message.type in MAKES_ROOM
+
+    @property
+    def size_bytes(self) -> int:
+        """The groups' sizes added up."""
+        return sum([group.size_bytes for group in self.groups])
+
+    @property
+    def has_books_to_close(self) -> bool:
+        """Whether the chain has something to do after its place in the log's queue.
+
+        Rows that are a whole by themselves need nothing more than their ticket; a transaction's session, and who else has
+        an exclusive message's vchannels, wait for the end of the append.
+        """
+        message = self.message
+        return message is not None and (bool(message.txn_id) or message.type not in DML)
+
+    def leave(self, group: AppendGroup, outcome: "AppendResult | Exception | None" = None) -> None:
+        """Take out a group, settled or to come again, before the pack has its place."""
+        assert self.ticket is None, "what has its place in the log stays"
+        self.groups.remove(group)
+        left: AppendGroup | None = group
+        while left is not None:  # none of its tries is in the log
+            left.pack, left = None, left.earlier
+        if outcome is not None:
+            group.settle(outcome)
+
+    def drop_cancelled(self) -> None:
+        """Leave out the groups that nobody wants any more."""
+        if any(group.cancelled for group in self.groups):
+            self.groups = [group for group in self.groups if not group.cancelled]
+
+    def stamp(self, time_tick: int, last_confirmed: int | None) -> None:
+        """Give the groups their ticks, the last one of them `time_tick`, and all of them the position to resume at."""
+        self.time_tick, self.last_confirmed = time_tick, last_confirmed
+        for tick, group in enumerate(self.groups, time_tick - len(self.groups) + 1):
+            group.time_tick = tick
+        for message in self.messages:
+            message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
+
+    def stamp_wal_term(self, term: int) -> None:
+        """Give the pack the term of the WAL that writes it."""
+        self.wal_term = term
+        for message in self.messages:
+            message.with_wal_term(term)
+
+    @property
+    def stamp_of_entry(self) -> ProducerStamp | None:
+        """Which write the entry is as a whole."""
+        return (self.groups[0].producer or self.producer) if self.messages else self.producer
+
+    def encode(self, wal_name: str, *, first_position: int, previous_crc32c: int) -> bytes:
+        """Return the entry's bytes at a position."""
+        messages = self.messages
+        if messages:
+            return encode_entry(
+                messages, first_position=first_position, previous_crc32c=previous_crc32c, producer=self.stamp_of_entry
+            )
+        assert self.message_counts is not None, "rows are arranged before they come to the log"
+        groups = self.groups
+        producers = tuple([group.producer for group in groups])
+        ends = np.cumsum(self.message_counts)
+        self.rows = PackedRows(
+            wal_name=wal_name,
+            wal_term=self.wal_term,
+            last_confirmed_position=first_position if self.last_confirmed is None else self.last_confirmed,
+            ticks=np.arange(self.time_tick - len(groups) + 1, self.time_tick + 1, dtype=U8),
+            positions=ends - self.message_counts + first_position,
+            counts=self.message_counts,
+            transactions=np.array([group.is_transaction for group in groups], bool),
+            batches=tuple(self.batches),
+            producers=producers if any(producers) else (),
+        )
+        return encode_rows(self.rows, previous_crc32c=previous_crc32c, producer=self.producer)
+
+    @property
+    def message_count(self) -> int:
+        """How many messages the entry has."""
+        return len(self.messages) if self.message_counts is None else int(self.message_counts.sum())
+
+    def entry(self, wal_name: str) -> LogEntry:
+        """Return the entry that the pack is in its log, frozen: its messages may be used again afterwards."""
+        ticket = self.ticket
+        assert ticket is not None, "the pack has its place"
+        first = ticket.first_position
+        last_confirmed = first if self.last_confirmed is None else self.last_confirmed
+        return LogEntry(
+            first_position=first,
+            time_tick=self.time_tick,
+            last_confirmed_position=last_confirmed,
+            wal_term=self.wal_term,
+            crc32c=ticket.crc32c,
+            size_bytes=ticket.size_bytes,
+            messages=tuple(
+                Message(
+                    type=message.type,
+                    header=message.header,
+                    vchannel=message.vchannel,
+                    payload=message.payload,
+                    txn_id=message.txn_id,
+                    wal_name=wal_name,
+                    position=position,
+                    last_confirmed_position=last_confirmed,
+                    time_tick=self.time_tick,
+                    wal_term=self.wal_term,
+                )
+                for position, message in enumerate(self.messages, first)
+            ),
+            rows=self.rows,
+            producer=self.stamp_of_entry,
+        )
+
+    def results(self, kind: type[MessageId]) -> list[AppendResult]:
+        """Return what the appenders are told once the log has acknowledged the pack; `kind` is that of the log's ids."""
+        ticket = self.ticket
+        assert ticket is not None, "the pack has its place"
+        first, durable = ticket.first_position, ticket.durable.done()
+        last_confirmed = first if self.last_confirmed is None else self.last_confirmed
+        if self.rows is None:
+            positions, counts, message = [first], [len(self.messages)], self.messages[0]
+        else:
+            positions, counts, message = self.rows.positions.tolist(), self.rows.counts.tolist(), None
+        return [
+            AppendResult(
+                kind=kind,
+                first_position=position,
+                count=count,
+                time_tick=group.time_tick,
+                last_confirmed_position=last_confirmed,
+                txn_id=(group.time_tick if group.is_transaction else 0) if message is None else message.txn_id,
+                row_offsets=group.row_offsets,
+                durable=durable,
+            )
+            for group, position, count in zip(self.groups, positions, counts, strict=True)
+        ]
+
+    def require_tick_above(self, last_tick: int) -> None:
+        """Raise `InvalidArgument` unless the first tick is above that of the entry before it; every log asks first.
+
+        A log whose order is not that of its ticks cannot be read any more: readers release by tick and resume by position.
+        """
+        tick = self.groups[0].time_tick
+        if tick <= last_tick:
+            raise InvalidArgument(
+                f"tick {tick} is not above {last_tick}, the last one in the log; nothing was written — report it as a bug"
+            )
+
+
+Append = Callable[[AppendGroup], Awaitable[AppendResult]]
+"""Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
+AppendPack = Callable[[Pack], Awaitable[None]]
+"""Append a pack: settle each of its groups, or let it leave; what it raises is of all groups that are left."""
+
+
+class Interceptor(ABC):
+    """One concern of the append path, wrapped around the rest of it.
+
+    Only redo and lock may suspend before they call `append`; from the tick on, everything up to the log's queue runs in
+    one step, so that position order is tick order. An interceptor that would have to wait raises `Redo` instead.
+    """
+
+    name: str
+    """What measurements call it."""
+
+    @abstractmethod
+    def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
+        """Do this concern's part before and after `append`."""
+
+    async def ready(self) -> None:  # noqa: B027 - most have nothing to wait for
+        """Return once appends may pass: at once unless said otherwise."""
+
+    async def close(self) -> None:  # noqa: B027 - nor anybody to send away
+        """Send away who waits; new appends are already refused, and what waits for nothing ends by itself. Idempotent."""
+
+
+class AppendObserver(Protocol):
+    """Where measurements of the append path go; must be cheap and must not raise."""
+
+    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+        """An interceptor took `before_s` seconds until it called the next, and `after_s` after that returned."""
+
+    def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
+        """An append of `pack` ended as `ok`, `cancel` or `error` after `seconds`."""

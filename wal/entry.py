@@ -1,0 +1,408 @@
+"""One atomic entry of a log, as readers of the log get it, and the transactions that come out of entries. No I/O, no Arrow.
+
+An entry is either messages, at one tick, or the rows of many writes, packed: a batch for each collection, shard and kind
+with boundaries beside it, each write at a tick of its own. What a batch of a thousand writes costs once, none of them costs
+again; `docs/format.md` has the picture.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from wal.errors import Corrupt
+from wal.headers import BodyAssignment, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
+from wal.message import ALL_VCHANNELS, MESSAGE_OVERHEAD_BYTES, AnyMessage, Message, TransactionMessage
+from wal.position import MessageId, ProducerStamp, message_id_kind
+
+U2, U4, U8 = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")
+Numbers = npt.NDArray[Any]
+
+
+class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """Rows of one kind, collection and shard. Boundary i: `counts[i]` rows from row `starts[i]` of the payload on.
+
+    They are a message of group `groups[i]`, at `places[i]` in it, part `parts[i]` of a write over several shards;
+    `offsets[i]` is the first row offset of an insert or the next one of a delete. Boundaries ascend by group and place.
+    """
+
+    type: MessageType
+    vchannel: str
+    collection_id: int
+    partition_id: int
+    schema_version: int
+    segment_id: int
+    payload: bytes | memoryview
+    groups: Numbers
+    places: Numbers
+    parts: Numbers
+    starts: Numbers
+    counts: Numbers
+    offsets: Numbers
+
+    @property
+    def rows(self) -> int:
+        """How many rows the boundaries have."""
+        return int(self.counts.sum())
+
+    @property
+    def size_bytes(self) -> int:
+        """What the batch counts for in buffers, in bytes."""
+        return len(self.payload) + MESSAGE_OVERHEAD_BYTES
+
+    def of_groups(self, chosen: npt.NDArray[np.bool_]) -> Self | None:
+        """Return the boundaries of chosen groups, None when there are none."""
+        kept = chosen[self.groups]
+        if kept.all():
+            return self
+        if not kept.any():
+            return None
+        names = ("groups", "places", "parts", "starts", "counts", "offsets")
+        return replace(self, **{name: getattr(self, name)[kept] for name in names})
+
+
+class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """The groups of one entry, in the order of their ticks, and their rows.
+
+    Group i has tick `ticks[i]` and `counts[i]` messages from position `positions[i]` on; where `transactions[i]`, these are
+    a begin, its bodies and a commit, and it is seen as one. `producers` is empty, or has the stamp of each group that has
+    one of its own.
+    """
+
+    wal_name: str
+    wal_term: int
+    last_confirmed_position: int
+    ticks: Numbers
+    positions: Numbers
+    counts: Numbers
+    transactions: Numbers
+    batches: tuple[RowBatch, ...]
+    producers: tuple[ProducerStamp | None, ...] = ()
+
+    @property
+    def time_tick(self) -> int:
+        """The tick of the last group."""
+        return int(self.ticks[-1])
+
+    @property
+    def position(self) -> int:
+        """Position of the last message."""
+        return int(self.positions[-1] + self.counts[-1]) - 1
+
+    @property
+    def size_bytes(self) -> int:
+        """The batches' sizes added up."""
+        return sum(batch.size_bytes for batch in self.batches)
+
+    @property
+    def count(self) -> int:
+        """How many messages readers see of them: one for each boundary, as far as they are chosen."""
+        return sum([len(batch.groups) for batch in self.batches])
+
+    @property
+    def last_confirmed(self) -> MessageId:
+        """Where a reader of any of the groups resumes, with the tick of the last one it has seen."""
+        return message_id_kind(self.wal_name)(self.last_confirmed_position)
+
+    def tick_at(self, position: int) -> int:
+        """Return the tick of the group that holds a position."""
+        return int(self.ticks[int(np.searchsorted(self.positions, position, side="right")) - 1])
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Self | None:
+        """Return the rows of chosen groups, None when they have none."""
+        batches = tuple(kept for batch in self.batches if (kept := batch.of_groups(chosen)) is not None)
+        return replace(self, batches=batches) if batches else None
+
+    def within(self, *, above: int = 0, upto: int | None = None) -> Self | None:
+        """Return the rows of the groups whose ticks are above one and up to another, None when there are none."""
+        if self.ticks[0] > above and (upto is None or self.ticks[-1] <= upto):
+            return self
+        chosen = self.ticks > above
+        return self.only(chosen if upto is None else chosen & (self.ticks <= upto))
+
+    def groups_where(self, wanted: Callable[[RowBatch], bool]) -> npt.NDArray[np.bool_]:
+        """Return which groups have rows in wanted batches."""
+        chosen = np.zeros(len(self.ticks), bool)
+        for batch in self.batches:
+            if wanted(batch):
+                chosen[batch.groups] = True
+        return chosen
+
+    def messages(self) -> Iterator[AnyMessage]:
+        """Make the messages of the groups, in order: for who wants objects."""
+        bodies: list[Message] = []
+        group = -1
+        for at, message in self._bodies():
+            if at != group and bodies:
+                yield from self._whole(group, bodies)
+                bodies = []
+            group = at
+            bodies.append(message)
+        if bodies:
+            yield from self._whole(group, bodies)
+
+    def _whole(self, group: int, bodies: list[Message]) -> Sequence[AnyMessage]:
+        if not self.transactions[group]:
+            return bodies
+        tick, position = int(self.ticks[group]), int(self.positions[group] + self.counts[group]) - 1
+        shared: dict[str, Any] = {
+            "wal_name": self.wal_name,
+            "position": position,
+            "last_confirmed_position": self.last_confirmed_position,
+            "time_tick": tick,
+            "txn_id": tick,
+        }
+        assignments = tuple(
+            BodyAssignment(body.header.segment_id, body.header.first_offset)
+            if isinstance(body.header, InsertHeader)
+            else BodyAssignment(0, body.header.next_offset)  # type: ignore[attr-defined]
+            for body in bodies
+        )
+        header = CommitTxnHeader(tuple(sorted({body.vchannel for body in bodies})), assignments)
+        commit = Message(
+            type=MessageType.COMMIT_TXN,
+            header=header,
+            vchannel=ALL_VCHANNELS,
+            payload=b"",
+            wal_term=self.wal_term,
+            **shared,
+        )
+        return (TransactionMessage(bodies=tuple(bodies), commit=commit, **shared),)
+
+    def _bodies(self) -> Iterator[tuple[int, Message]]:
+        ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
+        made: list[tuple[int, int, RowBatch, int, int, int, int]] = []
+        for batch in self.batches:
+            made += zip(
+                batch.groups.tolist(),
+                batch.places.tolist(),
+                [batch] * len(batch.groups),
+                batch.parts.tolist(),
+                batch.starts.tolist(),
+                batch.counts.tolist(),
+                batch.offsets.tolist(),
+                strict=True,
+            )
+        made.sort(key=lambda each: each[:2])
+        for group, place, batch, part, start, count, offset in made:
+            header = (
+                InsertHeader(
+                    batch.collection_id, batch.partition_id, batch.schema_version, count, batch.segment_id, offset, part
+                )
+                if batch.type is MessageType.INSERT
+                else DeleteHeader(batch.collection_id, count, offset, part)
+            )
+            yield (
+                group,
+                Message(
+                    type=batch.type,
+                    header=header,
+                    vchannel=batch.vchannel,
+                    payload=batch.payload,
+                    first_row=start,
+                    wal_term=self.wal_term,
+                    wal_name=self.wal_name,
+                    position=positions[group] + place,
+                    last_confirmed_position=self.last_confirmed_position,
+                    time_tick=ticks[group],
+                    txn_id=ticks[group] if transactions[group] else 0,
+                ),
+            )
+
+
+Visible = AnyMessage | PackedRows
+"""What readers see of an entry."""
+
+
+def messages_of(visible: Iterable[Visible]) -> Iterator[AnyMessage]:
+    """Yield messages as objects: those of packed rows are made on the way."""
+    for each in visible:
+        if isinstance(each, PackedRows):
+            yield from each.messages()
+        else:
+            yield each
+
+
+def up_to(visible: Visible, tick: int) -> Visible | None:
+    """Return what of it is at or below a tick, None for nothing."""
+    if isinstance(visible, PackedRows):
+        return visible.within(upto=tick)
+    return visible if visible.time_tick <= tick else None
+
+
+def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
+    """Yield rows and deletes as batches, and the tick of each boundary: those of a message are a batch of one."""
+    if isinstance(visible, PackedRows):
+        for batch in visible.batches:
+            yield batch, visible.ticks[batch.groups]
+        return
+    for body in visible.bodies:
+        match body.header:
+            case InsertHeader() as header:
+                place, offset = (header.partition_id, header.schema_version, header.segment_id), header.first_offset
+            case DeleteHeader() as header:
+                place, offset = (0, 0, 0), header.next_offset
+            case _:
+                continue
+        partition_id, schema_version, segment_id = place
+        batch = RowBatch(
+            type=body.type,
+            vchannel=body.vchannel,
+            collection_id=header.collection_id,
+            partition_id=partition_id,
+            schema_version=schema_version,
+            segment_id=segment_id,
+            payload=body.payload,
+            groups=np.zeros(1, U4),
+            places=np.zeros(1, U4),
+            parts=np.full(1, header.part, U2),
+            starts=np.full(1, body.first_row, U4),
+            counts=np.full(1, header.rows, U4),
+            offsets=np.full(1, offset, U8),
+        )
+        yield batch, np.full(1, body.time_tick, U8)
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One atomic entry: the messages of one group at consecutive positions and one tick, or the packed rows of many.
+
+    `time_tick` is that of its last group; `size_bytes` is its stored size; `crc32c` its checksum, which the next entry
+    repeats; `producer` the write it is, where it is one as a whole.
+    """
+
+    first_position: int
+    time_tick: int
+    last_confirmed_position: int
+    wal_term: int
+    crc32c: int
+    size_bytes: int
+    messages: tuple[Message, ...] = ()
+    rows: PackedRows | None = None
+    producer: ProducerStamp | None = None
+
+    @property
+    def last_position(self) -> int:
+        """Position of the entry's last message."""
+        return self.first_position + len(self.messages) - 1 if self.rows is None else self.rows.position
+
+    @property
+    def count(self) -> int:
+        """How many messages the entry has."""
+        return self.last_position - self.first_position + 1
+
+    @property
+    def first_tick(self) -> int:
+        """The tick of the first group."""
+        return self.time_tick if self.rows is None else int(self.rows.ticks[0])
+
+    @property
+    def head(self) -> Message | None:
+        """The first message; None for rows."""
+        return self.messages[0] if self.messages else None
+
+    def tick_at(self, position: int) -> int:
+        """Return the tick of the group that holds a position."""
+        return self.time_tick if self.rows is None else self.rows.tick_at(position)
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction whose commit or rollback has not been seen yet."""
+
+    begin: Message
+    bodies: list[Message]
+
+
+class TransactionBuffer:
+    """The transactions in flight at one place of one log: each comes out whole at its commit, or not at all.
+
+    Entries come in, in log order, from any position on; plain messages and assembled transactions go out in the same order.
+    Nothing expires here: the node logs a rollback. Of a transaction whose begin lies before the first entry nothing comes
+    out; `begin_missing` is called with its commit, and may raise.
+    """
+
+    def __init__(self, *, begin_missing: Callable[[Message], None] = lambda _commit: None) -> None:
+        self._begin_missing = begin_missing
+        self._open: dict[int, OpenTransaction] = {}
+        self._first_tick = 0
+        self.size_bytes = 0
+
+    @property
+    def open_transactions(self) -> tuple[OpenTransaction, ...]:
+        """The transactions begun and not ended, in the order of their begins."""
+        return tuple(self._open.values())
+
+    def observe(self, entry: LogEntry) -> Sequence[Visible]:
+        """Return what `entry` makes visible, in order: its rows, its plain messages, or the transaction that it commits.
+
+        Raises `Corrupt` for a commit that fits nothing observed.
+        """
+        if not self._first_tick:
+            self._first_tick = entry.first_tick
+        if entry.rows is not None:
+            return (entry.rows,)
+        messages = entry.messages
+        if not messages[0].txn_id:
+            return messages
+        outcomes = map(self._observe_message, messages)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _observe_message(self, message: Message) -> AnyMessage | None:
+        if not message.txn_id:
+            return message
+        match message.type:
+            case MessageType.BEGIN_TXN:
+                self._open.setdefault(message.txn_id, OpenTransaction(message, []))
+            case MessageType.COMMIT_TXN:
+                if (transaction := self._take(message.txn_id)) is not None:
+                    return assemble_transaction(transaction.bodies, message)
+                # A transaction's id is its begin's tick, and ticks ascend with positions.
+                if message.txn_id >= self._first_tick:
+                    raise Corrupt(f"transaction {message.txn_id} commits at {message.position} without its begin")
+                self._begin_missing(message)
+            case MessageType.ROLLBACK_TXN:
+                self._take(message.txn_id)
+            case _:
+                if (transaction := self._open.get(message.txn_id)) is not None:
+                    transaction.bodies.append(message)
+                    self.size_bytes += message.size_bytes
+        return None
+
+    def _take(self, txn_id: int) -> OpenTransaction | None:
+        transaction = self._open.pop(txn_id, None)
+        if transaction is not None:
+            self.size_bytes -= sum(body.size_bytes for body in transaction.bodies)
+        return transaction
+
+
+def assemble_transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+    """Return the transaction of a commit, each body carrying the commit's tick and what the commit assigned to it."""
+    header = commit.header
+    assert isinstance(header, CommitTxnHeader)
+    if len(bodies) != len(header.assignments):
+        raise Corrupt(f"commit at position {commit.position} is of {len(header.assignments)} bodies, not {len(bodies)}")
+    stamped: list[Message] = []
+    for body, assigned in zip(bodies, header.assignments, strict=True):
+        if body.type is MessageType.INSERT:
+            place = {"segment_id": assigned.segment_id, "first_offset": assigned.offset}
+        else:
+            place = {"next_offset": assigned.offset}
+        stamped.append(
+            replace(
+                body,
+                header=replace(body.header, **place),
+                time_tick=commit.time_tick,
+                last_confirmed_position=commit.last_confirmed_position,
+            )
+        )
+    return TransactionMessage(
+        wal_name=commit.wal_name,
+        position=commit.position,
+        last_confirmed_position=commit.last_confirmed_position,
+        time_tick=commit.time_tick,
+        txn_id=commit.txn_id,
+        bodies=tuple(stamped),
+        commit=commit,
+    )

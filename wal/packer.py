@@ -1,0 +1,121 @@
+"""Puts writes that wait together into one pack: what a pack of a hundred costs once, none of them costs again.
+
+A write that comes alone goes at once, in its caller's own task. Those that come while others are on their way wait for the
+next turn of the event loop, or until fewer packs are under way, and go together, by a task that no caller can cancel.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from wal.append import AppendGroup, AppendResult, Pack
+from wal.errors import StreamingNodeError
+from wal.queue import Budget
+from wal.runtime import event_log
+
+PACKS_IN_FLIGHT_MAX = 4
+"""With as many on their way, writes wait and are put together meanwhile."""
+PACK_BYTES_MAX = 1 << 20
+"""As writes count; larger packs hold the log's writer. A larger write goes alone."""
+PACK_GROUPS_MAX = 512
+"""About 2 ms of the event loop, which is held from their ticks to the log's queue."""
+
+_log = event_log(__name__)
+
+
+class Packer:
+    """The writes of one log that wait; lives on the event loop. `send` settles all groups of a pack that do not come again.
+
+    What waits, or is on its way, counts in `memory`.
+    """
+
+    def __init__(self, send: Callable[[Pack], Awaitable[None]], memory: Budget) -> None:
+        self._send, self._memory = send, memory
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[AppendGroup] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight = 0
+        self._starting = False
+        self._together = False
+        """Whether the last pack was several writes: then one that comes alone may have company in this turn of the loop."""
+
+    async def append(self, group: AppendGroup) -> AppendResult:
+        """Append a group of rows with others that wait; raises what becomes of this group alone.
+
+        Cancelled while it waits, it never happened; once the log has it, its outcome is decided without the caller.
+        """
+        size_bytes = group.size_bytes
+        if not self._memory.try_take(size_bytes):
+            await self._memory.take(size_bytes)
+        try:
+            if not (self._in_flight or self._together or self._waiting):
+                return await self._append_alone(group)
+            group.waiter = self._loop.create_future()
+            self._waiting.append(group)
+            self._start()
+            return await group.waiter
+        finally:
+            self._memory.give_back(size_bytes)
+
+    def come_again(self, group: AppendGroup) -> None:
+        """Put back a group that left its pack, in front of all that wait."""
+        self._waiting.appendleft(group)
+        self._start()
+
+    async def drain(self) -> None:
+        """Return once every write that came before has ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _append_alone(self, group: AppendGroup) -> AppendResult:
+        self._in_flight += 1
+        try:
+            await self._send(Pack([group]))
+            return group.result()
+        finally:
+            self._sent()
+
+    def _start(self) -> None:
+        """Have what waits sent in the next turn of the event loop, unless enough packs are on their way."""
+        if not self._starting and self._in_flight < PACKS_IN_FLIGHT_MAX:
+            self._starting = True
+            self._in_flight += 1
+            task = self._loop.create_task(self._send_waiting())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _sent(self) -> None:
+        self._in_flight -= 1
+        if self._waiting:
+            self._start()
+
+    async def _send_waiting(self) -> None:
+        """Send packs until nothing waits."""
+        self._starting = False
+        try:
+            while groups := self._take():
+                try:
+                    await self._send(Pack(groups, come_again=self.come_again))
+                except Exception as error:  # noqa: BLE001 - a task's border: the error is the callers'
+                    for group in groups:
+                        if group.pack is not None:  # else it left, and was told or comes again
+                            group.settle(error)
+                    if not isinstance(error, StreamingNodeError):
+                        _log.exception("pack_failed")
+        finally:
+            self._sent()
+
+    def _take(self) -> list[AppendGroup]:
+        """Return the groups of the next pack, oldest first, without those whose callers are gone."""
+        taken: list[AppendGroup] = []
+        size_bytes, waiting = 0, self._waiting
+        while waiting and len(taken) < PACK_GROUPS_MAX:
+            size_bytes += waiting[0].size_bytes
+            if taken and size_bytes > PACK_BYTES_MAX:
+                break
+            group = waiting.popleft()
+            if not group.cancelled:
+                taken.append(group)
+        if taken:
+            self._together = len(taken) > 1
+        return taken
