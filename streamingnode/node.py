@@ -28,7 +28,7 @@ from streamingnode.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import WriteResult, result_of
+from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import Writes, append_rows, check_txn_id, within
 from wal.append import AppendGroup, AppendResult
@@ -186,7 +186,7 @@ class Node:
 
     async def commit_transaction(self, txn_id: int, *, timeout: float | None = None) -> WriteResult:
         """Make a transaction's rows appear at one tick. Raises `TransactionExpired` or `InvalidTransactionState`."""
-        return result_of(await self._append(commit_group(check_txn_id(txn_id)), "the commit", timeout))
+        return await self._append(commit_group(check_txn_id(txn_id)), "the commit", timeout)
 
     async def rollback_transaction(self, txn_id: int, *, timeout: float | None = None) -> None:
         """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""

@@ -6,7 +6,7 @@ those of `wal.lifecycle`; `keep` moves them.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -147,8 +147,8 @@ class Wal:
 
     # --- the append, from end to end --------------------------------------------------------------------------------------
 
-    async def append(self, group: AppendGroup) -> AppendResult:
-        """Append a group, atomically and once, and return when the log has acknowledged it.
+    def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
+        """Append a group, atomically and once; to be awaited at once, done when the log has acknowledged it.
 
         Rows go with those of others that wait; messages are an entry of their own. A try whose outcome is open is repeated
         under the same stamp until the outcome is known, so also over a log that is reopened. Cancelling before the group is
@@ -157,8 +157,9 @@ class Wal:
         it, `Indeterminate` when nobody can find out, and what interceptors refuse.
         """
         self._check_fits(group)
-        if group.pieces:
-            return await self._packer.append(group)
+        return self._packer.append(group) if group.pieces else self._append_messages(group)
+
+    async def _append_messages(self, group: AppendGroup) -> AppendResult:
         await self._append_pack(Pack([group]))
         return group.result()
 
@@ -172,8 +173,8 @@ class Wal:
         """Append a pack; every group of it is settled then, or has left to come again. Raises as `append` does."""
         if pack.producer is None and not all(group.producer for group in pack.groups):
             pack.producer = self._own_next  # so that the log recognises a repeated try
-        groups = list(pack.groups)
-        copiers = [group.copier() for group in groups]  # of messages as they are now: the chain stamps them
+        # Messages as they are now: the chain stamps them. Rows are never changed.
+        groups, unstamped = tuple(pack.groups), [(message.header, message.txn_id) for message in pack.messages]
         try:
             return await self._try(pack)
         except Indeterminate as error:
@@ -181,8 +182,13 @@ class Wal:
         except StreamingNodeError as error:
             self._explain(error)
             raise
-        again = [copy for copy, group in zip(copiers, groups, strict=True) if group.pack is pack and not group.outcome]
-        return await self._repeat(pack, again, first)
+        open_groups = [group for group in groups if group.pack is pack and group.outcome is None]
+
+        def again() -> Pack:
+            copies = [group.copy(unstamped) for group in open_groups]
+            return Pack(copies, pack.come_again, pack.producer, pack.place)
+
+        return await self._repeat(again, first)
 
     async def _try(self, pack: Pack) -> None:
         while True:
@@ -215,7 +221,7 @@ class Wal:
                 if self._observer is not None:
                     self._observer.append_ended(pack, time.perf_counter() - started, status)
 
-    async def _repeat(self, pack: Pack, again: Sequence[Callable[[], AppendGroup]], first: Indeterminate) -> None:
+    async def _repeat(self, again: Callable[[], Pack], first: Indeterminate) -> None:
         """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
         limits = self._retry
         error: StreamingNodeError = first
@@ -228,7 +234,7 @@ class Wal:
                     break
                 pause_s = min(2 * pause_s, limits.max_s)
                 try:
-                    return await self._try(Pack([copy() for copy in again], pack.come_again, pack.producer, pack.place))
+                    return await self._try(again())
                 except Indeterminate as failed:
                     error = doubt = failed
                 except StreamingNodeError as failed:

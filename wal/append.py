@@ -12,9 +12,10 @@ import numpy as np
 from wal.codec import encode_entry, encode_rows
 from wal.entry import U8, LogEntry, Numbers, PackedRows, RowBatch
 from wal.errors import InvalidArgument
-from wal.headers import DDL, DML, MAKES_ROOM
+from wal.headers import DDL, DML, MAKES_ROOM, Header
 from wal.message import Message, MutableMessage
 from wal.position import MessageId, Place, ProducerStamp
+from wal.queue import Budget
 from wal.rows import Piece
 
 
@@ -35,10 +36,17 @@ class AppendTicket(msgspec.Struct, frozen=True):
 
 
 class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What became of a group of `count` messages that is in the log; `kind` is that of the log's ids.
+    """What became of an insert, upsert, delete, transaction or other group of messages that is in the log.
 
-    `txn_id` is 0 outside a transaction; `row_offsets` maps each vchannel to the first offset and the count of the rows
-    inserted there; `durable` says whether it was synced when it was acknowledged.
+    Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows
+    inserted there; `message_ids` are the log positions of its `count` messages, of the log's `kind`, ascending; `txn_id` is
+    0 outside a transaction. `durable` says whether it was synced when it was acknowledged; with `durability="os"` that follows
+    within the sync interval.
+
+    A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
+    each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of
+    no rows did nothing: its tick is one that everything acknowledged before the call is at or below.
+    It holds no cycles and is left out of garbage collection: a busy node makes a hundred thousand a second.
     """
 
     kind: type[MessageId]
@@ -49,6 +57,7 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     txn_id: int = 0
     row_offsets: Mapping[str, tuple[int, int]] = {}
     durable: bool = True
+    groups: tuple["AppendResult", ...] = ()
 
     @property
     def first_message_id(self) -> MessageId:
@@ -67,7 +76,9 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def message_ids(self) -> tuple[MessageId, ...]:
-        """The positions of the group's messages, in order."""
+        """The positions of the write's messages, in order."""
+        if self.groups:
+            return tuple(message_id for group in self.groups for message_id in group.message_ids)
         return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
 
 
@@ -81,7 +92,7 @@ class AppendGroup:
     in `waiter`. `earlier` is the try that this one repeats, which then hears of the outcome.
     """
 
-    messages: list[MutableMessage] = field(default_factory=list)
+    messages: Sequence[MutableMessage] = ()
     pieces: Sequence[Piece] = ()
     is_transaction: bool = False
     rows_bytes: int = 0
@@ -89,12 +100,14 @@ class AppendGroup:
     place: Place | None = None
     draw: Callable[[], None] | None = None
     time_tick: int = 0
-    row_offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
+    row_offsets: Mapping[str, tuple[int, int]] | None = None
     pack: "Pack | None" = None
     outcome: "AppendResult | Exception | None" = None
     waiter: "asyncio.Future[AppendResult] | None" = None
     earlier: "AppendGroup | None" = None
     other_try: "AppendGroup | None" = None
+    memory: Budget | None = None
+    """What holds its bytes while it waits and is on its way."""
     waits_until_s: float = 0.0
     """When an append that has to come again gives up, by the loop's clock; 0 before it first has to."""
 
@@ -116,6 +129,7 @@ class AppendGroup:
 
     def settle(self, outcome: "AppendResult | Exception") -> None:
         """Tell the appender what became of the group; the first outcome stands."""
+        self.release()
         if self.outcome is None:
             self.outcome = outcome
             if self.earlier is not None:
@@ -126,6 +140,12 @@ class AppendGroup:
             else:
                 self.waiter.set_result(outcome)
 
+    def release(self) -> None:
+        """Give back the memory it holds."""
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.give_back(self.size_bytes)
+
     def result(self) -> "AppendResult":
         """Return the outcome, or raise it."""
         if isinstance(self.outcome, Exception):
@@ -133,26 +153,24 @@ class AppendGroup:
         assert self.outcome is not None, "it has ended"
         return self.outcome
 
-    def copier(self) -> "Callable[[], AppendGroup]":
-        """Return what makes a group as this one is now, but for a sequence it was given: that is the write's."""
-        unstamped = [(message.header, message.txn_id) for message in self.messages]
+    def copy(self, unstamped: Sequence[tuple[Header, int]]) -> "AppendGroup":
+        """Return another try of this write, with the headers and transaction ids that its messages came with.
 
-        def copy() -> AppendGroup:
-            messages = [
-                replace(message, header=header, txn_id=txn_id)
-                for message, (header, txn_id) in zip(self.messages, unstamped, strict=True)
-            ]
-            return AppendGroup(
-                messages,
-                self.pieces,
-                self.is_transaction,
-                self.rows_bytes,
-                producer=self.producer,
-                place=self.place,
-                earlier=self,
-            )
-
-        return copy
+        A sequence it was given stays: that is the write's.
+        """
+        messages = [
+            replace(message, header=header, txn_id=txn_id)
+            for message, (header, txn_id) in zip(self.messages, unstamped, strict=True)
+        ]
+        return AppendGroup(
+            messages,
+            self.pieces,
+            self.is_transaction,
+            self.rows_bytes,
+            producer=self.producer,
+            place=self.place,
+            earlier=self,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +195,7 @@ class Pack:
     batches: Sequence[RowBatch] = ()
     rows: PackedRows | None = None
     ticket: AppendTicket | None = None
-    messages: list[MutableMessage] = field(init=False)
+    messages: Sequence[MutableMessage] = field(init=False)
     """Those of its only group; none for rows."""
 
     def __post_init__(self) -> None:
@@ -242,6 +260,9 @@ class Pack:
     def drop_cancelled(self) -> None:
         """Leave out the groups that nobody wants any more."""
         if any(group.cancelled for group in self.groups):
+            for group in self.groups:
+                if group.cancelled:
+                    group.release()
             self.groups = [group for group in self.groups if not group.cancelled]
 
     def stamp(self, time_tick: int, last_confirmed: int | None) -> None:
@@ -342,7 +363,7 @@ class Pack:
                 time_tick=group.time_tick,
                 last_confirmed_position=last_confirmed,
                 txn_id=(group.time_tick if group.is_transaction else 0) if message is None else message.txn_id,
-                row_offsets=group.row_offsets,
+                row_offsets=group.row_offsets or {},
                 durable=durable,
             )
             for group, position, count in zip(self.groups, positions, counts, strict=True)

@@ -39,23 +39,17 @@ class Packer:
         self._together = False
         """Whether the last pack was several writes: then one that comes alone may have company in this turn of the loop."""
 
-    async def append(self, group: AppendGroup) -> AppendResult:
-        """Append a group of rows with others that wait; raises what becomes of this group alone.
+    def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
+        """Append a group of rows with others that wait; what is returned is awaited at once, and raises what becomes of it.
 
         Cancelled while it waits, it never happened; once the log has it, its outcome is decided without the caller.
         """
-        size_bytes = group.size_bytes
-        if not self._memory.try_take(size_bytes):
-            await self._memory.take(size_bytes)
-        try:
-            if not (self._in_flight or self._together or self._waiting):
-                return await self._append_alone(group)
-            group.waiter = self._loop.create_future()
-            self._waiting.append(group)
-            self._start()
-            return await group.waiter
-        finally:
-            self._memory.give_back(size_bytes)
+        if not self._memory.try_take(group.size_bytes):
+            return self._append_later(group)
+        group.memory = self._memory
+        if self._in_flight or self._together or self._waiting:
+            return self._join(group)
+        return self._append_alone(group)
 
     def come_again(self, group: AppendGroup) -> None:
         """Put back a group that left its pack, in front of all that wait."""
@@ -67,13 +61,25 @@ class Packer:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
+    async def _append_later(self, group: AppendGroup) -> AppendResult:
+        await self._memory.take(group.size_bytes)
+        group.memory = self._memory
+        return await self._join(group)
+
     async def _append_alone(self, group: AppendGroup) -> AppendResult:
         self._in_flight += 1
         try:
             await self._send(Pack([group]))
             return group.result()
         finally:
+            group.release()
             self._sent()
+
+    def _join(self, group: AppendGroup) -> asyncio.Future[AppendResult]:
+        group.waiter = self._loop.create_future()
+        self._waiting.append(group)
+        self._start()
+        return group.waiter
 
     def _start(self) -> None:
         """Have what waits sent in the next turn of the event loop, unless enough packs are on their way."""
@@ -114,7 +120,9 @@ class Packer:
             if taken and size_bytes > PACK_BYTES_MAX:
                 break
             group = waiting.popleft()
-            if not group.cancelled:
+            if group.cancelled:
+                group.release()
+            else:
                 taken.append(group)
         if taken:
             self._together = len(taken) > 1

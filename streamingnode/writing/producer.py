@@ -9,7 +9,7 @@ from functools import partial
 
 from interceptors.idempotency import ProducerRecord, Producers
 from streamingnode.rows import Keys, Rows
-from streamingnode.writing.result import WriteResult, result_of
+from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import Write, Writes, within
 from wal.adaptor import Wal
@@ -148,11 +148,11 @@ class Producer:
         async def run() -> WriteResult:
             pieces = write.plain(rows)
             if pieces is not None:
-                return result_of(await append(write.group(pieces)))
+                return await append(write.group(pieces))
             batches = await write.check(rows)
             slices = write.slices(batches, self._writes.limits.group_bytes_max)
             if len(slices) == 1:
-                return result_of(await append(write.group(write.pieces(slices[0]))))
+                return await append(write.group(write.pieces(slices[0])))
             async with Transaction(self._writes, append_commit=append) as txn:
                 await txn.add(write, batches)
                 return await txn.commit()

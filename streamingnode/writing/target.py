@@ -5,9 +5,10 @@ that go together; whatever is not plain becomes Arrow at the call.
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,12 @@ class PlainRows:
         self._cells: Callable[[Mapping[str, object]], tuple[Any, ...]] = (
             one if len(names) > 1 else lambda row: (one(row),)
         )
-        checks = [_plain_check(field.type, nullable=i not in shape.required) for i, field in enumerate(shape.schema)]
-        self._checks = tuple(check for check in checks if check is not None)
-        self._is_plain = len(self._checks) == self._columns
+        checks = [_plain_check(field.type) for field in shape.schema]
+        self._is_plain = all(checks)
+        self._types = tuple(check[0] for check in checks if check is not None)
+        self._whole = [(i, *check[1:]) for i, check in enumerate(checks) if check is not None and check[0] is int]
+        self._texts = [i for i, kind in enumerate(self._types) if kind in (str, bytes)]
+        self._required = shape.required
 
     def take(self, rows: Sequence[Any]) -> tuple[Cells, int] | None:
         """Return a copy of a few dicts and what they take at most, in bytes; None for what has to be looked at as Arrow."""
@@ -80,43 +84,50 @@ class PlainRows:
 
     def _size_of(self, cells: tuple[Any, ...]) -> int:
         """Return what cells take at most, 0 when they are not plain."""
-        size_bytes = _CELL_BYTES * self._columns
-        values: Iterable[Any] = cells
-        for value, (kind, nullable, low, high) in zip(values, self._checks, strict=True):
-            if type(value) is not kind:
-                if value is None and nullable:
-                    continue
+        types = tuple(map(type, cells))
+        if types != self._types and not self._takes_nulls(types):
+            return 0
+        for column, low, high in self._whole:
+            value = cells[column]
+            if value is not None and not low <= value <= high:
                 return 0
-            if isinstance(value, int):
-                if not low <= value <= high:
-                    return 0
-            elif isinstance(value, (str, bytes)):
-                length = len(value)
-                if isinstance(value, str) and not value.isascii():
-                    try:
-                        length = len(value.encode())
-                    except UnicodeEncodeError:
-                        return 0
-                if length > PLAIN_TEXT_BYTES_MAX:
-                    return 0
-                size_bytes += length
+        size_bytes = _CELL_BYTES * self._columns
+        for column in self._texts:
+            text = cells[column]
+            if text is None:
+                continue
+            length = len(text) if type(text) is bytes or text.isascii() else _encoded_length(text)
+            if not 0 <= length <= PLAIN_TEXT_BYTES_MAX:
+                return 0
+            size_bytes += length
         return size_bytes
 
+    def _takes_nulls(self, types: tuple[type, ...]) -> bool:
+        fits = all(given in (kind, NoneType) for given, kind in zip(types, self._types, strict=True))
+        return fits and not any(types[column] is NoneType for column in self._required)
 
-def _plain_check(kind: pa.DataType, *, nullable: bool) -> tuple[type, bool, int, int] | None:
+
+def _encoded_length(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:  # a lone surrogate
+        return -1
+
+
+def _plain_check(kind: pa.DataType) -> tuple[type, int, int] | None:
     """Return the Python type, and for whole numbers the bounds, that a column of plain values takes; None for others."""
     if pt.is_integer(kind):
         bits = kind.bit_width
         low, high = (
             (0, (1 << bits) - 1) if pt.is_unsigned_integer(kind) else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
         )
-        return int, nullable, low, high
+        return int, low, high
     if pt.is_boolean(kind):
-        return bool, nullable, 0, 1
+        return bool, 0, 0
     for matches, python in ((pt.is_float64, float), (is_text, str), (is_bytes, bytes)):
         if matches(kind):
-            return python, nullable, 0, 0
-    return (dt.date, nullable, 0, 0) if pt.is_date32(kind) else None
+            return python, 0, 0
+    return (dt.date, 0, 0) if pt.is_date32(kind) else None
 
 
 class BatchTarget:

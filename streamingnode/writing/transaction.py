@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
-from streamingnode.writing.result import WriteResult, nothing_at, result_of
+from streamingnode.writing.result import WriteResult, nothing_at
 from streamingnode.writing.target import messages_of
 from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,
@@ -224,7 +224,7 @@ class Transaction:
             self._last = rows_group(self._pieces, is_transaction=True)
         else:
             return nothing_at(await self._writes.consistent_tick())
-        result = result_of(await self._append_commit(self._last))
+        result = await self._append_commit(self._last)
         # An earlier try of the same write may be in the log; this one may not be in it, too, then.
         if self._txn_id and result.txn_id != self._txn_id:
             with suppress(StreamingNodeError):

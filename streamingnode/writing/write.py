@@ -20,7 +20,7 @@ from anyio import to_thread
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
-from streamingnode.writing.result import WriteResult, combined, nothing_at, result_of
+from streamingnode.writing.result import WriteResult, combined, nothing_at
 from streamingnode.writing.target import PLAIN_ROWS_MAX, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
@@ -199,12 +199,12 @@ class Writes:
         return within(timeout, partial(self.append, group), what, begun=lambda: group.begun)
 
 
-async def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> WriteResult:
-    """Write rows or keys as callers have them, within `timeout` seconds. Raises as `Node.insert`."""
+def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
+    """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
     pieces = write.plain(rows)
     if pieces is not None:
         group = write.group(pieces)
-        return result_of(await writes.append_within(timeout, group, f"the {write.kind}"))
+        return writes.append(group) if timeout is None else writes.append_within(timeout, group, f"the {write.kind}")
     results: list[WriteResult] = []
     last: list[AppendGroup] = []
 
@@ -214,13 +214,13 @@ async def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeou
             return nothing_at(await writes.consistent_tick())
         for batch in write.slices(batches, writes.limits.group_bytes_max):
             last[:] = [write.group(write.pieces(batch))]
-            results.append(result_of(await writes.append(last[0])))
+            results.append(await writes.append(last[0]))
         return combined(results)
 
     def begun() -> bool:
         return bool(results) or any(group.begun for group in last)
 
-    return await within(timeout, run, f"the {write.kind}", begun=begun)
+    return within(timeout, run, f"the {write.kind}", begun=begun)
 
 
 def check_txn_id(txn_id: int) -> int:

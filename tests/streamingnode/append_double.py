@@ -4,18 +4,23 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
 from streamingnode.schema import encode_schema
-from streamingnode.writing.write import Writes, WriteTarget
+from streamingnode.writing.target import WriteTarget
+from streamingnode.writing.write import Writes
 from wal.adaptor import WalLimits
 from wal.append import AppendGroup, AppendResult
-from wal.headers import InsertHeader, MessageType
-from wal.message import MutableMessage
+from wal.entry import U8, PackedRows
+from wal.headers import BeginTxnHeader, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
+from wal.message import Message, MutableMessage
 from wal.position import MemoryMessageId
 from wal.queue import PendingBytes
+from wal.rows import arrange
 
 PCHANNEL = "p0"
 COLLECTION_ID = 7
@@ -63,8 +68,8 @@ class AppendDouble:
         await self._arrived.wait()
 
     @property
-    def messages(self) -> list[MutableMessage]:
-        return [message for group in self.groups for message in group.messages]
+    def messages(self) -> list[MutableMessage | Message]:
+        return [message for group in self.groups for message in messages_in(group)]
 
     def rows(self, schema: pa.Schema, *, vchannel: str | None = None) -> list[dict[str, object]]:
         """Return the inserted rows, in log order."""
@@ -78,17 +83,49 @@ class AppendDouble:
     def _take(self, group: AppendGroup) -> AppendResult:
         self.groups.append(group)
         self._tick += 1
-        first, self._next_position = self._next_position, self._next_position + len(group.messages)
+        group.time_tick = self._tick
+        messages = messages_in(group)
+        first, self._next_position = self._next_position, self._next_position + len(messages)
         offsets: dict[str, tuple[int, int]] = {}
-        for message in group.messages:
+        for message in messages:
             if isinstance(message.header, InsertHeader):
                 known, count = offsets.get(message.vchannel, (self._offsets[message.vchannel], 0))
                 offsets[message.vchannel] = known, count + message.header.rows
                 self._offsets[message.vchannel] += message.header.rows
-        head = group.messages[0]
-        txn_id = head.txn_id or (self._tick if head.type is MessageType.BEGIN_TXN else 0)
-        first_id = MemoryMessageId(first)
-        return AppendResult(first_id, len(group.messages), self._tick, first_id, txn_id, offsets)
+        head = messages[0]
+        return AppendResult(
+            kind=MemoryMessageId,
+            first_position=first,
+            count=len(messages),
+            time_tick=self._tick,
+            last_confirmed_position=first,
+            txn_id=head.txn_id or (self._tick if head.type is MessageType.BEGIN_TXN else 0),
+            row_offsets=offsets,
+        )
+
+
+def messages_in(group: AppendGroup) -> list[MutableMessage | Message]:
+    """Return the messages of a group, its rows encoded as those of a log entry are; of a transaction begin and commit, too."""
+    if group.messages:
+        return list(group.messages)
+    arranged = arrange([group.pieces], [group.is_transaction])
+    rows = PackedRows(
+        wal_name=MemoryMessageId.wal_name,
+        wal_term=1,
+        last_confirmed_position=0,
+        ticks=np.array([group.time_tick], U8),
+        positions=np.zeros(1, U8),
+        counts=arranged.counts,
+        transactions=np.array([group.is_transaction]),
+        batches=tuple(replace(batch, offsets=np.zeros_like(batch.counts)) for batch in arranged.batches),
+    )
+    bodies = [body for message in rows.messages() for body in message.bodies]
+    if not group.is_transaction:
+        assert len(bodies) == int(arranged.counts[0])
+        return [*bodies]
+    assert len(bodies) + 2 == int(arranged.counts[0])
+    begin = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(0))
+    return [begin, *bodies, MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader())]
 
 
 def schema_of(**columns: pa.DataType) -> pa.Schema:
@@ -96,9 +133,13 @@ def schema_of(**columns: pa.DataType) -> pa.Schema:
     return pa.schema(list(columns.items()))
 
 
-def decoded(message: MutableMessage, schema: pa.Schema) -> list[dict[str, object]]:
+def decoded(message: MutableMessage | Message, schema: pa.Schema) -> list[dict[str, object]]:
     """Return the rows or keys a message carries."""
-    return pa.ipc.read_record_batch(pa.py_buffer(message.payload), schema).to_pylist()
+    header = message.header
+    assert isinstance(header, (InsertHeader, DeleteHeader))
+    batch = pa.ipc.read_record_batch(pa.py_buffer(message.payload), schema)
+    first_row = message.first_row if isinstance(message, Message) else 0
+    return batch.slice(first_row, header.rows).to_pylist()
 
 
 def collection_info(
@@ -148,4 +189,4 @@ def writes_on(
 
 
 def types_of(group: AppendGroup) -> Sequence[str]:
-    return [message.type.name for message in group.messages]
+    return [message.type.name for message in messages_in(group)]

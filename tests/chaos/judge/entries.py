@@ -6,7 +6,7 @@ nothing of the parts that write it.
 
 from collections.abc import Iterable, Iterator
 
-from wal.entry import LogEntry, TransactionBuffer
+from wal.entry import LogEntry, TransactionBuffer, messages_of
 from wal.headers import (
     DDL,
     CreateSegmentHeader,
@@ -30,10 +30,10 @@ def judge_entries(entries: Iterable[LogEntry]) -> Iterator[str]:
     begun, exclusive = dict[int, int](), dict[str, int]()
     for at, entry in enumerate(entries):
         begun.update((message.txn_id, at) for message in entry.messages if message.type is MessageType.BEGIN_TXN)
-        for message in buffer.observe(entry):
+        for message in messages_of(buffer.observe(entry)):
             if isinstance(message, TransactionMessage):
                 for vchannel in sorted({body.vchannel for body in message.bodies}):
-                    if exclusive.get(vchannel, -1) > begun[message.txn_id]:
+                    if exclusive.get(vchannel, -1) > begun.get(message.txn_id, at):
                         yield f"transaction {message.txn_id} spans a schema change of {vchannel}"
                 for body in message.bodies:
                     yield from segments.take(body)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from flusher.run import FlushOptions
 from tests.chaos.journal import Died
@@ -16,6 +17,7 @@ from tests.chaos.simulation.clients import Clients
 from tests.chaos.simulation.notes import Notes
 from tests.chaos.simulation.store import StoreFaults
 from tests.chaos.simulation.world import Faults, World
+from wal import packer
 from wal.errors import StreamingNodeError
 
 RETENTION_S = 1e8
@@ -66,7 +68,7 @@ class Scenario:
         self.notes = Notes(world)
         self.lives = self.power_cuts = self.operations = 0
         self._settings = _settings(world)
-        self._coalesced_rows_max = self._settings.pop("coalesced_rows_max")
+        self._packing = {name: self._settings.pop(name) for name in ("PACKS_IN_FLIGHT_MAX", "PACK_GROUPS_MAX")}
 
     def run(self) -> list[str]:
         """Live, die, and be judged."""
@@ -112,13 +114,13 @@ class Scenario:
     def _live(self, *, calls: int, turns: int, look: bool) -> None:
         self.lives += 1
         try:
-            self.world.live(self._life(calls, look=look), turns=turns)
+            with patch.multiple(packer, **self._packing):
+                self.world.live(self._life(calls, look=look), turns=turns)
         finally:
             self.notes.events.append(Died(self.world.now_ns()))
 
     async def _life(self, calls: int, *, look: bool) -> None:
         async with self.world.open_node(**self._settings) as node:
-            node._coalescer.rows_max = self._coalesced_rows_max
             clients = Clients(self.notes, node, self.lives, truncated=self._settings["retention_s"] == 0)
             if look:
                 await clients.create()
@@ -152,7 +154,8 @@ def _settings(world: World) -> dict[str, Any]:
         "flush.retention.interval_s": choose.choice([0.05, 1.0]),
         "ticks.interval_s": choose.choice([0.01, 0.2]),
         "tail.capacity_bytes": choose.choice([0, 1000, 1 << 20]),
-        "coalesced_rows_max": choose.choice([0, 100]),
+        "PACKS_IN_FLIGHT_MAX": choose.choice([1, packer.PACKS_IN_FLIGHT_MAX]),
+        "PACK_GROUPS_MAX": choose.choice([3, packer.PACK_GROUPS_MAX, packer.PACK_GROUPS_MAX]),
         "flush.row_group_bytes": choose.choice([200, 1 << 20]),
     }
 

@@ -22,8 +22,8 @@ from tests.chaos.simulation.disk import (
     apply_changes,
     drop_before,
 )
-from wal.append import AppendGroup, AppendTicket
-from wal.codec import decode_entry, encode_entry, entry_crc32c
+from wal.append import AppendTicket, Pack
+from wal.codec import decode_entry, entry_crc32c
 from wal.entry import LogEntry
 from wal.errors import Indeterminate, OnShutdown, Truncated
 from wal.position import RocksMessageId
@@ -364,16 +364,15 @@ class SimulatedLog:
             await asyncio.sleep(self._store.choose.random() * 0.01)
             self._store.check_writable()
 
-    def append(self, group: AppendGroup) -> AppendTicket:
-        """Queue a group."""
+    def append(self, pack: Pack) -> AppendTicket:
+        """Queue a pack."""
         self._store.check_writable()
-        messages, first = group.messages, self.next_position
-        tick = messages[0].time_tick
-        self._store.on_append(tick, self.last_tick)
-        group.require_tick_above(self.last_tick)
-        data = encode_entry(messages, first_position=first, previous_crc32c=self._crc32c, producer=group.producer)
+        first, tick = self.next_position, pack.time_tick
+        self._store.on_append(pack.groups[0].time_tick, self.last_tick)
+        pack.require_tick_above(self.last_tick)
+        data = pack.encode(WAL_NAME, first_position=first, previous_crc32c=self._crc32c)
         self._crc32c = entry_crc32c(data)
-        self.next_position, self.last_tick = first + len(messages), tick
+        self.next_position, self.last_tick = first + pack.message_count, tick
         entry = EntryWritten(self.name, first, self.next_position - 1, tick, data)
         queued = self._store.submit(entry, log=self)
         return AppendTicket(first, self._crc32c, len(data), written=queued.written, durable=queued.durable)
