@@ -146,7 +146,7 @@ class Producer:
             return self._append(place, group)
 
         async def run() -> WriteResult:
-            pieces = write.plain(rows)
+            pieces = write.plain(rows, self._writes.limits.group_bytes_max)
             if pieces is not None:
                 return await append(write.group(pieces))
             batches = await write.check(rows)

@@ -185,6 +185,11 @@ def encoded(batch: pa.RecordBatch) -> memoryview:
     return memoryview(batch.serialize(memory_pool=_PAYLOAD_POOL))
 
 
+def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch in one buffer of its own: rows that wait must not change with buffers that their caller uses again."""
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+
+
 def batch_bytes(batch: pa.RecordBatch) -> int:
     """Return what a batch takes as a message of its own."""
     return pa.ipc.get_record_batch_size(batch) + MESSAGE_OVERHEAD_BYTES

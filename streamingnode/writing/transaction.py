@@ -17,13 +17,14 @@ import pyarrow as pa
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.result import WriteResult, nothing_at
-from streamingnode.writing.target import messages_of
+from streamingnode.writing.target import copied, messages_of
 from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,
     Kind,
     Write,
     Writes,
     check_seconds,
+    messages_within,
     rows_group,
     slices_within,
 )
@@ -162,7 +163,7 @@ class Transaction:
     async def _write(self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None) -> None:
         self._check_in(TransactionState.OPEN)
         write = self._writes.write(kind, collection, partition)
-        pieces = write.plain(rows)
+        pieces = write.plain(rows, self._writes.limits.group_bytes_max)
         if pieces is not None:
             await self._add(pieces, first=True)
         else:
@@ -172,7 +173,8 @@ class Transaction:
         """Add what a write does with batches that were checked. Raises as `insert` does."""
         self._check_in(TransactionState.OPEN)
         for number, batch in enumerate(slices_within(batches, self._bodies_bytes_max, write.size_bytes)):
-            await self._add(write.pieces(batch), first=not number)
+            # Copied: its buffers may be the caller's, who has them back when the call returns.
+            await self._add(write.pieces(copied(batch)), first=not number)
 
     async def _add(self, pieces: Sequence[Piece], *, first: bool) -> None:
         """Buffer pieces, behind what is streamed to make room for them; `first` of their call or not."""
@@ -210,7 +212,8 @@ class Transaction:
         pieces = self._pieces
         if pieces:
             self._drop_bodies()  # they count as the session's from its append on
-            await self._writes.append(AppendGroup(messages_of(pieces, self._txn_id)))
+            for messages in messages_within(messages_of(pieces, self._txn_id), self._writes.limits.group_bytes_max):
+                await self._writes.append(AppendGroup(messages))
 
     def _drop_bodies(self) -> None:
         size_bytes, self._pieces, self._bodies_bytes, self._messages = self._bodies_bytes, [], 0, 0

@@ -5,7 +5,7 @@ memory holds one. All rows are checked, and all sizes known, before the first ap
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
@@ -21,11 +21,11 @@ from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
 from streamingnode.writing.result import WriteResult, combined, nothing_at
-from streamingnode.writing.target import PLAIN_ROWS_MAX, WriteTarget, batch_bytes, messages_of
+from streamingnode.writing.target import PLAIN_ROWS_MAX, Cells, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument, Overloaded, TooLarge
-from wal.message import MESSAGE_OVERHEAD_BYTES
+from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
 from wal.queue import PendingBytes
 from wal.rows import Piece
 
@@ -59,17 +59,22 @@ class Write:
     partition_id: int = 0
     txn_id: int = 0
 
-    def plain(self, rows: Rows | Keys) -> list[Piece] | None:
-        """Return a few rows or keys of plain values, checked and copied; None for what has to be looked at as Arrow."""
+    def plain(self, rows: Rows | Keys, bytes_max: int) -> list[Piece] | None:
+        """Return a few rows or keys of plain values, checked and copied, that fit a group of `bytes_max` for sure.
+
+        None for what has to be looked at as Arrow.
+        """
         if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
             return None
         target = self.target
         if self.kind == "delete":
             taken = target.deletes.plain.take_values(rows)
-            return None if taken is None else [Piece(target.deletes, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES)]
+            if taken is None or not self._fits(taken, bytes_max):
+                return None
+            return [Piece(target.deletes, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES)]
         inserts = target.inserts(self.partition_id)
         taken = inserts.plain.take(rows)
-        if taken is None:
+        if taken is None or not self._fits(taken, bytes_max):
             return None
         insert = Piece(inserts, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES)
         if self.kind == "insert":
@@ -78,6 +83,12 @@ class Write:
         if len(keys) > 1 and len(set(keys)) < len(keys):
             return None  # of each key the last row, which Arrow finds
         return [Piece(target.deletes, keys, taken[1] + MESSAGE_OVERHEAD_BYTES), insert]
+
+    def _fits(self, taken: tuple[Cells, int], bytes_max: int) -> bool:
+        """Whether plain rows fit one group, however they are encoded."""
+        target = self.target
+        size_bytes = taken[1] + min(len(taken[0]), len(target.info.vchannels)) * target.message_bytes
+        return (size_bytes * 2 if self.kind == "upsert" else size_bytes) <= bytes_max - TRANSACTION_OVERHEAD_BYTES
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
@@ -123,6 +134,19 @@ def rows_group(pieces: Sequence[Piece], *, is_transaction: bool) -> AppendGroup:
     """Return rows as a group that may go with others."""
     size_bytes = sum([piece.size for piece in pieces]) + TRANSACTION_OVERHEAD_BYTES * is_transaction
     return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
+
+
+def messages_within(messages: Sequence[MutableMessage], bytes_max: int) -> Iterator[list[MutableMessage]]:
+    """Yield messages, in order, in groups of at most `bytes_max`: rows that were to go together take more each by itself."""
+    group: list[MutableMessage] = []
+    size_bytes = 0
+    for message in messages:
+        if group and size_bytes + message.size_bytes > bytes_max:
+            yield group
+            group, size_bytes = [], 0
+        group.append(message)
+        size_bytes += message.size_bytes
+    yield group
 
 
 def slices_within(
@@ -201,7 +225,7 @@ class Writes:
 
 def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
     """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
-    pieces = write.plain(rows)
+    pieces = write.plain(rows, writes.limits.group_bytes_max)
     if pieces is not None:
         group = write.group(pieces)
         return writes.append(group) if timeout is None else writes.append_within(timeout, group, f"the {write.kind}")
