@@ -136,8 +136,10 @@ class Node:
         `Indeterminate`. Rows that do not fit leave nothing in the log; a call over one append group that fails later leaves
         the groups before.
         """
-        write = self._writes.write("insert", collection, partition, txn_id=txn_id)
-        return await append_rows(self._writes, write, rows, timeout=timeout)
+        write = self._writes.write
+        return await append_rows(
+            self._writes, write("insert", collection, partition, txn_id=txn_id), rows, timeout=timeout
+        )
 
     async def upsert(
         self,
@@ -152,8 +154,10 @@ class Node:
 
         Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
         """
-        write = self._writes.write("upsert", collection, partition, txn_id=txn_id)
-        return await append_rows(self._writes, write, rows, timeout=timeout)
+        write = self._writes.write
+        return await append_rows(
+            self._writes, write("upsert", collection, partition, txn_id=txn_id), rows, timeout=timeout
+        )
 
     async def delete(
         self, collection: str, keys: Keys, *, txn_id: int = 0, timeout: float | None = None
@@ -162,8 +166,8 @@ class Node:
 
         Keys are values, an Arrow array, or Arrow data with one column named as the primary key. Raises as `insert` does.
         """
-        write = self._writes.write("delete", collection, txn_id=txn_id)
-        return await append_rows(self._writes, write, keys, timeout=timeout)
+        write = self._writes.write
+        return await append_rows(self._writes, write("delete", collection, txn_id=txn_id), keys, timeout=timeout)
 
     # --- transactions ---------------------------------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows
     inserted there; `message_ids` are the log positions of its `count` messages, of the log's `kind`, ascending; `txn_id` is
-    0 outside a transaction. `durable` says whether it was synced when it was acknowledged; with `durability="os"` that follows
-    within the sync interval.
+    0 outside a transaction. `durable` says whether it was synced when it was acknowledged; with `durability="os"` that
+    follows within the sync interval.
 
     A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
     each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of

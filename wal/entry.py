@@ -111,9 +111,12 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         """Return the tick of the group that holds a position."""
         return int(self.ticks[int(np.searchsorted(self.positions, position, side="right")) - 1])
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Self | None:
-        """Return the rows of chosen groups, None when they have none."""
-        batches = tuple(kept for batch in self.batches if (kept := batch.of_groups(chosen)) is not None)
+    def only(
+        self, chosen: npt.NDArray[np.bool_], whole: Callable[[RowBatch], bool] = lambda _batch: False
+    ) -> Self | None:
+        """Return the rows of chosen groups, and of batches that come `whole`; None when there are none."""
+        kept = [batch if whole(batch) else batch.of_groups(chosen) for batch in self.batches]
+        batches = tuple([batch for batch in kept if batch is not None])
         return replace(self, batches=batches) if batches else None
 
     def within(self, *, above: int = 0, upto: int | None = None) -> Self | None:

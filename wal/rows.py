@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from wal.entry import U2, U4, U8, Numbers, RowBatch
@@ -45,8 +46,11 @@ class RowTarget(Protocol):
         """Return the rows of these pieces, in order, for each shard that gets some."""
 
 
-class Piece(NamedTuple):
-    """Rows or keys of one write, checked: `rows` is what its target encodes."""
+class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Rows or keys of one write, checked: `rows` is what its target encodes, `size` what they count for in bytes.
+
+    It holds no cycles and is left out of garbage collection: a busy node has thousands waiting.
+    """
 
     target: RowTarget
     rows: Any
@@ -70,11 +74,11 @@ def arrange(groups: Sequence[Sequence[Piece]], transactions: Sequence[bool]) -> 
     pieces_of: list[int] = []
     number = 0
     for group, pieces in enumerate(groups):
-        for target, rows, _ in pieces:
-            lane = lanes.get(target)
+        for piece in pieces:
+            lane = lanes.get(piece.target)
             if lane is None:
-                lane = lanes[target] = ([], [])
-            lane[0].append(rows)
+                lane = lanes[piece.target] = ([], [])
+            lane[0].append(piece.rows)
             lane[1].append(number)
             pieces_of.append(group)
             number += 1

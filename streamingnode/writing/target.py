@@ -5,7 +5,7 @@ that go together; whatever is not plain becomes Arrow at the call.
 """
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from types import NoneType
@@ -25,8 +25,8 @@ from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece, ShardRows
 from wal.shard_hash import shards_of
 
-Cells = list[tuple[Any, ...]]
-"""Rows as plain values, in the order of the columns."""
+Cells = tuple[tuple[Any, ...], ...]
+"""Rows as plain values, in the order of the columns; tuples, which garbage collection leaves alone once it has seen them."""
 
 PLAIN_ROWS_MAX = 16
 """Calls of more rows gain nothing from being encoded with others."""
@@ -74,11 +74,11 @@ class PlainRows:
                 taken.append(cells)
         except (KeyError, TypeError, AttributeError, IndexError):
             return None
-        return taken, size_bytes
+        return tuple(taken), size_bytes
 
     def take_values(self, values: Sequence[object]) -> tuple[Cells, int] | None:
         """Return values of the only column as rows."""
-        taken = [(value,) for value in values]
+        taken = tuple([(value,) for value in values])
         sizes = [self._size_of(cells) if self._is_plain else 0 for cells in taken]
         return (taken, sum(sizes)) if all(sizes) else None
 
@@ -166,10 +166,10 @@ class BatchTarget:
         parts: list[pa.RecordBatch] = []
         for is_arrow, run in groupby(pieces, key=_is_arrow):
             together = list(run)
-            parts += together if is_arrow else [self._of_cells(list(chain.from_iterable(together)))]
+            parts += together if is_arrow else [self._of_cells(chain.from_iterable(together))]
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)  # type: ignore[attr-defined]  # stubs lack it
 
-    def _of_cells(self, cells: Cells) -> pa.RecordBatch:
+    def _of_cells(self, cells: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
         schema = self.shape.schema
         columns = zip(*cells, strict=True)
         arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
@@ -235,8 +235,9 @@ class WriteTarget:
 def messages_of(pieces: Sequence[Piece], txn_id: int) -> list[MutableMessage]:
     """Return pieces as bodies of an open transaction, which goes into the log before its commit."""
     messages = []
-    for target, rows, _ in pieces:
-        for part, (shard, payload, _, counts) in enumerate(target.encode([rows])):
+    for piece in pieces:
+        target = piece.target
+        for part, (shard, payload, _, counts) in enumerate(target.encode([piece.rows])):
             count = int(counts.sum())
             header = (
                 InsertHeader(target.collection_id, target.partition_id, target.schema_version, count, part=part)

@@ -78,11 +78,11 @@ class Write:
             return None
         insert = Piece(inserts, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES)
         if self.kind == "insert":
-            return [insert]
-        keys = [(cells[target.key_index],) for cells in taken[0]]
+            return (insert,)
+        keys = tuple([(cells[target.key_index],) for cells in taken[0]])
         if len(keys) > 1 and len(set(keys)) < len(keys):
             return None  # of each key the last row, which Arrow finds
-        return [Piece(target.deletes, keys, taken[1] + MESSAGE_OVERHEAD_BYTES), insert]
+        return Piece(target.deletes, keys, taken[1] + MESSAGE_OVERHEAD_BYTES), insert
 
     def _fits(self, taken: tuple[Cells, int], bytes_max: int) -> bool:
         """Whether plain rows fit one group, however they are encoded."""
@@ -115,7 +115,7 @@ class Write:
             pieces.append(Piece(target.inserts(self.partition_id), rows, self._bytes_of(rows)))
         return pieces
 
-    def group(self, pieces: list[Piece]) -> AppendGroup:
+    def group(self, pieces: Sequence[Piece]) -> AppendGroup:
         """Return the group that writes pieces."""
         if self.txn_id:
             return AppendGroup(messages_of(pieces, self.txn_id))
