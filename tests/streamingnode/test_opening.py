@@ -64,8 +64,11 @@ class Parts:
         self.supervisor.spawn(fail())
 
 
+async def _nothing() -> None: ...
+
+
 class _NoParts:
-    wal = SimpleNamespace(stop_waiting=lambda: None)
+    wal = SimpleNamespace(stop_waiting=lambda: None, drain=_nothing)
 
     def __init__(self) -> None:
         self.pending = PendingBytes(1 << 20)

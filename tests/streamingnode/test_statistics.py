@@ -19,7 +19,7 @@ from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, keep_statistics, read_statistics
 from tests.streamingnode.append_double import schema_of
-from wal.append import AppendGroup
+from wal.append import Pack
 
 pytestmark = pytest.mark.anyio
 
@@ -39,9 +39,10 @@ class Heard:
         assert not (failed_before and after_s)
         self.interceptors.append(name)
 
-    def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
+    def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         assert seconds >= 0
-        self.appends.append((group.messages[0].type.name, status))
+        of_pieces = [(group.pieces[0].target.type.name, status) for group in pack.groups if group.pieces]
+        self.appends += of_pieces or [(pack.messages[0].type.name, status)]
 
 
 @pytest.fixture
