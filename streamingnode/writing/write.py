@@ -59,7 +59,7 @@ class Write:
     partition_id: int = 0
     txn_id: int = 0
 
-    def plain(self, rows: Rows | Keys, bytes_max: int) -> list[Piece] | None:
+    def plain(self, rows: Rows | Keys, bytes_max: int) -> tuple[Piece, ...] | None:
         """Return a few rows or keys of plain values, checked and copied, that fit a group of `bytes_max` for sure.
 
         None for what has to be looked at as Arrow.
@@ -71,7 +71,7 @@ class Write:
             taken = target.deletes.plain.take_values(rows)
             if taken is None or not self._fits(taken, bytes_max):
                 return None
-            return [Piece(target.deletes, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES)]
+            return (Piece(target.deletes, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES),)
         inserts = target.inserts(self.partition_id)
         taken = inserts.plain.take(rows)
         if taken is None or not self._fits(taken, bytes_max):
