@@ -17,7 +17,6 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
-from numpy.typing import NDArray
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.columns import by_row, check_column_names, check_nulls, conform, exact_cast, holds_infinity
@@ -33,7 +32,7 @@ from streamingnode.schema import (
     with_leaves,
 )
 from wal.errors import InvalidArgument, shown
-from wal.shard_hash import Hashes, hash_bytes, hash_integers, shards_of
+from wal.shard_hash import Hashes, hash_bytes, hash_integers
 
 DictRows = Sequence[Mapping[str, object]]
 Rows = DictRows | pa.RecordBatch | pa.Table
@@ -300,30 +299,6 @@ def _widened(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.TimestampType):
         return pa.timestamp("us", kind.tz)
     return pa.float64() if pt.is_float32(kind) else kind
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """A batch by shard; `shard_of_row` is None when every row goes to the first of `parts`."""
-
-    parts: tuple[tuple[int, pa.RecordBatch], ...]
-    shard_of_row: NDArray[np.int64] | None = None
-
-
-def route(batch: pa.RecordBatch, *, key_index: int, shards: int) -> Routed:
-    """Return the rows of a batch that is not empty by shard; `key_index` is the primary key's column."""
-    if shards == 1:
-        return Routed(((0, batch),))
-    targets = shards_of(key_hashes(batch.column(key_index)), shards)
-    counts = np.bincount(targets, minlength=shards)
-    used = np.flatnonzero(counts)
-    if len(used) == 1:
-        return Routed(((int(used[0]), batch),))
-    # A stable sort keeps rows of a shard in order; 16-bit numbers are sorted by radix, in linear time.
-    by_shard = batch.take(np.argsort(targets.astype(np.uint16), kind="stable"))
-    ends = np.cumsum(counts)
-    parts = tuple((int(s), by_shard.slice(int(ends[s] - counts[s]), int(counts[s]))) for s in used)
-    return Routed(parts, targets)
 
 
 def key_hashes(keys: AnyArray) -> Hashes:
