@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Self, cast
 
 import anyio
@@ -19,8 +20,9 @@ from interceptors.shard.state import SegmentLimits
 from interceptors.txn import TxnInterceptor
 from interceptors.txn_session import TxnLimits
 from interceptors.window import Places
-from wal.append import Append, AppendGroup, AppendResult, AppendTicket, Interceptor
-from wal.entry import LogEntry, TransactionBuffer
+from tests.wal.packed import FakeTarget, piece, rows_group
+from wal.append import AppendGroup, AppendPack, AppendResult, AppendTicket, Interceptor, Pack
+from wal.entry import LogEntry, TransactionBuffer, messages_of
 from wal.headers import (
     BeginTxnHeader,
     CommitTxnHeader,
@@ -37,9 +39,11 @@ from wal.headers import (
 )
 from wal.log import Log, log_end
 from wal.memory_store import MemoryLog, MemoryLogStore
-from wal.message import AnyMessage, MutableMessage
-from wal.position import MemoryMessageId
+from wal.message import AnyMessage, Message, MutableMessage
+from wal.packer import Packer
+from wal.position import MemoryMessageId, ProducerStamp
 from wal.queue import Budget
+from wal.rows import Piece
 from wal.timetick import TickAllocator, physical_ms
 
 START_MS = 1_000_000
@@ -51,15 +55,15 @@ class SteerableLog:
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
         self._held: list[asyncio.Future[None]] | None = None
-        self.refusal: Callable[[AppendGroup], Exception | None] = lambda _: None
+        self.refusal: Callable[[Pack], Exception | None] = lambda _: None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._log, name)
 
-    def append(self, group: AppendGroup) -> AppendTicket:
-        if error := self.refusal(group):
+    def append(self, pack: Pack) -> AppendTicket:
+        if error := self.refusal(pack):
             raise error
-        ticket = self._log.append(group)
+        ticket = self._log.append(pack)
         if self._held is None:
             return ticket
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,9 +92,10 @@ class Stamp(Interceptor):
         self._ticks = ticks
         self._oldest_open_begin = oldest_open_begin
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
-        group.stamp_time_tick(self._ticks.allocate(), self._oldest_open_begin())
-        return await append(group)
+    async def do_append(self, pack: Pack, append: AppendPack) -> None:
+        count = len(pack.groups)
+        pack.stamp(self._ticks.allocate(count) + count - 1, self._oldest_open_begin())
+        await append(pack)
 
 
 @dataclass
@@ -131,7 +136,8 @@ class LiveChannel:
             self.txn,
             self.shard,
         ]
-        self.append_group = Chain(interceptors, log_end(cast("Log", self.log))).append
+        self.append_pack = Chain(interceptors, log_end(cast("Log", self.log))).append
+        self.packer = Packer(self.append_pack, Budget(1 << 40))
 
     @classmethod
     @asynccontextmanager
@@ -162,9 +168,31 @@ class LiveChannel:
         oldest = self.txn.oldest_open_begin()
         return self.memory.next_position if oldest is None else oldest
 
-    async def append(self, *messages: MutableMessage) -> AppendResult:
-        """Append messages as one group."""
-        return await self.append_group(AppendGroup(list(messages)))
+    async def append_group(self, group: AppendGroup) -> AppendResult:
+        """Append a group alone."""
+        await self.append_pack(Pack([group]))
+        return group.result()
+
+    async def append(self, *what: Piece | MutableMessage) -> AppendResult:
+        """Append rows, or messages, as one group."""
+        return await self.append_group(group_of(*what))
+
+    async def transact(self, *pieces: Piece) -> AppendResult:
+        """Append a buffered transaction."""
+        return await self.append_group(rows_group(*pieces, is_transaction=True))
+
+    def start(self, *groups: AppendGroup) -> list[asyncio.Task[AppendResult]]:
+        """Start the appends of groups that come in one turn of the loop, beside others: they are one pack at first."""
+        self.packer._together = True
+
+        async def append(group: AppendGroup) -> AppendResult:
+            return await self.packer.append(group)
+
+        return [asyncio.get_running_loop().create_task(append(group)) for group in groups]
+
+    async def pack(self, *groups: AppendGroup) -> list[AppendResult | BaseException]:
+        """Append groups that come together; return what each of them came to."""
+        return await asyncio.gather(*self.start(*groups), return_exceptions=True)
 
     async def create_collection(self, name: str, *, shards: int = 1) -> CollectionInfo:
         """Create a collection as the node does."""
@@ -213,11 +241,15 @@ class LiveChannel:
     async def visible(self) -> list[AnyMessage]:
         """Return what readers see of the log."""
         buffer = TransactionBuffer()
-        return [message for entry in await self.entries() for message in buffer.observe(entry)]
+        return [message for entry in await self.entries() for message in messages_of(buffer.observe(entry))]
 
     async def types(self) -> list[MessageType]:
-        """Return the types of all messages in the log."""
-        return [message.type for entry in await self.entries() for message in entry.messages]
+        """Return the types of all messages in the log, without begins and commits around packed rows."""
+        return [message.type for message in await self.messages()]
+
+    async def messages(self) -> list[Message]:
+        """Return all messages in the log, without begins and commits around packed rows."""
+        return [message for entry in await self.entries() for message in messages_in(entry)]
 
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -229,17 +261,55 @@ def parts(kind: MessageType, header: Header, vchannels: Iterable[str]) -> list[M
     return [MutableMessage(kind, header, vchannel) for vchannel in vchannels]
 
 
-def insert(info: CollectionInfo, rows: int = 1, *, shard: int = 0, txn_id: int = 0, **fields: int) -> MutableMessage:
+@cache
+def target_of(
+    kind: MessageType, collection_id: int, partition_id: int, schema_version: int, vchannels: tuple[str, ...]
+) -> FakeTarget:
+    """Return the target of rows that may share a batch."""
+    return FakeTarget(
+        kind, collection_id, partition_id=partition_id, schema_version=schema_version, vchannels=vchannels
+    )
+
+
+def insert(info: CollectionInfo, rows: int = 1, *, shard: int = 0, **fields: int) -> Piece:
     """Return an insert of `rows` rows of 10 bytes each into the default partition."""
+    ids = {"collection_id": info.id, "partition_id": info.partitions[0].id, "schema_version": info.schema_version}
+    target = target_of(MessageType.INSERT, **(ids | fields), vchannels=info.vchannels)
+    return piece(target, *[(shard, b"x" * 10)] * rows)
+
+
+def delete(info: CollectionInfo, keys: int = 1, *, shard: int = 0) -> Piece:
+    """Return a delete of `keys` keys."""
+    return piece(target_of(MessageType.DELETE, info.id, 0, 0, info.vchannels), *[(shard, b"k")] * keys)
+
+
+def insert_body(info: CollectionInfo, rows: int = 1, *, shard: int = 0, txn_id: int, **fields: int) -> MutableMessage:
+    """Return the same insert for a streamed transaction."""
     header = InsertHeader(info.id, info.partitions[0].id, info.schema_version, rows)
     header = msgspec.structs.replace(header, **fields)
-    return MutableMessage(MessageType.INSERT, header, info.vchannels[shard], b"x" * 10 * max(rows, 0), txn_id)
+    return MutableMessage(MessageType.INSERT, header, info.vchannels[shard], b"x" * 10 * rows, txn_id)
 
 
-def delete(info: CollectionInfo, keys: int = 1, *, shard: int = 0, txn_id: int = 0) -> MutableMessage:
-    """Return a delete of `keys` keys."""
-    header = DeleteHeader(info.id, keys)
-    return MutableMessage(MessageType.DELETE, header, info.vchannels[shard], b"k" * keys, txn_id)
+def delete_body(info: CollectionInfo, keys: int = 1, *, shard: int = 0, txn_id: int) -> MutableMessage:
+    """Return the same delete for a streamed transaction."""
+    return MutableMessage(MessageType.DELETE, DeleteHeader(info.id, keys), info.vchannels[shard], b"k" * keys, txn_id)
+
+
+def group_of(*what: Piece | MutableMessage, producer: ProducerStamp | None = None) -> AppendGroup:
+    """Return a group of rows, or of messages, as a write of this stamp."""
+    pieces = [each for each in what if isinstance(each, Piece)]
+    messages = [each for each in what if isinstance(each, MutableMessage)]
+    assert not (pieces and messages), "rows and messages share no group"
+    group = rows_group(*pieces) if pieces else AppendGroup(messages)
+    group.producer = producer
+    return group
+
+
+def messages_in(entry: LogEntry) -> list[Message]:
+    """Return the messages of an entry, without begins and commits around packed rows."""
+    if entry.rows is None:
+        return list(entry.messages)
+    return [body for message in entry.rows.messages() for body in message.bodies]
 
 
 def begin(keepalive_ms: int = 0) -> MutableMessage:
@@ -247,8 +317,8 @@ def begin(keepalive_ms: int = 0) -> MutableMessage:
     return MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms))
 
 
-def commit(txn_id: int = 0) -> MutableMessage:
-    """Return the commit of a transaction; without an id for one that is one group."""
+def commit(txn_id: int) -> MutableMessage:
+    """Return the commit of a transaction."""
     return MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader(), txn_id=txn_id)
 
 

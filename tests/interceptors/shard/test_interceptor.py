@@ -3,14 +3,23 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 
 from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
-from interceptors.shard.decision import decide
+from interceptors.shard.decision import Decision, decide
 from interceptors.shard.state import SegmentLimits
-from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
-from wal.append import AppendGroup
+from tests.interceptors.live_channel import (
+    Limits,
+    LiveChannel,
+    commit,
+    delete,
+    group_of,
+    insert,
+    insert_body,
+    settle_tasks,
+)
+from tests.wal.packed import pack_of
+from wal.append import Pack
 from wal.errors import InvalidArgument, StorageFull
 from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, FlushHeader, InsertHeader, MessageType
 from wal.message import Message, MutableMessage
@@ -26,7 +35,7 @@ async def channel() -> AsyncIterator[LiveChannel]:
 
 
 async def of_type(channel: LiveChannel, kind: MessageType) -> list[Message]:
-    return [message for entry in await channel.entries() for message in entry.messages if message.type is kind]
+    return [message for message in await channel.messages() if message.type is kind]
 
 
 def segment_ids(messages: list[Message]) -> list[int]:
@@ -48,7 +57,7 @@ async def test_row_offsets_are_contiguous_on_each_vchannel(channel: LiveChannel)
 
 
 async def test_look_at_the_state_before_the_log_has_a_group_takes_no_offset_back(channel: LiveChannel) -> None:
-    def look(_: AppendGroup) -> None:
+    def look(_: Pack) -> None:
         assert channel.shard.state.catalog.collections()  # as a thread would, that asks at any moment
 
     info = await channel.create_collection("a")
@@ -118,21 +127,23 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 
 
 @pytest.mark.parametrize("misfit", REFUSED)
-@pytest.mark.parametrize("transaction", [False, True])
-async def test_refused_group_changes_neither_itself_nor_the_state(
-    channel: LiveChannel, misfit: str, *, transaction: bool
-) -> None:
+@pytest.mark.parametrize("kind", ["rows", "transaction", "bodies"])
+async def test_refused_group_changes_neither_itself_nor_the_state(channel: LiveChannel, misfit: str, kind: str) -> None:
     fields, error = REFUSED[misfit]
     info = await channel.create_collection("a")
     await channel.append(insert(info))
-    good, bad = insert(info), insert(info)
-    bad.header = msgspec.structs.replace(bad.header, **fields)
-    messages = [begin(), good, bad, commit()] if transaction else [good, bad]
-    headers, before = [message.header for message in messages], channel.shard.state.snapshot()
+    txn_id = await channel.begin()
+    if kind == "bodies":
+        group = group_of(insert_body(info, txn_id=txn_id), insert_body(info, txn_id=txn_id, **fields))
+    else:
+        group = group_of(insert(info), insert(info, **fields))
+        group.is_transaction = kind == "transaction"
+    headers, before = [message.header for message in group.messages], channel.shard.state.snapshot()
     with pytest.raises(error):
-        await channel.append(*messages)
+        await channel.append_group(group)
     assert channel.shard.state.snapshot() == before
-    assert [message.header for message in messages[1:]] == headers[1:]  # a begin has its keepalive filled in
+    assert [message.header for message in group.messages] == headers
+    assert not group.row_offsets
 
 
 async def test_group_the_log_refuses_leaves_no_trace(channel: LiveChannel) -> None:
@@ -249,8 +260,9 @@ async def test_rows_waiting_for_a_segment_of_what_is_dropped_meanwhile_hear_it(c
     assert len(channel.shard.wanted) == 0
 
 
-def _refuse_segments(group: AppendGroup) -> Exception | None:
-    return StorageFull("disk", 1, 2) if group.messages[0].type is MessageType.CREATE_SEGMENT else None
+def _refuse_segments(pack: Pack) -> Exception | None:
+    is_segment = pack.message is not None and pack.message.type is MessageType.CREATE_SEGMENT
+    return StorageFull("disk", 1, 2) if is_segment else None
 
 
 # --- cuts and seals ---------------------------------------------------------------------------------------------------
@@ -281,7 +293,7 @@ async def test_rows_after_a_cut_go_to_a_new_segment_at_the_next_offset(channel: 
 async def test_cut_ends_no_transaction(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
-    await channel.append(insert(info, txn_id=txn_id))
+    await channel.append(insert_body(info, txn_id=txn_id))
     await channel.cut()
     await channel.commit(txn_id)
     assert channel.shard.state.changes_since_cut
@@ -291,13 +303,13 @@ async def test_only_rows_deletes_and_drops_are_something_to_cut(channel: LiveCha
     info = await channel.create_collection("a")
     eu = await channel.create_partition(info, "eu")
     txn_id = await channel.begin()
-    await channel.append(insert(info, txn_id=txn_id))
+    await channel.append(insert_body(info, txn_id=txn_id))
     await channel.rollback(txn_id)
     assert not channel.shard.state.changes_since_cut
     for change in (
         lambda: channel.append(insert(info)),
         lambda: channel.append(delete(info)),
-        lambda: channel.append(begin(), delete(info), commit()),
+        lambda: channel.transact(delete(info)),
         lambda: channel.drop_partition(info, eu),
         lambda: channel.drop_collection(info),
     ):
@@ -355,16 +367,17 @@ async def test_seal_that_comes_too_late_is_refused(channel: LiveChannel) -> None
 # --- the step of the tick ---------------------------------------------------------------------------------------------
 
 
-async def test_group_is_queued_without_suspending(channel: LiveChannel) -> None:
+@pytest.mark.parametrize("groups", [1, 3])
+async def test_pack_is_queued_without_suspending(channel: LiveChannel, groups: int) -> None:
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     channel.log.hold()
-    group = AppendGroup([insert(info)])
-    appending = channel.append_group(group)
+    pack = pack_of(*[group_of(insert(info)) for _ in range(groups)])
+    appending = channel.append_pack(pack)
     assert asyncio.iscoroutine(appending)
     waited_for = appending.send(None)  # the first suspension of the whole chain
-    assert group.ticket is not None
-    assert waited_for is group.ticket.written
+    assert pack.ticket is not None
+    assert waited_for is pack.ticket.written
     appending.close()
 
 
@@ -372,9 +385,12 @@ async def test_rows_older_than_their_segment_are_a_bug(channel: LiveChannel) -> 
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     (segment,) = channel.shard.state.segments.values()
-    group = AppendGroup([insert(info)])
-    group.stamp_time_tick(segment.created_tick, None)
+    txn_id = await channel.begin()
+    await channel.append(insert_body(info, txn_id=txn_id))
+
+    def decide_at(tick: int) -> Decision:
+        return decide(channel.shard.state, [commit(txn_id)], channel.txn.bodies_of, tick=tick)
+
     with pytest.raises(AssertionError):
-        decide(channel.shard.state, group.messages, channel.txn.bodies_of, tick=group.time_tick)
-    group.stamp_time_tick(segment.created_tick + 1, None)
-    assert decide(channel.shard.state, group.messages, channel.txn.bodies_of, tick=group.time_tick).missing == ()
+        decide_at(segment.created_tick)
+    assert decide_at(segment.created_tick + 1).missing == ()

@@ -6,7 +6,7 @@ import pytest
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.interceptor import ATTEMPTS_MAX, RETRY_S
 from tests.interceptors.live_channel import LiveChannel, insert, settle_tasks
-from wal.append import AppendGroup, AppendResult
+from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, OnShutdown, Overloaded, StorageFull
 from wal.headers import MessageType
 
@@ -24,12 +24,12 @@ class RefuseSegments:
 
     def __init__(self, error: Exception, times: int) -> None:
         self.error, self.left = error, times
-        self.tried: list[AppendGroup] = []
+        self.tried: list[Pack] = []
 
-    def __call__(self, group: AppendGroup) -> Exception | None:
-        if group.messages[0].type is not MessageType.CREATE_SEGMENT:
+    def __call__(self, pack: Pack) -> Exception | None:
+        if pack.message is None or pack.message.type is not MessageType.CREATE_SEGMENT:
             return None
-        self.tried.append(group)
+        self.tried.append(pack)
         self.left -= 1
         return self.error if self.left >= 0 else None
 
@@ -39,7 +39,7 @@ async def test_allocation_is_tried_again_with_fresh_messages_after_pauses(channe
     refusal = channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=3)
     await channel.append(insert(info))
     assert channel.pauses == [RETRY_S] * 3
-    messages = [group.messages[0] for group in refusal.tried]
+    messages = [pack.messages[0] for pack in refusal.tried]
     assert len({id(message) for message in messages}) == 4
     assert len({getattr(message.header, "segment_id", 0) for message in messages}) == 4
 

@@ -8,10 +8,11 @@ from interceptors.txn_session import TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
-    begin,
     commit,
     delete,
+    delete_body,
     insert,
+    insert_body,
     settle_tasks,
 )
 from wal.append import AppendResult
@@ -39,7 +40,7 @@ async def transactions(channel: LiveChannel) -> list[TransactionMessage]:
 
 async def test_transaction_in_one_group_takes_the_groups_tick_as_id_and_needs_no_session(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
-    result = await channel.append(begin(), delete(info), insert(info, 3), commit())
+    result = await channel.transact(delete(info), insert(info, 3))
     assert result.txn_id == result.time_tick
     assert channel.txn.live == 0
     assert [txn.txn_id for txn in await transactions(channel)] == [result.txn_id]
@@ -48,16 +49,15 @@ async def test_transaction_in_one_group_takes_the_groups_tick_as_id_and_needs_no
 async def test_transaction_in_one_group_assigns_bodies_in_their_order(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     await channel.append(insert(info, 5))
-    await channel.append(begin(), delete(info), insert(info, 3), delete(info), commit())
+    await channel.transact(delete(info), insert(info, 3), delete(info))
     (txn,) = await transactions(channel)
     offsets = [getattr(body.header, "first_offset", getattr(body.header, "next_offset", None)) for body in txn.bodies]
     assert offsets == [5, 5, 8]
 
 
-async def test_transaction_may_be_empty_either_way(channel: LiveChannel) -> None:
-    await channel.append(begin(), commit())
+async def test_streamed_transaction_may_be_empty(channel: LiveChannel) -> None:
     await channel.commit(await channel.begin())
-    assert [txn.bodies for txn in await transactions(channel)] == [(), ()]
+    assert [txn.bodies for txn in await transactions(channel)] == [()]
 
 
 # --- streamed ---------------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ async def test_streamed_transaction_is_invisible_until_its_commit(channel: LiveC
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     txn_id = await channel.begin()
-    await channel.append(insert(info, 2, txn_id=txn_id), delete(info, txn_id=txn_id))
+    await channel.append(insert_body(info, 2, txn_id=txn_id), delete_body(info, txn_id=txn_id))
     await channel.append(insert(info, 4))
     assert await transactions(channel) == []
     result = await channel.commit(txn_id)
@@ -80,8 +80,8 @@ async def test_streamed_transaction_is_invisible_until_its_commit(channel: LiveC
 async def test_commit_names_the_vchannels_of_all_collections_it_touched(channel: LiveChannel) -> None:
     one, two = await channel.create_collection("a", shards=2), await channel.create_collection("b")
     txn_id = await channel.begin()
-    await channel.append(insert(two, txn_id=txn_id))
-    await channel.append(insert(one, shard=1, txn_id=txn_id))
+    await channel.append(insert_body(two, txn_id=txn_id))
+    await channel.append(insert_body(one, shard=1, txn_id=txn_id))
     await channel.commit(txn_id)
     (txn,) = await transactions(channel)
     assert isinstance(txn.commit.header, CommitTxnHeader)
@@ -91,12 +91,12 @@ async def test_commit_names_the_vchannels_of_all_collections_it_touched(channel:
 async def test_rolled_back_transaction_never_appears(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
-    await channel.append(insert(info, txn_id=txn_id))
+    await channel.append(insert_body(info, txn_id=txn_id))
     await channel.rollback(txn_id)
     assert await transactions(channel) == []
     assert channel.txn.live == 0
     with pytest.raises(TransactionExpired):
-        await channel.append(insert(info, txn_id=txn_id))
+        await channel.append(insert_body(info, txn_id=txn_id))
 
 
 async def test_begin_without_keepalive_gets_the_default_in_the_log(channel: LiveChannel) -> None:
@@ -129,12 +129,12 @@ async def test_body_that_is_refused_does_not_count(channel: LiveChannel) -> None
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
     with pytest.raises(CollectionNotFound):
-        await channel.append(insert(info, txn_id=txn_id, collection_id=99))
+        await channel.append(insert_body(info, txn_id=txn_id, collection_id=99))
     channel.log.refusal = lambda _: StorageFull("disk", 1, 2)
     with pytest.raises(StorageFull):
-        await channel.append(insert(info, txn_id=txn_id))
+        await channel.append(insert_body(info, txn_id=txn_id))
     channel.log.refusal = lambda _: None
-    await channel.append(insert(info, 2, txn_id=txn_id))
+    await channel.append(insert_body(info, 2, txn_id=txn_id))
     await channel.commit(txn_id)
     (txn,) = await transactions(channel)
     assert len(txn.bodies) == 1
@@ -143,8 +143,8 @@ async def test_body_that_is_refused_does_not_count(channel: LiveChannel) -> None
 async def test_transaction_over_its_size_is_rolled_back_with_a_typed_error(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
-    await channel.append(insert(info, 90, txn_id=txn_id))
-    for attempt in (insert(info, 90, txn_id=txn_id), commit(txn_id)):
+    await channel.append(insert_body(info, 90, txn_id=txn_id))
+    for attempt in (insert_body(info, 90, txn_id=txn_id), commit(txn_id)):
         with pytest.raises(TransactionExpired):
             await channel.append(attempt)
     assert await channel.txn.roll_back_due(channel.append_group) == 1
@@ -163,7 +163,7 @@ async def test_commit_waits_until_no_body_is_on_its_way(channel: LiveChannel) ->
     results: dict[str, AppendResult] = {}
 
     async def append_body() -> None:
-        results["body"] = await channel.append(insert(info, txn_id=txn_id))
+        results["body"] = await channel.append(insert_body(info, txn_id=txn_id))
 
     async def append_commit() -> None:
         results["commit"] = await channel.commit(txn_id)
@@ -175,7 +175,7 @@ async def test_commit_waits_until_no_body_is_on_its_way(channel: LiveChannel) ->
         await settle_tasks()
         assert MessageType.COMMIT_TXN not in await channel.types()
         with pytest.raises(InvalidTransactionState):
-            await channel.append(insert(info, txn_id=txn_id))
+            await channel.append(insert_body(info, txn_id=txn_id))
         channel.log.release()
     assert list(results) == ["body", "commit"]
     assert len(await transactions(channel)) == 1
@@ -187,7 +187,7 @@ async def test_commit_given_up_while_it_waits_may_be_repeated(channel: LiveChann
     txn_id = await channel.begin()
     channel.log.hold()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(channel.append, insert(info, txn_id=txn_id))
+        tasks.start_soon(channel.append, insert_body(info, txn_id=txn_id))
         await settle_tasks()
         async with anyio.create_task_group() as patience:
             patience.start_soon(channel.commit, txn_id)
@@ -204,7 +204,7 @@ async def test_commit_given_up_and_not_repeated_is_rolled_back_by_expiry(channel
     txn_id = await channel.begin()
     channel.log.hold()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(channel.append, insert(info, txn_id=txn_id))
+        tasks.start_soon(channel.append, insert_body(info, txn_id=txn_id))
         await settle_tasks()
         async with anyio.create_task_group() as patience:
             patience.start_soon(channel.commit, txn_id)
@@ -230,7 +230,7 @@ async def test_of_two_commits_that_wait_together_one_is_the_commit(channel: Live
             outcomes.append(error)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(channel.append, insert(info, txn_id=txn_id))
+        tasks.start_soon(channel.append, insert_body(info, txn_id=txn_id))
         await settle_tasks()
         tasks.start_soon(commit_once)
         tasks.start_soon(commit_once)
@@ -251,7 +251,7 @@ async def test_commit_that_the_log_refuses_is_rolled_back(channel: LiveChannel) 
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     txn_id = await channel.begin()
-    await channel.append(insert(info, txn_id=txn_id))
+    await channel.append(insert_body(info, txn_id=txn_id))
     channel.log.refusal = lambda _: StorageFull("disk", 1, 2)
     with pytest.raises(StorageFull):
         await channel.commit(txn_id)
@@ -267,7 +267,7 @@ async def test_commit_that_the_log_refuses_is_rolled_back(channel: LiveChannel) 
 async def test_commit_into_a_full_segment_waits_for_a_new_one_and_succeeds(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
-    await channel.append(insert(info, 3, txn_id=txn_id))
+    await channel.append(insert_body(info, 3, txn_id=txn_id))
     assert channel.shard.state.segments == {}
     await channel.commit(txn_id)
     (segment,) = channel.shard.state.segments.values()

@@ -11,11 +11,12 @@ from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
     commit,
-    delete,
+    delete_body,
     insert,
+    insert_body,
     settle_tasks,
 )
-from wal.append import AppendGroup, AppendResult
+from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import OnShutdown, StorageFull
 from wal.headers import MessageType
 from wal.message import TransactionMessage
@@ -41,9 +42,9 @@ async def transactions(channel: LiveChannel) -> list[TransactionMessage]:
 async def test_expired_transaction_is_refused_and_its_rollback_logged(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin(10)
-    await channel.append(insert(info, txn_id=txn_id))
+    await channel.append(insert_body(info, txn_id=txn_id))
     channel.pass_ms(11)
-    for attempt in (insert(info, txn_id=txn_id), commit(txn_id)):
+    for attempt in (insert_body(info, txn_id=txn_id), commit(txn_id)):
         with pytest.raises(TransactionExpired):
             await channel.append(attempt)
     assert await channel.txn.roll_back_due(channel.append_group) == 1
@@ -58,19 +59,19 @@ async def test_only_a_body_that_was_acknowledged_extends_the_keepalive(channel: 
     channel.pass_ms(9)
     match ends:
         case "acknowledged":
-            await channel.append(insert(info, txn_id=txn_id))
+            await channel.append(insert_body(info, txn_id=txn_id))
         case "refused by the log":
             channel.log.refusal = lambda _: StorageFull("disk", 1, 2)
             with pytest.raises(StorageFull):
-                await channel.append(insert(info, txn_id=txn_id))
+                await channel.append(insert_body(info, txn_id=txn_id))
             channel.log.refusal = lambda _: None
         case "refused on the way":
             with pytest.raises(CollectionNotFound):
-                await channel.append(insert(info, txn_id=txn_id, collection_id=99))
+                await channel.append(insert_body(info, txn_id=txn_id, collection_id=99))
         case _:
             channel.log.hold()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(channel.append, insert(info, txn_id=txn_id))
+                tasks.start_soon(channel.append, insert_body(info, txn_id=txn_id))
                 await settle_tasks()
                 tasks.cancel_scope.cancel()
             channel.log.release()
@@ -136,8 +137,8 @@ async def test_clock_set_back_makes_no_transaction_older_or_younger(channel: Liv
 async def test_exclusive_message_ends_the_transactions_of_its_vchannels_only(channel: LiveChannel) -> None:
     one, two = await channel.create_collection("a"), await channel.create_collection("b")
     hit, spared = await channel.begin(), await channel.begin()
-    await channel.append(insert(one, txn_id=hit))
-    await channel.append(insert(two, txn_id=spared))
+    await channel.append(insert_body(one, txn_id=hit))
+    await channel.append(insert_body(two, txn_id=spared))
     await channel.create_partition(one, "eu")
     with pytest.raises(TransactionExpired, match="schema change"):
         await channel.commit(hit)
@@ -150,7 +151,7 @@ async def test_first_body_behind_an_exclusive_message_ends_the_transaction(chann
     txn_id = await channel.begin()
     await channel.create_partition(info, "eu")
     with pytest.raises(TransactionExpired, match="schema change"):
-        await channel.append(insert(info, txn_id=txn_id))
+        await channel.append(insert_body(info, txn_id=txn_id))
 
 
 async def test_transaction_begun_after_an_exclusive_message_is_free(channel: LiveChannel) -> None:
@@ -158,7 +159,7 @@ async def test_transaction_begun_after_an_exclusive_message_is_free(channel: Liv
     older = await channel.begin()
     await channel.create_partition(info, "eu")
     younger = await channel.begin()
-    await channel.append(insert(info, txn_id=younger))
+    await channel.append(insert_body(info, txn_id=younger))
     await channel.commit(younger)
     await channel.rollback(older)
 
@@ -167,7 +168,7 @@ async def test_exclusive_message_that_is_refused_ends_no_transaction(channel: Li
     info = await channel.create_collection("a")
     await channel.create_partition(info, "eu")
     txn_id = await channel.begin()
-    await channel.append(insert(info, txn_id=txn_id))
+    await channel.append(insert_body(info, txn_id=txn_id))
     with pytest.raises(AlreadyExists):
         await channel.create_partition(info, "eu")
     await channel.commit(txn_id)
@@ -197,8 +198,8 @@ async def test_begin_counts_as_open_from_its_place_in_the_log(channel: LiveChann
 async def test_scope_of_a_commit_has_the_vchannels_of_its_bodies(channel: LiveChannel) -> None:
     info = await channel.create_collection("a", shards=3)
     txn_id = await channel.begin()
-    await channel.append(insert(info, shard=2, txn_id=txn_id), insert(info, shard=0, txn_id=txn_id))
-    scope = channel.txn.scope_of(AppendGroup([commit(txn_id)]))
+    await channel.append(insert_body(info, shard=2, txn_id=txn_id), insert_body(info, shard=0, txn_id=txn_id))
+    scope = channel.txn.scope_of(Pack([AppendGroup([commit(txn_id)])]))
     assert set(scope) == {"", info.vchannels[0], info.vchannels[2]}
 
 
@@ -208,10 +209,10 @@ async def test_scope_of_a_commit_has_the_vchannels_of_its_bodies(channel: LiveCh
 async def test_open_transaction_survives_a_restart_and_commits(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
-    await channel.append(insert(info, 2, txn_id=txn_id))
+    await channel.append(insert_body(info, 2, txn_id=txn_id))
     async with LiveChannel.open(channel.memory) as reopened:
         assert reopened.txn.oldest_open_begin() == channel.txn.oldest_open_begin()
-        await reopened.append(insert(info, 3, txn_id=txn_id))
+        await reopened.append(insert_body(info, 3, txn_id=txn_id))
         await reopened.commit(txn_id)
         (txn,) = await transactions(reopened)
     assert [getattr(body.header, "first_offset", None) for body in txn.bodies] == [0, 2]
@@ -220,7 +221,7 @@ async def test_open_transaction_survives_a_restart_and_commits(channel: LiveChan
 async def test_transaction_overtaken_before_a_restart_stays_dead_after_it(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
-    await channel.append(insert(info, 2, txn_id=txn_id))
+    await channel.append(insert_body(info, 2, txn_id=txn_id))
     await channel.create_partition(info, "eu")
     async with LiveChannel.open(channel.memory) as reopened:
         with pytest.raises(TransactionExpired):
@@ -240,7 +241,7 @@ async def test_restart_counts_as_age(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin(60_000)
     async with LiveChannel.open(channel.memory, LIMITS, later_ms=59_000) as reopened:
-        await reopened.append(delete(info, txn_id=txn_id))
+        await reopened.append(delete_body(info, txn_id=txn_id))
         reopened.pass_ms(1_000)
         with pytest.raises(TransactionExpired, match="maximum age"):
             await reopened.commit(txn_id)
