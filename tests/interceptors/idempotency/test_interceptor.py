@@ -1,7 +1,7 @@
 """Retries on a live channel: recognised, joined, taken over, refused; and the same after the log was read again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -10,12 +10,23 @@ from hypothesis import strategies as st
 from interceptors.errors import CollectionNotFound, ProducerFenced, SequenceTooOld
 from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
-from tests.interceptors.live_channel import LiveChannel, begin, commit, delete, insert, settle_tasks
+from tests.interceptors.live_channel import (
+    LiveChannel,
+    begin,
+    commit,
+    delete,
+    group_of,
+    insert,
+    insert_body,
+    settle_tasks,
+)
 from wal.append import AppendGroup, AppendResult
+from wal.entry import LogEntry
 from wal.errors import Overloaded
 from wal.headers import MessageType, RollbackTxnHeader
 from wal.message import MutableMessage
 from wal.position import ProducerStamp
+from wal.rows import Piece
 
 pytestmark = pytest.mark.anyio
 
@@ -34,11 +45,20 @@ def know(channel: LiveChannel) -> None:
         channel.idempotency.window.fence(producer_id, 1)
 
 
+def named(
+    sequence: int, *what: Piece | MutableMessage, producer_id: int = FEED, epoch: int = 1, is_transaction: bool = False
+) -> AppendGroup:
+    """Return rows or messages as write `sequence` of a producer."""
+    group = group_of(*what, producer=ProducerStamp(producer_id, epoch, sequence))
+    group.is_transaction = is_transaction
+    return group
+
+
 def write(
-    channel: LiveChannel, sequence: int, *messages: MutableMessage, producer_id: int = FEED, epoch: int = 1
+    channel: LiveChannel, sequence: int, *what: Piece | MutableMessage, producer_id: int = FEED, epoch: int = 1
 ) -> Awaitable[AppendResult]:
-    """Append messages as write `sequence` of a producer."""
-    return channel.append_group(AppendGroup(list(messages), producer=ProducerStamp(producer_id, epoch, sequence)))
+    """Append rows or messages as write `sequence` of a producer."""
+    return channel.append_group(named(sequence, *what, producer_id=producer_id, epoch=epoch))
 
 
 def start(write: Awaitable[AppendResult]) -> asyncio.Task[AppendResult]:
@@ -48,9 +68,14 @@ def start(write: Awaitable[AppendResult]) -> asyncio.Task[AppendResult]:
     return asyncio.get_running_loop().create_task(run())
 
 
+def stamps_in(entry: LogEntry) -> Sequence[ProducerStamp | None]:
+    """Return the stamps of an entry: of its messages, or of each of its groups."""
+    return (entry.producer,) if entry.rows is None else entry.rows.producers
+
+
 async def entries_of(channel: LiveChannel, *sequences: int) -> list[int]:
     """Return how many entries the log has for each sequence of the feed."""
-    stamps = [entry.producer for entry in await channel.entries()]
+    stamps = [stamp for entry in await channel.entries() for stamp in stamps_in(entry)]
     return [sum(stamp is not None and stamp.sequence == each for stamp in stamps) for each in sequences]
 
 
@@ -59,13 +84,13 @@ async def rows(channel: LiveChannel, info: CollectionInfo) -> AppendResult:
 
 
 async def transaction(channel: LiveChannel, info: CollectionInfo) -> AppendResult:
-    return await write(channel, 1, begin(), delete(info), insert(info, 2), insert(info, 1), commit())
+    return await channel.append_group(named(1, delete(info), insert(info, 2), insert(info, 1), is_transaction=True))
 
 
 async def streamed_commit(channel: LiveChannel, info: CollectionInfo) -> AppendResult:
     if not hasattr(channel, "open_txn"):
         channel.open_txn = await channel.begin()  # type: ignore[attr-defined]
-        await channel.append(insert(info, 4, txn_id=channel.open_txn))  # type: ignore[attr-defined]
+        await channel.append(insert_body(info, 4, txn_id=channel.open_txn))  # type: ignore[attr-defined]
     return await write(channel, 1, commit(channel.open_txn))  # type: ignore[attr-defined]
 
 
@@ -124,10 +149,11 @@ async def test_joined_retry_says_that_its_write_may_be_in_the_log(channel: LiveC
     channel.log.hold()
     first = start(write(channel, 1, insert(info)))
     await settle_tasks()
-    retry = AppendGroup([insert(info)], producer=ProducerStamp(FEED, 1, 1))
+    retry = named(1, insert(info))
     joined = start(channel.append_group(retry))
     await settle_tasks()
-    assert retry.ticket is None
+    assert retry.pack is not None
+    assert retry.pack.ticket is None
     assert retry.begun
     channel.log.release()
     assert await joined == await first
@@ -181,11 +207,11 @@ async def test_cancelled_retry_leaves_the_first_try_alone(channel: LiveChannel) 
 async def test_refused_first_try_is_forgotten_and_may_be_repeated(channel: LiveChannel) -> None:
     info = await channel.create_collection("c")
     await channel.append(insert(info))
-    channel.log.refusal = lambda _group: Overloaded("not now")
+    channel.log.refusal = lambda _pack: Overloaded("not now")
     tries = [start(write(channel, 1, insert(info))) for _ in range(2)]
     outcomes = await asyncio.gather(*tries, return_exceptions=True)
     assert all(isinstance(each, Overloaded) for each in outcomes)
-    channel.log.refusal = lambda _group: None
+    channel.log.refusal = lambda _pack: None
     assert (await write(channel, 1, insert(info))).count == 1
     assert await entries_of(channel, 1) == [1]
 
@@ -251,14 +277,15 @@ def test_a_window_read_off_the_log_knows_what_the_live_one_knows(steps: list[tup
             info = await channel.create_collection("c", shards=2)
             results: dict[tuple[int, int], AppendResult] = {}
             for producer_id, sequence, kind in steps:
-                messages = [
+                what: Sequence[Piece | MutableMessage] = (
                     [insert(info, 2)],
                     [delete(info)],
-                    [begin(), insert(info), insert(info, 3, shard=1), commit()],
+                    [insert(info), insert(info, 3, shard=1)],
                     [begin()],
                     [insert(info), insert(info, 2, shard=1)],
-                ][kind]
-                result = await write(channel, sequence, *messages, producer_id=producer_id)
+                )[kind]
+                group = named(sequence, *what, producer_id=producer_id, is_transaction=kind == 2)
+                result = await channel.append_group(group)
                 assert results.setdefault((producer_id, sequence), result) == result
             window = (await recover(channel.memory)).window
             for (producer_id, sequence), result in results.items():

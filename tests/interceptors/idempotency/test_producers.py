@@ -12,7 +12,7 @@ from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.window import ProducerLimits, Window
 from tests.interceptors.idempotency.test_window import result_at
 from tests.scanner.test_named_reader import SlowStore, turns
-from wal.append import AppendGroup, AppendResult
+from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded
 from wal.memory_store import MemoryLogStore
 from wal.position import NODE_PRODUCER_ID, MemoryMessageId, ProducerStamp
@@ -70,12 +70,13 @@ async def test_opening_waits_for_what_the_one_before_has_under_way(ids: Callable
     first = await producers.open("feed")
     acknowledged: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
 
-    async def append(_group: AppendGroup) -> AppendResult:
-        return await acknowledged
+    async def append(pack: Pack) -> None:
+        pack.groups[0].settle(await acknowledged)
 
     async def write() -> AppendResult:
-        stamp = ProducerStamp(first.producer_id, first.epoch, 9)
-        return await interceptor.do_append(AppendGroup([], producer=stamp), append)
+        group = AppendGroup(producer=ProducerStamp(first.producer_id, first.epoch, 9))
+        await interceptor.do_append(Pack([group]), append)
+        return group.result()
 
     writing = asyncio.get_running_loop().create_task(write())
     await asyncio.sleep(0)

@@ -18,18 +18,26 @@ TICK = 469_762_048_000_000
 EXAMPLE = Window(tick=TICK + 4)
 EXAMPLE.add(
     ProducerStamp(1, 2, 7),
-    AppendResult(RocksMessageId(4), 1, TICK + 3, RocksMessageId(4), row_offsets={"p0_1v0": (0, 2)}),
+    AppendResult(
+        kind=RocksMessageId,
+        first_position=4,
+        count=1,
+        time_tick=TICK + 3,
+        last_confirmed_position=4,
+        row_offsets={"p0_1v0": (0, 2)},
+    ),
 )
 EXAMPLE.producers[1].floor = 3
 numbers = st.integers(0, SEQUENCE_MAX)
 results = st.builds(
     AppendResult,
-    st.builds(RocksMessageId, numbers),
-    st.integers(1, 65_536),
-    numbers,
-    st.builds(RocksMessageId, numbers),
-    numbers,
-    st.dictionaries(st.text(max_size=9), st.tuples(numbers, numbers), max_size=3),
+    kind=st.just(RocksMessageId),
+    first_position=numbers,
+    count=st.integers(1, 65_536),
+    time_tick=numbers,
+    last_confirmed_position=numbers,
+    txn_id=numbers,
+    row_offsets=st.dictionaries(st.text(max_size=9), st.tuples(numbers, numbers), max_size=3),
 )
 producers = st.tuples(numbers, numbers, numbers, st.dictionaries(st.integers(1, SEQUENCE_MAX), results, max_size=3))
 

@@ -19,10 +19,14 @@ sequences = st.integers(1, 14)
 
 def result_at(number: int, tick: int = 0) -> AppendResult:
     """Return a result that differs from every other number's."""
-    position = MemoryMessageId(number)
-    offsets = {"p0_1v0": (number, 2)} if number % 2 else {}
     return AppendResult(
-        position, 1, tick or add_ms(FIRST_TICK, number), position, txn_id=number % 3, row_offsets=offsets
+        kind=MemoryMessageId,
+        first_position=number,
+        count=1,
+        time_tick=tick or add_ms(FIRST_TICK, number),
+        last_confirmed_position=number,
+        txn_id=number % 3,
+        row_offsets={"p0_1v0": (number, 2)} if number % 2 else {},
     )
 
 
