@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import cast
 
-from wal.entry import LogEntry, PackedRows, Visible
+from wal.entry import LogEntry, PackedRows, RowBatch, Visible
 from wal.errors import InvalidArgument
 from wal.headers import SYSTEM, CommitTxnHeader, MessageType
 from wal.message import ALL_VCHANNELS, Message, TransactionMessage
@@ -73,16 +73,17 @@ class ScanFilter:
         return [message for message in visible if self._passes(message)]
 
     def _select_rows(self, rows: PackedRows) -> PackedRows | None:
-        """Return the groups that pass: of a type that is wanted, or transactions, with rows on a wanted vchannel."""
+        """Return what passes: whole transactions with rows on a wanted vchannel, of plain groups what is wanted there."""
         later = rows.within(above=self.after_tick)
-        if later is None or (self._vchannels is None and self._types is None):
-            return later
         vchannels, types = self._vchannels, self._types
-        chosen = later.groups_where(lambda batch: vchannels is None or batch.vchannel in vchannels)
-        if types is not None:
-            # Rows of a plain group are all of one type.
-            chosen &= later.transactions | later.groups_where(lambda batch: batch.type in types)
-        return later.only(chosen)
+        if later is None or (vchannels is None and types is None):
+            return later
+
+        def is_there(batch: RowBatch) -> bool:
+            return vchannels is None or batch.vchannel in vchannels
+
+        transactions = later.transactions & later.groups_where(is_there)
+        return later.only(transactions, lambda batch: is_there(batch) and (types is None or batch.type in types))
 
     def wants_commit(self, commit: Message) -> bool:
         """Whether the transaction of this commit would pass."""

@@ -204,7 +204,8 @@ async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
             if log.first_position == first_position:
                 raise
             continue  # the log was truncated meanwhile, perhaps not up to the tick
-        if below is not None or log.first_position == FIRST_POSITION:
+        is_within = above is not None and above.first_tick <= tick
+        if below is not None or is_within or log.first_position == FIRST_POSITION:
             return _start_with(log, above or below, after_tick=tick)
         if log.first_position == first_position:  # something above the tick may have been in front of what is kept
             raise Truncated(f"tick {tick}", message_id_kind(log.wal_name)(first_position))

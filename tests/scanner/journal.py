@@ -5,17 +5,20 @@ payloads a reader gets, written down at append time without any of the code unde
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
+
+from msgspec.structs import replace
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch, Scanner
-from tests.wal.entries import into_entry
-from wal.append import AppendGroup, AppendTicket
+from tests.wal.packed import FakeTarget, Row, pack_of, piece, rows_group
+from wal.append import AppendGroup, AppendTicket, Pack
 from wal.entry import LogEntry
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
     CommitTxnHeader,
+    DeleteHeader,
     DropCollectionHeader,
     InsertHeader,
     MessageType,
@@ -26,8 +29,12 @@ from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.message import AnyMessage, Message, MutableMessage
+from wal.position import MessageId, message_id_kind
+from wal.rows import arrange, offsets_of
 
-V0, V1 = "p0_1v0", "p0_1v1"
+V0, V1 = VCHANNELS = "p0_1v0", "p0_1v1"
+ROW_END = b"\n"
+"""Behind each packed row, so that the rows of a message can be told from those of others in its payload."""
 
 
 class Bounds(TypedDict, total=False):
@@ -37,7 +44,7 @@ class Bounds(TypedDict, total=False):
     batch_messages: int
 
 
-SMALL = Bounds(batch_bytes=300, batch_messages=3)
+SMALL = Bounds(batch_bytes=500, batch_messages=3)
 
 
 class Seen(NamedTuple):
@@ -45,6 +52,56 @@ class Seen(NamedTuple):
 
     tick: int
     payloads: tuple[bytes, ...]
+
+
+class Part(NamedTuple):
+    """What a write has on one vchannel, in one message."""
+
+    kind: MessageType
+    vchannel: str
+    payload: bytes
+
+
+class PutPiece(NamedTuple):
+    """Rows, each with its shard: a message for each shard that they have."""
+
+    rows: tuple[Row, ...]
+    kind: MessageType = MessageType.INSERT
+
+
+class Put(NamedTuple):
+    """One write of a pack."""
+
+    pieces: tuple[PutPiece, ...]
+    is_transaction: bool = False
+
+    @property
+    def parts(self) -> list[Part]:
+        """Its messages, in order."""
+        return [
+            Part(kind, VCHANNELS[shard], b"".join(data for at, data in rows if at == shard))
+            for rows, kind in self.pieces
+            for shard in sorted({at for at, _ in rows})
+        ]
+
+
+def put(*payloads: bytes, vchannel: str = V0, is_transaction: bool = False) -> Put:
+    """Return a write of a message for each payload, all on one vchannel."""
+    shard = VCHANNELS.index(vchannel)
+    return Put(tuple(PutPiece(((shard, payload),)) for payload in payloads), is_transaction)
+
+
+def assorted(payload: bytes, number: int) -> list[Put]:
+    """Return one to five writes for a pack: plain ones and transactions, on one vchannel or both."""
+    both = Put((PutPiece(((0, payload), (1, payload + b"1"))), PutPiece(((1, payload),), MessageType.DELETE)), True)
+    kinds = (
+        put(payload),
+        put(payload, payload + b"'", is_transaction=True),
+        put(payload, payload + b"'", vchannel=V1),
+        both,
+        put(payload, vchannel=V1, is_transaction=True),
+    )
+    return [kinds[(number + at) % len(kinds)] for at in range(1 + number // 5 % 5)]
 
 
 def insert(payload: bytes = b"row", vchannel: str = V0, txn_id: int = 0) -> MutableMessage:
@@ -73,10 +130,16 @@ def rollback(txn_id: int) -> MutableMessage:
 
 def frozen(messages: list[MutableMessage], tick: int, position: int, *, size_bytes: int = 100) -> LogEntry:
     """Return messages as an entry that is in no log."""
-    group = AppendGroup(messages)
-    group.stamp_time_tick(tick, None)
-    group.stamp_wal_term(1)
-    return into_entry(messages, wal_name="memory", first_position=position, crc32c=0, size_bytes=size_bytes)
+    pack, nobody_waits = pack_of(AppendGroup(messages)), cast("Any", None)
+    pack.stamp(tick, None)
+    pack.stamp_wal_term(1)
+    pack.ticket = AppendTicket(position, 0, size_bytes, nobody_waits, nobody_waits)
+    return pack.entry("memory")
+
+
+def id_of(entry: LogEntry) -> MessageId:
+    """Return the id of an entry's first message."""
+    return message_id_kind("memory")(entry.first_position)
 
 
 class Journal:
@@ -87,10 +150,16 @@ class Journal:
         self.tail = tail
         self.tick = 0
         self.visible: list[Seen] = []
+        self.puts: dict[int, Put] = {}
+        """Packed writes, by tick."""
         self.entries: list[LogEntry] = []
         self._unpublished: list[LogEntry] = []
         self._last_ticket: AppendTicket | None = None
         self._open: dict[int, tuple[int, list[MutableMessage]]] = {}
+        self._targets = {
+            kind: FakeTarget(kind, vchannels=VCHANNELS) for kind in (MessageType.INSERT, MessageType.DELETE)
+        }
+        self._next_offsets = dict.fromkeys(VCHANNELS, 0)
 
     @classmethod
     async def create(cls, *, tail: LiveTail | None = None, store: LogStore | None = None) -> "Journal":
@@ -104,39 +173,53 @@ class Journal:
         return list(self._open)
 
     def insert(self, *payloads: bytes, vchannel: str = V0) -> LogEntry:
-        self._show(payloads)
-        return self._append([insert(payload, vchannel) for payload in payloads])
-
-    def time_tick(self) -> LogEntry:
-        return self._append([MutableMessage(MessageType.TIME_TICK, TimeTickHeader("node"))])
+        """Append one write that is alone in its entry."""
+        return self.pack(put(*payloads, vchannel=vchannel))
 
     def transaction(self, *payloads: bytes, vchannel: str = V0) -> LogEntry:
         """Append begin, bodies and commit as one group."""
-        txn_id = self.tick + 1
-        self._show(payloads)
-        bodies = [insert(payload, vchannel, txn_id) for payload in payloads]
-        return self._append([begin(txn_id), *bodies, commit(txn_id, bodies)])
+        return self.pack(put(*payloads, vchannel=vchannel, is_transaction=True))
+
+    def pack(self, *puts: Put, publish: bool = True) -> LogEntry:
+        """Append writes as one entry."""
+        groups = []
+        for tick, each in enumerate(puts, self.tick + 1):
+            self.visible.append(Seen(tick, tuple(part.payload for part in each.parts)))
+            self.puts[tick] = each
+            pieces = [
+                piece(self._targets[kind], *((shard, data + ROW_END) for shard, data in rows))
+                for rows, kind in each.pieces
+            ]
+            groups.append(rows_group(*pieces, is_transaction=each.is_transaction))
+        return self._append(*groups, publish=publish)
+
+    def drop(self) -> LogEntry:
+        self._show([b"drop"])
+        return self._append(AppendGroup([drop()]))
+
+    def time_tick(self) -> LogEntry:
+        return self._append(AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader("node"))]))
 
     def begin(self) -> int:
         txn_id = self.tick + 1
         self._open[txn_id] = (self.log.next_position, [])
-        self._append([begin(txn_id)])
+        self._append(AppendGroup([begin(txn_id)]))
         return txn_id
 
     def body(self, txn_id: int, *payloads: bytes, vchannel: str = V0) -> LogEntry:
         bodies = [insert(payload, vchannel, txn_id) for payload in payloads]
         self._open[txn_id][1].extend(bodies)
-        return self._append(bodies)
+        return self._append(AppendGroup(bodies))
 
     def commit(self, txn_id: int) -> LogEntry:
         _, bodies = self._open[txn_id]
         self._show(tuple(bytes(body.payload) for body in bodies))
-        entry = self._append([commit(txn_id, bodies)])
+        entry = self._append(AppendGroup([commit(txn_id, bodies)]))
         del self._open[txn_id]
         return entry
 
     def rollback(self, txn_id: int) -> LogEntry:
-        entry = self._append([rollback(txn_id)])
+        entry = self._append(AppendGroup([rollback(txn_id)]))
         del self._open[txn_id]
         return entry
 
@@ -162,39 +245,58 @@ class Journal:
 
     def append_unpublished(self, *payloads: bytes) -> None:
         """Append and leave it to a later `publish`."""
-        self._show(payloads)
-        self._append([insert(payload) for payload in payloads], publish=False)
+        self.pack(put(*payloads), publish=False)
 
     def _show(self, payloads: Sequence[bytes]) -> None:
         self.visible.append(Seen(self.tick + 1, tuple(payloads)))
 
-    def _append(self, messages: list[MutableMessage], *, publish: bool = True) -> LogEntry:
-        self.tick += 1
+    def _append(self, *groups: AppendGroup, publish: bool = True) -> LogEntry:
+        self.tick += len(groups)
         oldest_begin = min((position for position, _ in self._open.values()), default=None)
-        group = AppendGroup(messages)
-        group.stamp_time_tick(self.tick, oldest_begin)
-        group.stamp_wal_term(1)
-        ticket = self._last_ticket = self.log.append(group)
-        entry = into_entry(
-            messages,
-            wal_name=self.log.wal_name,
-            first_position=ticket.first_position,
-            crc32c=ticket.crc32c,
-            size_bytes=ticket.size_bytes,
-        )
+        pack = pack_of(*groups)
+        pack.stamp(self.tick, oldest_begin)
+        pack.stamp_wal_term(1)
+        if pack.has_packed_rows:
+            self._lay_out(pack)
+        pack.ticket = self._last_ticket = self.log.append(pack)
+        entry = pack.entry(self.log.wal_name)
         self.entries.append(entry)
         self._unpublished.append(entry)
         if publish:
             self.publish()
         return entry
 
+    def _lay_out(self, pack: Pack) -> None:
+        arranged = arrange([group.pieces for group in pack.groups], [group.is_transaction for group in pack.groups])
+        placed = []
+        for vchannel, first in self._next_offsets.items():
+            batches = [batch for batch in arranged.batches if batch.vchannel == vchannel]
+            if batches:
+                offsets = offsets_of(batches, first)
+                placed += [replace(batch, offsets=given) for batch, given in zip(batches, offsets, strict=True)]
+                self._next_offsets[vchannel] += sum(b.rows for b in batches if b.type is MessageType.INSERT)
+        pack.message_counts, pack.batches = arranged.counts, placed
+
+
+def payload_of(message: Message) -> bytes:
+    """Return the rows of a message, put together; of one without rows its payload."""
+    header = message.header
+    if not isinstance(header, InsertHeader | DeleteHeader):
+        return bytes(message.payload)
+    rows = bytes(message.payload).split(ROW_END)
+    return b"".join(rows[message.first_row : message.first_row + header.rows])
+
+
+def later_than(journal: Journal, tick: int) -> list[Seen]:
+    """Return what a reader is shown above a tick."""
+    return [each for each in journal.visible if each.tick > tick]
+
 
 def seen(messages: Sequence[AnyMessage]) -> list[Seen]:
     """Return what messages show, parts of one tick put together."""
     shown: list[Seen] = []
     for message in messages:
-        parts = message.bodies
-        payloads = tuple(bytes(part.payload) for part in parts)
+        payloads = tuple(payload_of(part) for part in message.bodies)
         if shown and shown[-1].tick == message.time_tick:
             payloads = shown.pop().payloads + payloads
         shown.append(Seen(message.time_tick, payloads))

@@ -2,11 +2,12 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scanner.reorder import ReorderBuffer
-from tests.scanner.journal import frozen, insert
+from tests.scanner.journal import frozen, insert, put, tailed_journal
 from wal.entry import LogEntry
 
 
@@ -52,6 +53,16 @@ def test_the_same_entry_again_is_refused() -> None:
     buffer.push(entry(5))
     buffer.push(entry(5))
     assert ticks(buffer.pop_until(9)) == [5]
+
+
+@pytest.mark.anyio
+async def test_a_pack_leaves_as_a_whole_once_the_tick_of_its_last_write_is_confirmed() -> None:
+    journal = await tailed_journal()
+    pack = journal.pack(put(b"a"), put(b"b"), put(b"c"))
+    buffer = ReorderBuffer()
+    buffer.push(pack)
+    assert buffer.pop_until(2) == []
+    assert buffer.pop_until(3) == [pack]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 30))))

@@ -9,7 +9,7 @@ import pytest
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
-from tests.scanner.journal import Bounds, Journal, read_until, seen
+from tests.scanner.journal import Bounds, Journal, assorted, later_than, put, read_until, seen
 from wal.live_tail import LiveTail
 from wal.message import AnyMessage
 from wal.position import RocksMessageId
@@ -21,11 +21,11 @@ LIMITS = Bounds(batch_bytes=2000, batch_messages=20)
 
 
 async def write_schedule(journal: Journal, rng: random.Random, count: int) -> None:
-    """Append plain groups and transactions, some of them streamed and overlapping."""
+    """Append plain groups and transactions, some packed together, some streamed and overlapping."""
     for number in range(count):
         payload = b"%d" % number
         open_transactions = journal.open_transactions
-        match rng.randrange(6):
+        match rng.randrange(7):
             case 0:
                 journal.transaction(payload, payload)
             case 1:
@@ -36,6 +36,8 @@ async def write_schedule(journal: Journal, rng: random.Random, count: int) -> No
                 journal.commit(rng.choice(open_transactions))
             case 4 if open_transactions:
                 journal.rollback(rng.choice(open_transactions))
+            case 5:
+                journal.pack(*assorted(payload, number))
             case _:
                 journal.insert(payload, payload)
         if rng.random() < 0.2:
@@ -50,7 +52,7 @@ async def follow(scanner: Scanner, messages: list[AnyMessage], tick: int) -> Non
 async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_path: Path) -> None:
     rng = random.Random(20240611)
     store = await open_rocks_store(tmp_path / "data")
-    journal = await Journal.create(tail=LiveTail(capacity_bytes=4000), store=store)
+    journal = await Journal.create(tail=LiveTail(capacity_bytes=8000), store=store)
     assert journal.tail is not None
     followers = [
         Scanner(journal.log, journal.tail, DeliverPolicy.all(), **LIMITS),
@@ -60,7 +62,7 @@ async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_p
     async with anyio.create_task_group() as tasks:
         for messages, follower in zip(got, followers, strict=True):
             tasks.start_soon(follow, follower, messages, 300)
-        await write_schedule(journal, rng, 300)
+        await write_schedule(journal, rng, 300)  # a tick each at least
     end = journal.insert(b"end").time_tick
     await journal.synced()
     for messages, follower in zip(got, followers, strict=True):
@@ -100,6 +102,30 @@ async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopen
     assert rest
     assert seen(await read_until(scanner, journal.tick)) == rest
     await scanner.close()
+    await store.close()
+
+
+async def test_a_log_truncated_within_a_pack_is_reopened_with_all_of_it(tmp_path: Path) -> None:
+    store = await open_rocks_store(tmp_path / "data")
+    journal = await Journal.create(store=store)
+    journal.insert(b"before")
+    entry = journal.pack(put(b"a"), put(b"b", is_transaction=True), put(b"c"))
+    journal.insert(b"after")
+    await journal.synced()
+    await journal.log.truncate(entry.first_position + 2)
+    assert journal.log.first_position == entry.first_position
+    await store.close()
+    store = await open_rocks_store(tmp_path / "data")
+    log = await store.open_log("p0")
+    for policy, tick in (
+        (DeliverPolicy.all(), 1),
+        (DeliverPolicy.start_from(RocksMessageId(entry.first_position + 2)), 2),
+        (DeliverPolicy.start_after(2), 2),
+        (DeliverPolicy.start_after(RocksMessageId(entry.first_position + 2)), 3),
+    ):
+        scanner = Scanner(log, None, policy)
+        assert seen(await read_until(scanner, journal.tick)) == later_than(journal, tick)
+        await scanner.close()
     await store.close()
 
 

@@ -130,7 +130,7 @@ async def test_a_batch_resumes_at_the_begin_of_the_oldest_open_transaction() -> 
 
 
 async def test_a_scan_tails_once_the_tail_reaches_back_to_it() -> None:
-    journal = await tailed_journal(capacity_bytes=400)
+    journal = await tailed_journal(capacity_bytes=800)
     for _ in range(30):
         journal.insert(b"row")
     scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), **SMALL)
@@ -141,7 +141,7 @@ async def test_a_scan_tails_once_the_tail_reaches_back_to_it() -> None:
 
 
 async def test_an_evicted_scan_returns_to_the_log_and_then_to_the_tail() -> None:
-    journal = await tailed_journal(capacity_bytes=400)
+    journal = await tailed_journal(capacity_bytes=800)
     journal.insert(b"row")
     log = FaultyLog(journal.log)
     scanner = Scanner(log.as_log, journal.tail, DeliverPolicy.all(), **SMALL)

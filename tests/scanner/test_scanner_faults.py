@@ -105,7 +105,7 @@ async def test_a_cancelled_next_batch_is_returned_by_the_next_call() -> None:
 
 @given(st.randoms(use_true_random=False))
 async def test_cancelling_at_any_moment_loses_nothing(rng: random.Random) -> None:
-    journal = await tailed_journal(capacity_bytes=400)
+    journal = await tailed_journal(capacity_bytes=800)
     scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), **SMALL)
     messages: list[AnyMessage] = []
     for _ in range(40):

@@ -7,20 +7,21 @@ from hypothesis import strategies as st
 
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from tests.scanner.journal import Bounds, Journal, batches_until, read_until, scan, seen, tailed_journal
+from tests.scanner.journal import Bounds, Journal, assorted, batches_until, read_until, scan, seen, tailed_journal
 from wal.message import TransactionMessage
 from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 
 
-APPENDS = ["insert", "group", "transaction", "begin", "body", "body", "commit", "rollback", "time_tick", "idle", "late"]
+PACKED = ["insert", "group", "transaction", "pack", "pack", "late", "late pack"]
+APPENDS = [*PACKED, "begin", "body", "body", "commit", "rollback", "drop", "time_tick", "idle"]
 STEPS = st.sampled_from([*APPENDS, "read", "read", "read"])
 SCHEDULES = st.integers(0, 80).flatmap(lambda count: st.lists(STEPS, min_size=count, max_size=count))
 
 
 @settings(max_examples=60)
-@given(SCHEDULES, st.integers(100, 1500), st.integers(150, 2000))
+@given(SCHEDULES, st.integers(100, 2000), st.integers(150, 3000))
 async def test_tailing_and_catching_up_deliver_what_the_model_says(
     steps: list[str], capacity_bytes: int, batch_bytes: int
 ) -> None:
@@ -61,7 +62,14 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
         rest = seen(await read_until(resumed, end.time_tick)) if message.time_tick < end.time_tick else []
         assert rest == [each for each in journal.visible if each.tick > message.time_tick], "I3"
         await resumed.close()
-    begun_at = {entry.time_tick: entry.first_position for entry in journal.entries}  # a transaction's id is that tick
+    begun_at: dict[int, int] = {}  # a transaction's id is that tick
+    for entry in journal.entries:
+        rows = entry.rows
+        begun_at |= (
+            {entry.time_tick: entry.first_position}
+            if rows is None
+            else dict(zip(rows.ticks.tolist(), rows.positions.tolist(), strict=True))
+        )
     for batch in batches:
         later = [message for message in messages if message.time_tick > batch.confirmed_tick]
         begins = [begun_at[message.txn_id] for message in later if isinstance(message, TransactionMessage)]
@@ -82,7 +90,7 @@ def published(journal: Journal) -> int:
     return journal.tail.confirmed_tick
 
 
-def apply(journal: Journal, step: str, number: int) -> None:
+def apply(journal: Journal, step: str, number: int) -> None:  # noqa: C901  # one arm for each step
     """Do one step of a schedule; a step that has nothing to work on does nothing."""
     payload = b"%d" % number
     match step:
@@ -102,6 +110,10 @@ def apply(journal: Journal, step: str, number: int) -> None:
             journal.idle()
         case "late":
             journal.append_unpublished(payload)
+        case "pack" | "late pack":
+            journal.pack(*assorted(payload, number), publish=step == "pack")
+        case "drop":
+            journal.drop()
         case _:
             pass
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from tests.scanner.faulty_log import FaultyLog
-from tests.scanner.journal import Seen, read_until, scan, seen, tailed_journal
+from tests.scanner.journal import Seen, id_of, read_until, scan, seen, tailed_journal
 from wal.entry import LogEntry
 from wal.errors import InvalidArgument, Truncated
 from wal.position import MemoryMessageId, RocksMessageId
@@ -75,7 +75,7 @@ async def test_latest_delivers_a_transaction_that_was_open_when_it_started() -> 
 
 async def test_start_from_includes_the_message_and_start_after_does_not() -> None:
     journal = await tailed_journal()
-    ids = [journal.insert(b"row").messages[0].message_id for _ in range(4)]
+    ids = [id_of(journal.insert(b"row")) for _ in range(4)]
     assert seen(await read_until(scan(journal, DeliverPolicy.start_from(ids[2])), 4)) == journal.visible[2:]
     assert seen(await read_until(scan(journal, DeliverPolicy.start_after(ids[2])), 4)) == journal.visible[3:]
 
@@ -85,7 +85,7 @@ async def test_start_from_the_id_of_a_streamed_transaction_delivers_it_whole() -
     txn_id = journal.begin()
     journal.body(txn_id, b"one", b"two")
     commit = journal.commit(txn_id)
-    scanner = scan(journal, DeliverPolicy.start_from(commit.messages[0].message_id))
+    scanner = scan(journal, DeliverPolicy.start_from(id_of(commit)))
     assert seen(await read_until(scanner, journal.tick)) == journal.visible
 
 
@@ -95,7 +95,7 @@ async def test_start_after_a_message_delivers_a_transaction_begun_before_it() ->
     journal.body(txn_id, b"one")
     between = journal.insert(b"between")
     journal.commit(txn_id)
-    scanner = scan(journal, DeliverPolicy.start_after(between.messages[0].message_id))
+    scanner = scan(journal, DeliverPolicy.start_after(id_of(between)))
     assert seen(await read_until(scanner, journal.tick)) == journal.visible[1:]
 
 
@@ -265,11 +265,11 @@ async def test_a_transaction_begun_before_what_is_kept_is_dropped_by_all_and_tru
     await journal.log.truncate(kept.first_position)
     everything = scan(journal, DeliverPolicy.all())
     assert seen(await read_until(everything, 4)) == [Seen(4, (b"plain",))]
-    explicit = scan(journal, DeliverPolicy.start_from(kept.messages[0].message_id))
+    explicit = scan(journal, DeliverPolicy.start_from(id_of(kept)))
     for _ in range(2):
         with pytest.raises(Truncated):
             await read_until(explicit, 4)
-    past_it = scan(journal, DeliverPolicy.start_from(kept.messages[0].message_id), after_tick=3)
+    past_it = scan(journal, DeliverPolicy.start_from(id_of(kept)), after_tick=3)
     assert seen(await read_until(past_it, 4)) == [Seen(4, (b"plain",))]
 
 
@@ -296,7 +296,7 @@ async def test_a_resumed_scan_reads_nothing_before_its_position_which_may_be_giv
     kept = journal.insert(b"kept")
     journal.commit(txn_id)
     journal.insert(b"after")
-    resumed = scan(journal, DeliverPolicy.start_from(kept.messages[0].message_id), after_tick=4)
+    resumed = scan(journal, DeliverPolicy.start_from(id_of(kept)), after_tick=4)
     await resumed.open()
     await journal.log.truncate(kept.first_position)
     assert seen(await read_until(resumed, 5)) == [Seen(5, (b"after",))]
