@@ -1,10 +1,17 @@
 """Messages as a reader of one collection sees them: all parts of one tick together, rows as Arrow. No I/O."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import overload
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from msgspec.structs import replace
 
+from wal.entry import PackedRows
 from wal.headers import DDL, DML, DeleteHeader, InsertHeader, MessageType
 from wal.message import AnyMessage, Message, TransactionMessage
 from wal.position import MessageId
@@ -57,6 +64,88 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if isinstance(part.header, (InsertHeader, DeleteHeader))
         ]
         return pa.Table.from_batches(batches, schema=schema)
+
+
+class ReadRows:
+    """Rows of one collection that came packed, of many messages: these are made when they are asked for."""
+
+    def __init__(
+        self, rows: PackedRows, vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
+    ) -> None:
+        self._rows, self._vchannels, self._types, self._schemas = rows, vchannels, types, schemas
+        self.num_rows = sum([batch.rows for batch in rows.batches])
+        self.time_tick = max([int(rows.ticks[batch.groups[-1]]) for batch in rows.batches])
+
+    @classmethod
+    def of(
+        cls, rows: PackedRows, vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
+    ) -> "ReadRows | None":
+        """Return the rows of these vchannels and types, None when there are none."""
+        batches = tuple(batch for batch in rows.batches if batch.vchannel in vchannels and batch.type in types)
+        return cls(replace(rows, batches=batches), vchannels, types, schemas) if batches else None
+
+    def messages(self) -> list[ReadMessage]:
+        """Make the messages, one for each group."""
+        made = []
+        for _, messages in groupby(self._rows.messages(), attrgetter("time_tick")):
+            message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
+            assert message is not None, "only what is delivered is left"
+            made.append(message)
+        return made
+
+    @property
+    def count(self) -> int:
+        """How many messages there are."""
+        return int(self._groups().sum())
+
+    def split(self, rows_max: int) -> "tuple[ReadRows | None, ReadRows | None]":
+        """Return the first messages, of up to so many rows together, and the others; None for none."""
+        rows_of = np.zeros(len(self._rows.ticks), np.int64)
+        for batch in self._rows.batches:
+            np.add.at(rows_of, batch.groups, batch.counts)
+        fitting = np.cumsum(rows_of) <= rows_max
+        return self._only(fitting), self._only(~fitting)
+
+    def _only(self, groups: npt.NDArray[np.bool_]) -> "ReadRows | None":
+        rows = self._rows.only(groups)
+        return None if rows is None else ReadRows(rows, self._vchannels, self._types, self._schemas)
+
+    def _groups(self) -> npt.NDArray[np.bool_]:
+        return self._rows.groups_where(lambda _: True)
+
+
+class ReadBatch(Sequence[ReadMessage]):
+    """Messages of one collection, in order; those that came packed are made into objects when they are looked at."""
+
+    def __init__(self, parts: Sequence[ReadMessage | ReadRows]) -> None:
+        self._parts = parts
+        self._made: list[ReadMessage] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """The rows and keys of all messages."""
+        return sum([part.num_rows for part in self._parts])
+
+    @property
+    def time_tick(self) -> int:
+        """The tick of the last message."""
+        return self._parts[-1].time_tick
+
+    def __len__(self) -> int:
+        return sum([part.count if isinstance(part, ReadRows) else 1 for part in self._parts])
+
+    @overload
+    def __getitem__(self, index: int) -> ReadMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ReadMessage]: ...
+    def __getitem__(self, index: int | slice) -> ReadMessage | list[ReadMessage]:
+        if self._made is None:
+            self._made = [
+                message
+                for part in self._parts
+                for message in (part.messages() if isinstance(part, ReadRows) else (part,))
+            ]
+        return self._made[index]
 
 
 def merge_tick(

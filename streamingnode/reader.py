@@ -24,8 +24,9 @@ from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.channel import Channel
 from streamingnode.collections import check_name
-from streamingnode.read_message import DELIVERED_TYPES, ReadMessage, merge_tick
+from streamingnode.read_message import DELIVERED_TYPES, ReadBatch, ReadMessage, ReadRows, merge_tick
 from streamingnode.schema import decode_schema
+from wal.entry import PackedRows, messages_of, up_to
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
 from wal.headers import SYSTEM, MessageType
 from wal.message import Message
@@ -75,7 +76,7 @@ class CollectionReader:
         self._vchannels = frozenset(info.vchannels)
         schema = decode_schema(info.schema)
         self._schemas = {MessageType.INSERT: schema, MessageType.DELETE: pa.schema([schema.field(info.primary_key)])}
-        self._ready: deque[ReadMessage] = deque()
+        self._ready: deque[ReadMessage | ReadRows] = deque()
         self._entered, self._ended = False, False
         self._scanner: Scanner | None = None
         self._named: NamedReader | None = None
@@ -107,30 +108,59 @@ class CollectionReader:
         """Return the next message. Cancelling loses nothing."""
         if not await self._has_more():
             raise StopAsyncIteration
-        return self._ready.popleft()
+        first = self._ready.popleft()
+        if isinstance(first, ReadRows):
+            message, *others = first.messages()
+            self._ready.extendleft(reversed(others))
+            return message
+        return first
 
     async def next_messages(self) -> list[ReadMessage]:
         """Return the next messages, at least one, without waiting for more; an empty list at the end."""
         await self._has_more()
-        messages = list(self._ready)
+        parts = list(self._ready)
         self._ready.clear()
-        return messages
+        return list(ReadBatch(parts))
 
-    async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[list[ReadMessage]]:
-        """Yield lists of messages of up to `max_rows` rows, each at most `max_wait_s` after its first message.
+    async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[ReadBatch]:
+        """Yield messages of up to `max_rows` rows together, each batch at most `max_wait_s` after its first message.
 
         A message of more rows comes alone; a message without rows counts as one. Nothing is yielded while nothing comes.
+        Small writes came into the log together: their messages become objects only when a batch is looked into.
         """
         if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(max_wait_s, Real) or not max_wait_s >= 0:
             raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
-        while first := await anext(self, None):
-            batch, rows = [first], first.num_rows or 1
+        while await self._has_more():
+            parts: list[ReadMessage | ReadRows] = []
+            rows = 0
             with anyio.move_on_after(max_wait_s):
                 while rows < max_rows and await self._has_more():
-                    rows += self._ready[0].num_rows or 1
-                    if rows <= max_rows:
-                        batch.append(self._ready.popleft())
-            yield batch
+                    part = self._next_part(max_rows - rows, alone=not parts)
+                    if part is None:
+                        break
+                    parts.append(part)
+                    rows += part.num_rows or 1
+            yield ReadBatch(parts)
+
+    def _next_part(self, max_rows: int, *, alone: bool) -> ReadMessage | ReadRows | None:
+        """Take what is ready, of up to so many rows, or one message of more if it is `alone`; None for nothing that fits."""
+        first = self._ready.popleft()
+        if (first.num_rows or 1) <= max_rows:
+            return first
+        if isinstance(first, ReadRows):
+            fitting, rest = first.split(max_rows)
+            if fitting is not None:
+                assert rest is not None, "it has more rows than fit"
+                self._ready.appendleft(rest)
+                return fitting
+            if alone:
+                message, *others = first.messages()
+                self._ready.extendleft(reversed(others))
+                return message
+        elif alone:
+            return first
+        self._ready.appendleft(first)
+        return None
 
     async def ack(self, message: ReadMessage) -> None:
         """Start after `message` next time: durable when this returns; truncation stays behind it.
@@ -224,14 +254,20 @@ class CollectionReader:
             with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
                 await named.ack(passed.last_confirmed, passed.time_tick)
 
-    def _merge(self, batch: ScanBatch) -> list[ReadMessage]:
-        delivered = []
-        for tick, messages in groupby(batch.messages, attrgetter("time_tick")):
-            if tick > self._until:
+    def _merge(self, batch: ScanBatch) -> list[ReadMessage | ReadRows]:
+        delivered: list[ReadMessage | ReadRows] = []
+        wanted = (self._vchannels, self._types, self._schemas)
+        for _, group in groupby(batch.visible, attrgetter("time_tick")):
+            visible = [kept for each in group if (kept := up_to(each, self._until)) is not None]
+            if not visible:
                 break
-            message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
-            if message is not None:
-                delivered.append(message)
+            part: ReadMessage | ReadRows | None
+            if isinstance(rows := visible[0], PackedRows):
+                part = ReadRows.of(rows, *wanted)
+            else:
+                part = merge_tick(list(messages_of(visible)), *wanted)
+            if part is not None:
+                delivered.append(part)
         if self._include_ticks:
             passed = self._passed_by(batch)
             if not delivered or delivered[-1].time_tick < passed.time_tick:

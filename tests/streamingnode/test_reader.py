@@ -221,7 +221,7 @@ async def test_batch_comes_although_the_next_message_does_not(node: Node) -> Non
         first = await anext(batches)
         await node.insert("orders", [{"id": 2, "item": "a"}])
         second = await anext(batches)
-    assert [ids(message) for message in first + second] == [[1], [2]]
+    assert [ids(message) for message in (*first, *second)] == [[1], [2]]
 
 
 @pytest.mark.parametrize("options", [{"max_rows": 0}, {"max_wait_s": -1}])
