@@ -31,8 +31,12 @@ def lacking() -> str:
 
 def entry_command(stream: bytes, key: bytes, value: bytes) -> bytes:
     """Return the command that appends one row to a stream."""
-    words = (b"XADD", stream, b"*", _KEY, key, _VALUE, value)
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return words(b"XADD", stream, b"*", _KEY, key, _VALUE, value)
+
+
+def words(*given: bytes) -> bytes:
+    """Return the words of a command as the server reads them."""
+    return b"*%d\r\n" % len(given) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in given)
 
 
 class Connection:
@@ -49,12 +53,16 @@ class Connection:
         return cls(*await asyncio.open_unix_connection(str(socket)))
 
     async def append(self, commands: bytes, count: int) -> None:
-        """Send `count` commands at once and return when all are answered, which is after the server's fsync.
+        """Send `count` appends at once and return when all are answered, which is after the server's fsync.
 
         Raises `ConnectionError` when the server refuses one or goes away.
         """
+        await self.send(commands, count * _LINES_PER_REPLY)
+
+    async def send(self, commands: bytes, lines: int) -> None:
+        """Send commands and return when they are answered, with so many lines. Raises as `append` does."""
         done = asyncio.get_running_loop().create_future()
-        self._waiting.append((count, done))
+        self._waiting.append((lines, done))
         self._writer.write(commands)
         await done
 
@@ -70,7 +78,7 @@ class Connection:
             if data[:1] == b"-":
                 self._fail(data)
             lines += data.count(b"\r\n")
-            while self._waiting and lines >= (needed := self._waiting[0][0] * _LINES_PER_REPLY):
+            while self._waiting and lines >= (needed := self._waiting[0][0]):
                 lines -= needed
                 _, done = self._waiting.popleft()
                 done.set_result(None)

@@ -24,6 +24,7 @@ from bench import (
     bench_peers,
     bench_read,
     bench_scan,
+    bench_writes,
 )
 from bench.measurement import Measurement
 from bench.report import Run, Settings, note
@@ -100,6 +101,7 @@ def _ingested(result: bench_ingest.Measured) -> Measurement:
 
 BENCHMARKS: dict[str, Run] = {
     "append": bench_append.run,
+    "writes": bench_writes.run,
     "checks": bench_checks.run,
     "peers": bench_peers.run,
     "latency": bench_latency.run,
