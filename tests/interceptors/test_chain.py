@@ -3,19 +3,16 @@ from types import SimpleNamespace
 import pytest
 
 from interceptors.chain import Chain
-from wal.append import Append, AppendGroup, AppendResult, Interceptor
+from wal.append import AppendGroup, AppendPack, Interceptor, Pack
 from wal.errors import OnShutdown
 from wal.headers import MessageType, TimeTickHeader
 from wal.message import MutableMessage
-from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 
-RESULT = AppendResult(MemoryMessageId(1), 1, 7, MemoryMessageId(1))
 
-
-def group() -> AppendGroup:
-    return AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader())])
+def pack() -> Pack:
+    return Pack([AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader())])])
 
 
 class Scribe(Interceptor):
@@ -24,10 +21,10 @@ class Scribe(Interceptor):
     def __init__(self, name: str, log: list[str], *, fail_on: str = "") -> None:
         self.name, self._log, self._fail_on = name, log, fail_on
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+    async def do_append(self, pack: Pack, append: AppendPack) -> None:
         self._note("before")
         try:
-            return await append(group)
+            await append(pack)
         finally:
             self._note("after")
 
@@ -50,14 +47,13 @@ class Timings:
     def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
         self.seen.append((name, before_s, after_s, failed_before))
 
-    def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
+    def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         raise AssertionError("the chain does not end appends, the WAL does")
 
 
-def end_noting(log: list[str]) -> Append:
-    async def end(group: AppendGroup) -> AppendResult:
+def end_noting(log: list[str]) -> AppendPack:
+    async def end(_: Pack) -> None:
         log.append("end")
-        return RESULT
 
     return end
 
@@ -71,7 +67,7 @@ def counting_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_first_interceptor_is_outermost() -> None:
     log: list[str] = []
     append = Chain([Scribe("a", log), Scribe("b", log)], end_noting(log)).append
-    assert await append(group()) is RESULT
+    await append(pack())
     assert log == ["a before", "b before", "end", "b after", "a after"]
 
 
@@ -101,7 +97,7 @@ async def test_observer_gets_time_before_and_after_the_next_one() -> None:
     log: list[str] = []
     timings = Timings()
     chain = Chain([Scribe("a", log), Scribe("b", log)], end_noting(log), observer=timings)
-    await chain.append(group())
+    await chain.append(pack())
     # one reading at each border: a in, next called, b in, next called, next returned, b out, next returned, a out
     assert timings.seen == [("b", 1.0, 1.0, False), ("a", 1.0, 1.0, False)]
 
@@ -112,7 +108,7 @@ async def test_observer_learns_that_an_interceptor_refused() -> None:
     timings = Timings()
     chain = Chain([Scribe("a", log, fail_on="before")], end_noting(log), observer=timings)
     with pytest.raises(OnShutdown):
-        await chain.append(group())
+        await chain.append(pack())
     assert timings.seen == [("a", 1.0, 0.0, True)]
     assert "end" not in log
 
@@ -123,5 +119,5 @@ async def test_observer_is_told_of_an_append_that_failed_further_in() -> None:
     timings = Timings()
     parts = [Scribe("a", log), Scribe("b", log, fail_on="before")]
     with pytest.raises(OnShutdown):
-        await Chain(parts, end_noting(log), observer=timings).append(group())
+        await Chain(parts, end_noting(log), observer=timings).append(pack())
     assert [(name, failed) for name, _, _, failed in timings.seen] == [("b", True), ("a", False)]

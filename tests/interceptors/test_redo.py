@@ -3,20 +3,19 @@ import asyncio
 import pytest
 
 from interceptors.chain import Redo, RedoInterceptor
-from wal.append import Append, AppendGroup, AppendResult
+from tests.wal.packed import insert_group
+from wal.append import AppendGroup, AppendPack, Pack
 from wal.errors import OnShutdown, Overloaded
 from wal.headers import MessageType, TimeTickHeader
 from wal.message import MutableMessage
-from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 
-RESULT = AppendResult(MemoryMessageId(1), 1, 7, MemoryMessageId(1))
 SEGMENT = "a segment for p0_1v0"
 
 
-def group() -> AppendGroup:
-    return AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader())])
+def alone() -> Pack:
+    return Pack([AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader())])])
 
 
 def new_future() -> "asyncio.Future[None]":
@@ -29,18 +28,19 @@ class Inner:
     def __init__(self, *until: "asyncio.Future[None]") -> None:
         self._until = list(until)
         self.calls = 0
+        self.appended: list[list[AppendGroup]] = []
 
-    async def __call__(self, group: AppendGroup) -> AppendResult:
+    async def __call__(self, pack: Pack) -> None:
         self.calls += 1
         if self._until:
             raise Redo(self._until.pop(0), waiting_for=SEGMENT)
-        return RESULT
+        self.appended.append(list(pack.groups))
 
 
-def endless(until: "asyncio.Future[None]") -> tuple[Append, list[int]]:
+def endless(until: "asyncio.Future[None]") -> tuple[AppendPack, list[int]]:
     calls: list[int] = []
 
-    async def inner(group: AppendGroup) -> AppendResult:
+    async def inner(_: Pack) -> None:
         calls.append(1)
         raise Redo(until, waiting_for=SEGMENT)
 
@@ -52,51 +52,54 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_append_is_redone_once_for_each_wait_and_returns_the_same_result() -> None:
+async def test_append_is_redone_once_for_each_wait_and_then_goes_on() -> None:
     waits = [new_future() for _ in range(3)]
     inner = Inner(*waits)
-    append = asyncio.ensure_future(RedoInterceptor().do_append(group(), inner))
+    append = asyncio.ensure_future(RedoInterceptor().do_append(alone(), inner))
     for number, wait in enumerate(waits, 1):
         await settle()
         assert inner.calls == number
         wait.set_result(None)
-    assert await append is RESULT
+    await append
     assert inner.calls == 4
+    assert len(inner.appended) == 1
 
 
 async def test_append_without_redo_does_not_suspend() -> None:
     inner = Inner()
-    with pytest.raises(StopIteration) as stopped:
-        RedoInterceptor().do_append(group(), inner).send(None)
-    assert stopped.value.value is RESULT
+    with pytest.raises(StopIteration):
+        RedoInterceptor().do_append(alone(), inner).send(None)
+    assert len(inner.appended) == 1
 
 
 async def test_other_errors_are_not_redone() -> None:
-    async def broken(group: AppendGroup) -> AppendResult:
+    async def broken(_: Pack) -> None:
         raise OnShutdown("no")
 
     with pytest.raises(OnShutdown, match="no"):
-        await RedoInterceptor().do_append(group(), broken)
+        await RedoInterceptor().do_append(alone(), broken)
 
 
 async def test_error_of_the_awaited_step_is_the_appends_error() -> None:
     until = new_future()
     until.set_exception(Overloaded("allocation stopped"))
     with pytest.raises(Overloaded, match="allocation stopped"):
-        await RedoInterceptor().do_append(group(), Inner(until))
+        await RedoInterceptor().do_append(alone(), Inner(until))
 
 
 async def test_cancelled_step_is_tried_again_and_cancels_nobody() -> None:
     until = new_future()
     until.cancel()
-    assert await RedoInterceptor().do_append(group(), Inner(until)) is RESULT
+    inner = Inner(until)
+    await RedoInterceptor().do_append(alone(), inner)
+    assert inner.calls == 2
 
 
 async def test_endless_wait_ends_at_the_time_bound_and_names_what_was_awaited() -> None:
     until = new_future()
     inner, calls = endless(until)
     with pytest.raises(Overloaded, match=f"waited 0.01 s for {SEGMENT}"):
-        await RedoInterceptor(wait_s_max=0.01).do_append(group(), inner)
+        await RedoInterceptor(wait_s_max=0.01).do_append(alone(), inner)
     assert len(calls) == 1
     assert not until.done(), "the future is shared: giving up must not cancel it"
 
@@ -106,7 +109,7 @@ async def test_waits_that_do_not_help_end_at_the_time_bound() -> None:
     until.set_result(None)
     inner, calls = endless(until)
     with pytest.raises(Overloaded, match=SEGMENT):
-        await RedoInterceptor(wait_s_max=0.01).do_append(group(), inner)
+        await RedoInterceptor(wait_s_max=0.01).do_append(alone(), inner)
     assert len(calls) > 1
 
 
@@ -114,38 +117,153 @@ async def test_time_bound_covers_all_waits_together() -> None:
     loop = asyncio.get_running_loop()
     started = loop.time()
 
-    async def inner(group: AppendGroup) -> AppendResult:
+    async def inner(_: Pack) -> None:
         until = new_future()
         loop.call_later(0.004, until.set_result, None)
         raise Redo(until, waiting_for=SEGMENT)
 
     with pytest.raises(Overloaded):
-        await RedoInterceptor(wait_s_max=0.02).do_append(group(), inner)
+        await RedoInterceptor(wait_s_max=0.02).do_append(alone(), inner)
     assert loop.time() - started < 1.0
 
 
 async def test_close_sends_waiters_away_and_later_ones_too() -> None:
     redo, until = RedoInterceptor(), new_future()
     inner = Inner(until)
-    append = asyncio.ensure_future(redo.do_append(group(), inner))
+    append = asyncio.ensure_future(redo.do_append(alone(), inner))
     await settle()
     await redo.close()
     await redo.close()
     with pytest.raises(OnShutdown, match=SEGMENT):
         await append
     with pytest.raises(OnShutdown):
-        await redo.do_append(group(), Inner(new_future()))
-    assert await redo.do_append(group(), Inner()) is RESULT, "one that need not wait ends by itself"
+        await redo.do_append(alone(), Inner(new_future()))
+    ends = Inner()
+    await redo.do_append(alone(), ends)
+    assert ends.appended, "one that need not wait ends by itself"
     assert not until.done()
 
 
 async def test_cancelling_a_waiter_cancels_neither_the_shared_future_nor_other_waiters() -> None:
     redo, until = RedoInterceptor(), new_future()
-    first = asyncio.ensure_future(redo.do_append(group(), Inner(until)))
-    second = asyncio.ensure_future(redo.do_append(group(), Inner(until)))
+    first = asyncio.ensure_future(redo.do_append(alone(), Inner(until)))
+    inner = Inner(until)
+    second = asyncio.ensure_future(redo.do_append(alone(), inner))
     await settle()
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     until.set_result(None)
-    assert await second is RESULT
+    await second
+    assert len(inner.appended) == 1
+
+
+# --- packs ------------------------------------------------------------------------------------------------------------
+
+
+class SomeWait:
+    """The rest of a chain: sends `waiting` back until `until` is done, and appends the others."""
+
+    def __init__(self, *waiting: AppendGroup) -> None:
+        self.waiting, self.until = waiting, new_future()
+        self.appended: list[AppendGroup] = []
+
+    async def __call__(self, pack: Pack) -> None:
+        groups = [group for group in pack.groups if group in self.waiting]
+        if groups and not self.until.done():
+            raise Redo(self.until, waiting_for=SEGMENT, groups=groups)
+        self.appended += pack.groups
+
+
+async def test_groups_that_wait_leave_and_come_again_in_their_order_and_the_others_go_on_at_once() -> None:
+    redo, came = RedoInterceptor(), list[AppendGroup]()
+    first, second, third, fourth = groups = [insert_group() for _ in range(4)]
+    inner = SomeWait(first, third)
+    pack = Pack(groups, come_again=lambda group: came.insert(0, group))
+    await redo.do_append(pack, inner)
+    assert inner.appended == [second, fourth]
+    assert (first.pack, third.pack, first.outcome, third.outcome) == (None, None, None, None)
+    await settle()
+    assert came == []
+    inner.until.set_result(None)
+    await settle()
+    assert came == [first, third]
+    assert redo._tasks == set()
+
+
+async def test_pack_that_waits_as_a_whole_waits_in_place() -> None:
+    redo, came = RedoInterceptor(), list[AppendGroup]()
+    groups = [insert_group() for _ in range(3)]
+    inner = SomeWait(*groups)
+    appending = asyncio.ensure_future(redo.do_append(Pack(list(groups), come_again=came.append), inner))
+    await settle()
+    assert not appending.done()
+    inner.until.set_result(None)
+    await appending
+    assert (inner.appended, came) == (groups, [])
+
+
+async def test_groups_cancelled_while_their_pack_waits_are_not_appended() -> None:
+    redo, came = RedoInterceptor(), list[AppendGroup]()
+    first, second = groups = [insert_group() for _ in range(2)]
+    for group in groups:
+        group.waiter = asyncio.get_running_loop().create_future()
+    inner = SomeWait(*groups)
+    appending = asyncio.ensure_future(redo.do_append(Pack(list(groups), come_again=came.append), inner))
+    await settle()
+    assert first.waiter is not None
+    first.waiter.cancel()
+    inner.until.set_result(None)
+    await appending
+    assert inner.appended == [second]
+
+
+async def test_pack_that_nobody_wants_any_more_is_not_appended() -> None:
+    group = insert_group()
+    group.waiter = asyncio.get_running_loop().create_future()
+    inner = SomeWait(group)
+    appending = asyncio.ensure_future(RedoInterceptor().do_append(Pack([group]), inner))
+    await settle()
+    group.waiter.cancel()
+    inner.until.set_result(None)
+    await appending
+    assert inner.appended == []
+
+
+async def test_error_of_the_awaited_step_is_that_of_the_groups_that_wait_alone() -> None:
+    redo, came = RedoInterceptor(), list[AppendGroup]()
+    waiting, other = insert_group(), insert_group()
+    inner = SomeWait(waiting)
+    await redo.do_append(Pack([waiting, other], come_again=came.append), inner)
+    inner.until.set_exception(Overloaded("allocation stopped"))
+    await settle()
+    with pytest.raises(Overloaded, match="allocation stopped"):
+        waiting.result()
+    assert (inner.appended, other.outcome, came) == ([other], None, [])
+
+
+async def test_time_bound_of_a_group_covers_all_its_waits_in_packs_that_come_and_go() -> None:
+    redo, came, until = RedoInterceptor(wait_s_max=0.01), list[AppendGroup](), new_future()
+    until.set_result(None)
+    waiting = insert_group()
+
+    async def inner(pack: Pack) -> None:
+        if waiting in pack.groups:
+            raise Redo(until, waiting_for=SEGMENT, groups=[waiting])
+
+    while waiting.outcome is None:
+        await redo.do_append(Pack([waiting, insert_group()], come_again=came.append), inner)
+        await settle()
+    with pytest.raises(Overloaded, match=f"waited 0.01 s for {SEGMENT}"):
+        waiting.result()
+    assert len(came) > 1
+
+
+async def test_groups_that_wait_when_the_chain_closes_come_again_for_the_next_one() -> None:
+    redo, came = RedoInterceptor(), list[AppendGroup]()
+    waiting = insert_group()
+    await redo.do_append(Pack([waiting, insert_group()], come_again=came.append), SomeWait(waiting))
+    await settle()
+    await redo.close()
+    assert (came, waiting.outcome) == ([waiting], None)
+    assert redo._tasks == set()

@@ -9,9 +9,10 @@ from interceptors.chain import Chain, Redo, RedoInterceptor, RoomInterceptor
 from interceptors.idempotency import IdempotencyInterceptor
 from interceptors.window import Places, Window
 from tests.interceptors.idempotency.test_window import result_at
-from wal.append import AppendGroup, AppendResult
+from tests.wal.packed import FakeTarget, piece, rows_group, transaction_group
+from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import OnShutdown, StorageFull, TooLarge
-from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader, MessageType
+from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, MessageType
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId, ProducerStamp
 from wal.queue import Budget
@@ -22,8 +23,9 @@ FULL = StorageFull("/", 0, 1)
 
 
 def rows(size_bytes: int, stamp: ProducerStamp | None = None) -> AppendGroup:
-    message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 1, 3), "p0_1v0", b"x" * size_bytes)
-    return AppendGroup([message], producer=stamp)
+    group = rows_group(piece(FakeTarget(), (0, b"x" * size_bytes)))
+    group.producer = stamp
+    return group
 
 
 def control(kind: MessageType, header: Header) -> AppendGroup:
@@ -34,7 +36,7 @@ class Path:
     """Idempotency, room and redo in front of a log that is full when told, and of appends that are sent back once."""
 
     def __init__(self, memory: Budget) -> None:
-        self.memory, self.full, self.appended = memory, False, list[AppendGroup]()
+        self.memory, self.full, self.appended = memory, False, list[Pack]()
         self.until: asyncio.Future[None] | None = None
         window = Window()
         window.fence(7, 1)
@@ -46,11 +48,16 @@ class Path:
         if self.full and not makes_room:
             raise FULL
 
-    async def end(self, group: AppendGroup) -> AppendResult:
-        if group.messages[0].type is MessageType.INSERT and self.until is not None and not self.until.done():
+    async def end(self, pack: Pack) -> None:
+        if pack.has_packed_rows and self.until is not None and not self.until.done():
             raise Redo(self.until, waiting_for="a segment")
-        self.appended.append(group)
-        return result_at(len(self.appended))
+        self.appended.append(pack)
+        for group in pack.groups:
+            group.settle(result_at(len(self.appended)))
+
+    async def append(self, group: AppendGroup) -> AppendResult:
+        await self.chain.append(Pack([group]))
+        return group.result()
 
 
 def size_of(group: AppendGroup) -> int:
@@ -60,21 +67,21 @@ def size_of(group: AppendGroup) -> int:
 async def test_full_disk_is_no_answer_to_a_retry_of_what_is_in_the_log() -> None:
     path = Path(Budget(10_000))
     stamp = ProducerStamp(7, 1, 1)
-    first = await path.chain.append(rows(10, stamp))
+    first = await path.append(rows(10, stamp))
     path.full = True
-    assert await path.chain.append(rows(10, stamp)) == first
+    assert await path.append(rows(10, stamp)) == first
     with pytest.raises(StorageFull):
-        await path.chain.append(rows(10, ProducerStamp(7, 1, 2)))
+        await path.append(rows(10, ProducerStamp(7, 1, 2)))
     assert path.memory.held_bytes == 0
 
 
 async def test_append_that_waits_in_redo_counts_and_the_next_one_waits_for_its_room() -> None:
     path = Path(Budget(2 * size_of(rows(1000)) - 1))
     path.until = asyncio.get_running_loop().create_future()
-    first, second = [asyncio.ensure_future(path.chain.append(rows(1000))) for _ in range(2)]
+    first, second = [asyncio.ensure_future(path.append(rows(1000))) for _ in range(2)]
     await anyio.wait_all_tasks_blocked()
     assert path.memory.held_bytes == size_of(rows(1000))
-    created = await path.chain.append(control(MessageType.CREATE_SEGMENT, CreateSegmentHeader(1, 2, 3, 4, 5, 6)))
+    created = await path.append(control(MessageType.CREATE_SEGMENT, CreateSegmentHeader(1, 2, 3, 4, 5, 6)))
     assert created, "what the first one waits for finds its way past both"
     path.until.set_result(None)
     await asyncio.gather(first, second)
@@ -83,19 +90,41 @@ async def test_append_that_waits_in_redo_counts_and_the_next_one_waits_for_its_r
 
 async def test_whole_transaction_counts_and_a_streamed_end_does_not() -> None:
     path = Path(Budget(300))
-    begin = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(0))
-    commit = MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader())
     with pytest.raises(TooLarge, match="pending_bytes_max"):
-        await path.chain.append(AppendGroup([begin, *rows(1000).messages, commit]))
+        await path.append(transaction_group(*rows(1000).pieces))
     assert path.memory.try_take(300)
-    await path.chain.append(AppendGroup([begin]))
-    await path.chain.append(AppendGroup([commit]))
+    await path.append(control(MessageType.BEGIN_TXN, BeginTxnHeader(0)))
+    await path.append(control(MessageType.COMMIT_TXN, CommitTxnHeader()))
+
+
+async def test_all_groups_of_a_pack_count_until_it_has_ended() -> None:
+    path = Path(Budget(10_000))
+    path.until = asyncio.get_running_loop().create_future()
+    groups = [rows(100), rows(200), rows(300)]
+    appending = asyncio.ensure_future(path.chain.append(Pack(groups)))
+    await anyio.wait_all_tasks_blocked()
+    assert path.memory.held_bytes == sum(map(size_of, groups))
+    path.until.set_result(None)
+    await appending
+    assert path.memory.held_bytes == 0
+
+
+async def test_group_that_leaves_its_pack_counts_no_longer_once_that_has_ended() -> None:
+    path = Path(Budget(10_000))
+    first, second = rows(100), rows(200)
+
+    async def leaving(pack: Pack) -> None:
+        pack.leave(first)
+
+    chain = Chain([path.room], leaving)
+    await chain.append(Pack([first, second]))
+    assert path.memory.held_bytes == 0
 
 
 async def test_closing_sends_away_who_waits_for_room() -> None:
     path = Path(Budget(size_of(rows(10))))
     assert path.memory.try_take(1)
-    waiting = asyncio.ensure_future(path.chain.append(rows(10)))
+    waiting = asyncio.ensure_future(path.append(rows(10)))
     await anyio.wait_all_tasks_blocked()
     await path.chain.close()
     path.memory.give_back(1)
