@@ -31,7 +31,7 @@ Write = tuple[int, int]
 class ProducerLimits:
     """How much is remembered of producers; what is held (`Places`) comes on top."""
 
-    results_per_producer_max: int = 256
+    results_per_producer_max: int = 1_024
     """How many of its writes may be under way or in doubt at a time, so how far a retry may lie behind after a restart."""
     results_max: int = 65_536
     """One costs some 500 bytes of memory and 60 of each checkpoint; the least active producers lose theirs first."""

@@ -37,19 +37,28 @@ class Outstanding:
 
     async def enter(self) -> int:
         """Take a place, and return its number: 0 for the first, one more each time. Cancelling while it waits takes none."""
+        if not self._turn.locked() and self._has_room:
+            return self._take()
         async with self._turn:
-            while self._open and self._next - next(iter(self._open)) >= self._width:
+            while not self._has_room:
                 self._left.clear()
                 await self._left.wait()
-            number = self._next
-            self._next += 1
-            self._open[number] = None
-            return number
+            return self._take()
 
     def leave(self, number: int) -> None:
         """Give a place back: the outcome is known, or nobody waits for it any more."""
         del self._open[number]
         self._left.set()
+
+    @property
+    def _has_room(self) -> bool:
+        return not self._open or self._next - next(iter(self._open)) < self._width
+
+    def _take(self) -> int:
+        number = self._next
+        self._next += 1
+        self._open[number] = None
+        return number
 
 
 class Producer:
@@ -138,15 +147,19 @@ class Producer:
         append = partial(self._append, self._place(sequence))
         return Transaction(self._writes, keepalive_s=keepalive_s, append_commit=append)
 
-    async def _run(self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None) -> WriteResult:
+    def _run(
+        self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None
+    ) -> Awaitable[WriteResult]:
         place, last = self._place(sequence), list[AppendGroup]()
+        pieces = write.plain(rows, self._writes.limits.group_bytes_max)
+        if pieces is not None and timeout is None:
+            return self._append(place, write.group(pieces))
 
         def append(group: AppendGroup) -> Awaitable[AppendResult]:
             last.append(group)  # it makes the write appear
             return self._append(place, group)
 
         async def run() -> WriteResult:
-            pieces = write.plain(rows, self._writes.limits.group_bytes_max)
             if pieces is not None:
                 return await append(write.group(pieces))
             batches = await write.check(rows)
@@ -157,7 +170,7 @@ class Producer:
                 await txn.add(write, batches)
                 return await txn.commit()
 
-        return await within(timeout, run, f"the {write.kind}", begun=lambda: any(group.begun for group in last))
+        return within(timeout, run, f"the {write.kind}", begun=lambda: any(group.begun for group in last))
 
     def _place(self, sequence: int | None) -> Place:
         """Return the place of a write; one whose sequence is given is held from now on."""

@@ -79,7 +79,8 @@ class Transaction:
         self._keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=writes.txn_age_s_max)
         self._txn_id = 0
         """The session's, once bodies are streamed."""
-        self._sending = asyncio.Lock()
+        self._sending: asyncio.Lock | None = None
+        """Made when something is sent before the commit: most transactions are buffered whole."""
         self._last: AppendGroup | None = None
         """The group that makes it appear, once there is one."""
         self._result: WriteResult | None = None
@@ -121,8 +122,11 @@ class Transaction:
         self._check_in(TransactionState.OPEN)
         self._state = TransactionState.COMMITTING
         try:
-            async with self._sending:
+            if self._sending is None:
                 self._result = await self._commit()
+            else:
+                async with self._lock():
+                    self._result = await self._commit()
         except BaseException:
             self._state = TransactionState.FAILED
             self._drop_bodies()
@@ -163,11 +167,11 @@ class Transaction:
     async def _write(self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None) -> None:
         self._check_in(TransactionState.OPEN)
         write = self._writes.write(kind, collection, partition)
-        pieces = write.plain(rows, self._writes.limits.group_bytes_max)
-        if pieces is not None:
-            await self._add(pieces, first=True)
-        else:
+        pieces = write.plain(rows, self._bodies_bytes_max)
+        if pieces is None:
             await self.add(write, await write.check(rows))
+        elif not self._buffer(pieces):
+            await self._add(pieces, first=True)
 
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what a write does with batches that were checked. Raises as `insert` does."""
@@ -178,10 +182,18 @@ class Transaction:
 
     async def _add(self, pieces: Sequence[Piece], *, first: bool) -> None:
         """Buffer pieces, behind what is streamed to make room for them; `first` of their call or not."""
+        while not self._buffer(pieces, first=first):
+            await self._stream_bodies()
+
+    def _buffer(self, pieces: Sequence[Piece], *, first: bool = True) -> bool:
+        """Buffer pieces; return False when what is buffered has to be streamed first."""
         size_bytes = sum([piece.size for piece in pieces])
         messages = sum([min(len(piece.rows), len(piece.target.vchannels)) for piece in pieces])
-        if self._bodies_bytes + size_bytes > self._bodies_bytes_max or self._messages + messages > self._bodies_max:
-            await self._stream_bodies()
+        is_full = (
+            self._bodies_bytes + size_bytes > self._bodies_bytes_max or self._messages + messages > self._bodies_max
+        )
+        if self._pieces and is_full:
+            return False
         if not self._memory.try_take(size_bytes):  # it must not wait for other transactions, which may wait for it
             if not first:
                 self._state = TransactionState.BROKEN  # half of the call's rows are in
@@ -192,10 +204,11 @@ class Transaction:
         self._pieces += pieces
         self._messages += messages
         self._bodies_bytes += size_bytes
+        return True
 
     async def _stream_bodies(self) -> None:
         """Send what is buffered under the session, which begins with the first of them."""
-        async with self._sending:
+        async with self._lock():
             self._check_in(TransactionState.OPEN)
             try:
                 if not self._txn_id:
@@ -207,6 +220,11 @@ class Transaction:
                 if self._state is TransactionState.OPEN:
                     self._state = TransactionState.BROKEN
                 raise
+
+    def _lock(self) -> asyncio.Lock:
+        if self._sending is None:
+            self._sending = asyncio.Lock()
+        return self._sending
 
     async def _send_bodies(self) -> None:
         pieces = self._pieces
@@ -236,7 +254,7 @@ class Transaction:
 
     async def _end_session(self, reason: str) -> None:
         """Give its session up, now and not when it expires: others wait for room."""
-        async with self._sending:  # another task's begin may be on its way
+        async with self._lock():  # another task's begin may be on its way
             if self._txn_id:
                 await self._writes.append(rollback_group(self._txn_id, reason))
 
