@@ -4,14 +4,25 @@ import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.state import SegmentLimits
 from tests.chaos.judge.entries import judge_entries
-from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert, settle_tasks
+from tests.interceptors.live_channel import (
+    Limits,
+    LiveChannel,
+    delete,
+    group_of,
+    insert,
+    insert_body,
+    messages_in,
+    settle_tasks,
+)
 from wal.entry import LogEntry
 from wal.errors import StreamingNodeError
 from wal.headers import MessageType
@@ -21,6 +32,8 @@ LIMITS = Limits(segment=SegmentLimits(rows_max=4))
 ACTIONS = (
     "insert",
     "upsert",
+    "pack",
+    "pack",
     "begin",
     "body",
     "body",
@@ -47,7 +60,8 @@ class Clients:
 
     channel: LiveChannel
     transactions: list[int]
-    running: list[asyncio.Task[None]] = field(default_factory=list)
+    known: list[CollectionInfo]
+    running: list[asyncio.Task[Any]] = field(default_factory=list)
 
     def start(self, call: Awaitable[object]) -> None:
         async def run() -> None:
@@ -67,11 +81,15 @@ class Clients:
             case "insert":
                 self.start(channel.append(insert(info, 1 + number, shard=shard)))
             case "upsert":
-                self.start(channel.append(begin(), delete(info, shard=shard), insert(info, shard=shard), commit()))
+                self.start(channel.transact(delete(info, shard=shard), insert(info, shard=shard)))
+            case "pack":  # one group of each collection, some of which may be gone
+                groups = [group_of(delete(each), insert(each, 1 + number, shard=shard)) for each in self.known]
+                groups[0].is_transaction = True
+                self.running += channel.start(*groups)
             case "begin":
                 self.start(self.begin())
             case "body" if txn_id:
-                self.start(channel.append(insert(info, 1 + number, shard=shard, txn_id=txn_id)))
+                self.start(channel.append(insert_body(info, 1 + number, shard=shard, txn_id=txn_id)))
             case "commit" if txn_id:
                 self.start(channel.commit(txn_id))
             case "rollback" if txn_id:
@@ -110,11 +128,12 @@ async def entries_of_lives(lives: list[list[Step]]) -> list[LogEntry]:
     """Let clients do the steps of each life on a channel that is recovered from the log before, and return that log."""
     memory = await MemoryLogStore().open_log("p0")
     transactions: list[int] = []
+    known: list[CollectionInfo] = []
     for life in lives:
         async with LiveChannel.open(memory, LIMITS) as channel:
-            for name in ("a", "b") if life is lives[0] else ():
-                await channel.create_collection(name, shards=2)
-            clients = Clients(channel, transactions)
+            if not known:
+                known += [await channel.create_collection(name, shards=2) for name in ("a", "b")]
+            clients = Clients(channel, transactions, known)
             for action, number, rests in life:
                 await clients.step(action, number, rests=rests)
             await clients.end()
@@ -145,7 +164,7 @@ DONE = ("insert", "begin", "body", "commit", "create partition", "insert", "cut"
 def test_a_log_whose_entries_changed_places_is_found(moved: MessageType, to: MessageType, said: str) -> None:
     entries = asyncio.run(entries_of_lives([[(action, 0, True) for action in DONE]]))
     assert list(judge_entries(entries)) == []
-    types = [entry.messages[0].type for entry in entries]
+    types = [messages_in(entry)[0].type for entry in entries]
     entry = entries.pop(types.index(moved))
     types.remove(moved)
     entries.insert(types.index(to), entry)

@@ -13,7 +13,15 @@ from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.state import SegmentLimits, ShardState
 from interceptors.txn_session import TxnLimits
-from tests.interceptors.live_channel import Limits, LiveChannel, begin, commit, delete, insert
+from tests.interceptors.live_channel import (
+    Limits,
+    LiveChannel,
+    delete,
+    delete_body,
+    group_of,
+    insert,
+    insert_body,
+)
 from wal.entry import TransactionBuffer
 from wal.errors import Corrupt, StorageFull, StreamingNodeError, Truncated
 from wal.headers import DDL, CutHeader, InsertHeader, MessageType
@@ -93,7 +101,18 @@ class History:
 
     async def upsert(self, number: int) -> None:
         info = self._collection(number)
-        await self.channel.append(begin(), delete(info), insert(info, 1 + number % 3), insert(info), commit())
+        await self.channel.transact(delete(info), insert(info, 1 + number % 3), insert(info))
+
+    async def pack(self, number: int) -> None:
+        infos = [self._collection(number + each) for each in range(3)]
+        shards = [number % len(info.vchannels) for info in infos]
+        groups = [
+            group_of(insert(info, 1 + number % 4, shard=shard), delete(info, shard=shard))
+            for info, shard in zip(infos, shards, strict=True)
+        ]
+        groups += [group_of(delete(info), insert(info)) for info in infos[:2]]
+        groups[1].is_transaction = groups[4].is_transaction = True
+        await self.channel.pack(*groups)
 
     async def begin(self, _: int) -> None:
         self.transactions.append(await self.channel.begin())
@@ -101,7 +120,8 @@ class History:
     async def body(self, number: int) -> None:
         info, txn_id = self._collection(number // 3), self._txn(number)
         if txn_id:
-            await self.channel.append(delete(info, txn_id=txn_id), insert(info, 1 + number % 3, txn_id=txn_id))
+            rows = insert_body(info, 1 + number % 3, txn_id=txn_id)
+            await self.channel.append(delete_body(info, txn_id=txn_id), rows)
 
     async def commit(self, number: int) -> None:
         if txn_id := self._txn(number):
@@ -130,7 +150,7 @@ class History:
 
 
 STEPS = [name for name in vars(History) if not name.startswith("_") and name not in {"walk", *History.__annotations__}]
-LIKELY = [*STEPS, *("insert", "begin", "body", "body", "commit") * 2]
+LIKELY = [*STEPS, *("insert", "pack", "begin", "body", "body", "commit") * 2]
 walks = st.lists(st.tuples(st.sampled_from(LIKELY), st.integers(0, 11)), min_size=1, max_size=40)
 
 
@@ -240,7 +260,7 @@ async def test_commit_whose_begin_is_before_the_checkpoint_is_corrupt() -> None:
     async with LiveChannel.open() as channel:
         txn_id = await channel.begin()
         position, tick = channel.memory.next_position, channel.ticks.last
-        await channel.append(begin(), commit())
+        await channel.commit(await channel.begin())
         await channel.commit(txn_id)
         with pytest.raises(Corrupt, match="begins before"):
             await recover(channel.memory, position=position, tick=tick)
@@ -278,7 +298,7 @@ async def test_commits_in_what_is_read_are_known_and_what_began_before_it_is_unk
         position, tick = channel.memory.next_position, channel.ticks.last
         await channel.commit(spanning)
         late, given_up = await channel.begin(), await channel.begin()
-        await channel.append(insert(info, txn_id=late))
+        await channel.append(insert_body(info, txn_id=late))
         await channel.commit(late)
         await channel.rollback(given_up)
         whole = (await recover(channel.memory)).commits

@@ -101,6 +101,26 @@ async def test_failed_append_confirms_its_tick_and_lets_the_next_ones_through() 
     assert bench.acks.confirmed_tick == two.tick
 
 
+async def test_ticks_of_one_append_follow_each_other_and_end_together() -> None:
+    bench = Bench()
+    (one,), pack = bench.allocate(1), bench.acks.allocate(3)
+    (after,) = bench.allocate(1)
+    assert [one.tick + 1, pack.first + 2, pack.tick + 1] == [pack.first, pack.tick, after.first]
+    bench.confirm(one, after)
+    assert (bench.acks.confirmed_tick, bench.acks.oldest_pending_tick) == (one.tick, pack.first)
+    bench.confirm(pack)
+    assert bench.readers.take() == [one.tick, pack.tick, after.tick]
+    assert bench.acks.confirmed_tick == after.tick
+
+
+async def test_nothing_is_confirmed_from_the_first_tick_of_an_indeterminate_append_on() -> None:
+    bench = Bench()
+    (one,), pack = bench.allocate(1), bench.acks.allocate(3)
+    bench.acks.abandon(pack)
+    bench.confirm(one)
+    assert (bench.acks.confirmed_tick, bench.acks._indeterminate_tick) == (one.tick, pack.first)
+
+
 async def test_append_that_ends_twice_is_a_bug() -> None:
     bench = Bench()
     one, _ = bench.allocate(2)
@@ -197,7 +217,9 @@ def test_release_is_gapless_ascending_and_never_ahead_of_an_unacknowledged_tick(
         released: list[int] = []
         for _ in range(count):
             for _ in range(rng.randrange(3)):
-                acker = bench.acks.allocate()
+                acker = bench.acks.allocate(rng.randint(1, 4))
+                assert acker.first > bench.acks.confirmed_tick
+                assert not allocated or acker.first > allocated[-1]
                 open_ackers.append(acker)
                 allocated.append(acker.tick)
             if rng.random() < 0.3 and (mark := bench.mark().tick) not in allocated:
@@ -211,7 +233,7 @@ def test_release_is_gapless_ascending_and_never_ahead_of_an_unacknowledged_tick(
                     allocated.remove(acker.tick)
             released += bench.readers.take()
             assert released == allocated[: len(released)]
-            assert all(acker.tick > bench.acks.confirmed_tick for acker in open_ackers)
+            assert all(acker.first > bench.acks.confirmed_tick for acker in open_ackers)
         bench.confirm(*open_ackers)
         assert released + bench.readers.take() == allocated
         assert bench.acks.pending == 0

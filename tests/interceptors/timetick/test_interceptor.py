@@ -5,7 +5,9 @@ import pytest
 from interceptors.timetick import AckManager
 from tests.interceptors.timetick.tick_channel import TickChannel
 from tests.wal.manual_log import A, B, insert, settle
+from wal.append import AppendGroup, Pack
 from wal.errors import Indeterminate, OnShutdown, StorageFailed
+from wal.log import log_end
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +98,7 @@ async def test_entry_written_but_not_synced_is_acknowledged_and_not_published() 
 
 async def test_messages_may_be_used_again_once_the_append_returned_though_not_published_yet() -> None:
     channel = TickChannel(durability="os")
-    group = insert()
+    group = insert(A, txn_id=5)
     append = await channel.start(group)
     channel.log.write()
     tick = (await append).time_tick
@@ -145,6 +147,90 @@ async def test_write_nobody_can_know_the_end_of_counts_as_indeterminate() -> Non
     with pytest.raises(asyncio.CancelledError):
         await append
     assert channel.acks._indeterminate_tick
+
+
+# --- packs of several groups ------------------------------------------------------------------------------------------
+
+
+async def test_groups_of_a_pack_get_ticks_one_after_the_other_and_are_published_as_one_entry() -> None:
+    channel = TickChannel(oldest_open_begin=lambda: 7)
+    before, (pack, task) = await channel.start(insert()), await start_pack(channel, insert(A), insert(A, B), insert(B))
+    channel.log.write()
+    await task
+    results = [group.result() for group in pack.groups]
+    first = (await before).time_tick + 1
+    assert [result.time_tick for result in results] == [first, first + 1, first + 2]
+    assert [result.first_message_id.position for result in results] == [2, 3, 5]
+    assert [result.last_confirmed.position for result in results] == [7, 7, 7]
+    _, entry = channel.tail.read(1, bytes_max=1 << 30)
+    assert (entry.first_tick, entry.time_tick) == (first, first + 2)
+    assert channel.tail.confirmed_tick == channel.acks.confirmed_tick == first + 2
+    assert [channel.mvcc.of(name).time_tick for name in (A, B)] == [first + 1, first + 2]
+
+
+async def test_no_tick_of_a_pack_is_confirmed_before_the_entry_is_durable() -> None:
+    channel = TickChannel()
+    pack, task = await start_pack(channel, insert(), insert())
+    consistent = asyncio.ensure_future(channel.sync_operator.sync())
+    await settle()
+    assert not consistent.done()
+    assert (channel.acks.oldest_pending_tick, channel.tail.confirmed_tick) == (
+        pack.groups[0].time_tick,
+        channel.first_tick,
+    )
+    channel.log.write()
+    await task
+    assert await consistent > pack.time_tick
+
+
+async def test_groups_that_leave_behind_the_tick_give_theirs_back_and_the_rest_stays_in_order() -> None:
+    channel, gone = TickChannel(), insert()
+
+    async def end(pack: Pack) -> None:
+        pack.leave(gone)
+        pack.stamp(pack.time_tick, pack.last_confirmed)
+        await log_end(channel.log)(pack)
+
+    pack = Pack([insert(), gone, insert()])
+    appending = asyncio.ensure_future(channel.timetick.do_append(pack, end))
+    await settle()
+    channel.log.write()
+    await appending
+    ticks = [group.result().time_tick for group in pack.groups]
+    assert ticks == [channel.ticks.last - 1, channel.ticks.last]
+    assert channel.acks.pending == 0
+    assert channel.acks.confirmed_tick == channel.ticks.last
+
+
+async def test_pack_that_all_groups_leave_confirms_its_ticks_and_publishes_nothing() -> None:
+    channel = TickChannel()
+
+    async def end(pack: Pack) -> None:
+        for group in list(pack.groups):
+            pack.leave(group, StorageFailed("no"))
+
+    await channel.timetick.do_append(Pack([insert(), insert()]), end)
+    assert (channel.published(), channel.acks.pending) == ([], 0)
+    assert channel.acks.confirmed_tick == channel.ticks.last
+
+
+async def test_pack_of_unknown_outcome_stops_every_tick_from_its_first_on() -> None:
+    channel = TickChannel()
+    good = await channel.start(insert())
+    pack, task = await start_pack(channel, insert(), insert(), insert())
+    channel.log.write(1)
+    channel.log.break_down()
+    with pytest.raises(Indeterminate):
+        await task
+    assert channel.acks._indeterminate_tick == pack.groups[0].time_tick == (await good).time_tick + 1
+    assert channel.tail.confirmed_tick == (await good).time_tick
+
+
+async def start_pack(channel: TickChannel, *groups: AppendGroup) -> tuple[Pack, "asyncio.Future[None]"]:
+    pack = Pack(list(groups))
+    task = asyncio.ensure_future(channel.append_pack(pack))
+    await settle()
+    return pack, task
 
 
 async def test_ack_manager_of_a_term_without_a_first_tick_is_refused() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from interceptors.chain import Chain, RedoInterceptor
 from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor, TimeTickSyncOperator
 from tests.wal.manual_log import ManualLog, StillClock, allocator, settle
-from wal.append import AppendGroup, AppendResult
+from wal.append import AppendGroup, AppendResult, Pack
 from wal.live_tail import LiveTail
 from wal.log import log_end
 
@@ -27,7 +27,12 @@ class TickChannel:
         self.acks = AckManager(self.ticks, confirmed_tick=self.first_tick, tail=self.tail, mvcc=self.mvcc)
         self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise)
         self.timetick = TimeTickInterceptor(wal_name="memory", acks=self.acks, oldest_open_begin=oldest_open_begin)
-        self.append = Chain([RedoInterceptor(wait_s_max=5), self.timetick], log_end(self.log)).append
+        self.append_pack = Chain([RedoInterceptor(wait_s_max=5), self.timetick], log_end(self.log)).append
+
+    async def append(self, group: AppendGroup) -> AppendResult:
+        """Append a group alone."""
+        await self.append_pack(Pack([group]))
+        return group.result()
 
     async def start(self, group: AppendGroup) -> "asyncio.Task[AppendResult]":
         """Begin an append and run it as far as it gets."""
