@@ -183,7 +183,7 @@ class FileInProgress:
             raise OSError(errno.EIO, "an earlier write of the file failed", self.place["path"])
 
     def _decode(self, rows: Sequence[Rows]) -> pa.Table:
-        return decode_rows(rows, self._file.schema, vchannel=self.place["vchannel"], kind=self._kind)
+        return decode_rows(rows, self._file.schema, vchannel=self.place["vchannel"], kind=self._kind, whole=True)
 
 
 class ParquetFile:
@@ -362,9 +362,15 @@ def written_schema(schema: pa.Schema) -> pa.Schema:
     return stored.set(len(stored) - 1, pa.field(VCHANNEL, pa.dictionary(pa.int32(), pa.string())))
 
 
-def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind: type[DataFile]) -> pa.Table:
-    """Return messages of one vchannel as a table of `written_schema(schema)`, in order. Raises `Corrupt`."""
-    batches = [_chosen(batch, each, vchannel) for batch, each in zip(_decode_payloads(rows, schema), rows, strict=True)]
+def decode_rows(
+    rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind: type[DataFile], whole: bool = False
+) -> pa.Table:
+    """Return messages of one vchannel as a table of `written_schema(schema)`, in order.
+
+    Raises `Corrupt`, also for rows without a boundary where the messages are all of those in the log: the `whole` of them.
+    """
+    decoded = zip(_decode_payloads(rows, schema), rows, strict=True)
+    batches = [_chosen(batch, each, vchannel, whole=whole) for batch, each in decoded]
     counts = np.concatenate([each.counts for each in rows]).astype(np.int64)
     table = pa.Table.from_batches(batches, schema=schema)
     if table.nbytes < CHUNK_BYTES_MIN * len(batches):
@@ -375,12 +381,12 @@ def decode_rows(rows: Sequence[Rows], schema: pa.Schema, *, vchannel: str, kind:
     return pa.table(columns, schema=written_schema(schema))
 
 
-def _chosen(batch: pa.RecordBatch, rows: Rows, vchannel: str) -> pa.RecordBatch:
+def _chosen(batch: pa.RecordBatch, rows: Rows, vchannel: str, *, whole: bool) -> pa.RecordBatch:
     """Return the rows of a decoded payload that belong to its boundaries: mostly all."""
     first, count = int(rows.starts[0]), int(rows.counts.sum())
     end = int(rows.starts[-1] + rows.counts[-1])
-    if end > batch.num_rows:
-        raise Corrupt(f"a batch of {vchannel} holds {batch.num_rows} rows where its boundaries say {end} at least")
+    if end > batch.num_rows or (whole and count < batch.num_rows):
+        raise Corrupt(f"a batch of {vchannel} holds {batch.num_rows} rows where its boundaries say {max(end, count)}")
     if end - first == count:  # one after the other
         return batch if count == batch.num_rows else batch.slice(first, count)
     starts = np.repeat(rows.starts - (np.cumsum(rows.counts) - rows.counts), rows.counts)

@@ -5,18 +5,24 @@ appended, without any of the code under test.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
+from flusher.data_file import Rows
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import NO_CHECKPOINT
 from flusher.run import FlushContext, FlushOptions
 from interceptors.txn import steady_ms
-from wal.append import AppendGroup
+from tests.wal.packed import pack_of, rows_group
+from wal.append import AppendGroup, Pack
+from wal.entry import U4, U8, RowBatch
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -24,16 +30,15 @@ from wal.headers import (
     CreateCollectionHeader,
     CreateSegmentHeader,
     CutHeader,
-    DeleteHeader,
     DropCollectionHeader,
     DropPartitionHeader,
     FlushHeader,
-    Header,
     InsertHeader,
     MessageType,
 )
 from wal.log import Log, LogStore
 from wal.message import MutableMessage
+from wal.rows import Piece, ShardRows, arrange
 from wal.timetick import compose_tick
 
 START_MS = 1_700_000_000_000
@@ -56,6 +61,13 @@ class Row(NamedTuple):
     item: str | None
 
 
+class Item(NamedTuple):
+    """What is written of a row, or of a delete."""
+
+    key: int
+    item: str = ""
+
+
 class Cut(NamedTuple):
     number: int
     tick: int
@@ -68,20 +80,74 @@ class Table:
     vchannels: tuple[str, ...]
     partitions: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        self.inserts = {each: TableTarget(MessageType.INSERT, self, each) for each in self.partitions}
+        self.deletes = TableTarget(MessageType.DELETE, self, 0)
+
+
+class TableTarget:
+    """Takes keys, or keys and items; a key's shard is what is left when it is divided."""
+
+    def __init__(self, kind: MessageType, table: Table, partition_id: int) -> None:
+        self.type, self.collection_id, self.partition_id = kind, table.id, partition_id
+        self.schema_version, self.vchannels = 1, table.vchannels
+
+    def bodies(self, rows: Sequence[Item]) -> list["Body"]:
+        """Return the messages that these rows are, in order."""
+        shards = sorted({row.key % len(self.vchannels) for row in rows})
+        return [Body(self, shard, [row for row in rows if row.key % len(self.vchannels) == shard]) for shard in shards]
+
+    def encode(self, pieces: Sequence[Sequence[Item]]) -> Sequence[ShardRows]:
+        """Return the rows of each shard that gets some."""
+        found = []
+        for body in self.bodies([row for rows in pieces for row in rows]):
+            counts = [sum(row.key % len(self.vchannels) == body.shard for row in rows) for rows in pieces]
+            numbers = np.flatnonzero(counts).astype(U4)
+            found.append(ShardRows(body.shard, body.payload, numbers, np.array(counts, U4)[numbers]))
+        return found
+
 
 @dataclass
 class Body:
-    """Keys of one vchannel to insert or delete inside a transaction."""
+    """Rows or keys of one vchannel: what is a message of its own, or would be one."""
 
-    message: MutableMessage
-    keys: Sequence[int]
-    items: Sequence[str] | None
+    target: TableTarget
+    shard: int
+    rows: Sequence[Item]
+
+    @property
+    def is_insert(self) -> bool:
+        return self.target.type is MessageType.INSERT
+
+    @property
+    def vchannel(self) -> str:
+        return self.target.vchannels[self.shard]
+
+    @property
+    def payload(self) -> bytes:
+        keys = pa.array([row.key for row in self.rows], pa.int64())
+        if not self.is_insert:
+            return pa.record_batch([keys], schema=KEY_SCHEMA).serialize().to_pybytes()
+        items = pa.array([row.item for row in self.rows])
+        return pa.record_batch([keys, items], schema=SCHEMA).serialize().to_pybytes()
+
+
+class Write(NamedTuple):
+    """One write: rows of tables, all at one tick."""
+
+    pieces: Sequence[tuple[TableTarget, Sequence[Item]]]
+    is_transaction: bool = False
+
+    @property
+    def bodies(self) -> list[Body]:
+        return [body for target, rows in self.pieces for body in target.bodies(rows)]
 
 
 @dataclass
 class StampedLog:
     log: Log
     tick: int = compose_tick(START_MS)
+    ms_per_append: int = MS_PER_APPEND
     rows: list[Row] = field(default_factory=list)
     deletes: list[Row] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
@@ -91,6 +157,8 @@ class StampedLog:
     tables: dict[int, Table] = field(default_factory=dict)
     segments: dict[tuple[str, int], int] = field(default_factory=dict)
     streamed: dict[int, tuple[int, list[Body]]] = field(default_factory=dict)
+    waiting: list[Write] | None = None
+    """The writes of the entry in the making, inside `together`."""
 
     # --- appends ----------------------------------------------------------------------------------------------------------
 
@@ -114,34 +182,24 @@ class StampedLog:
         return table
 
     def insert(self, table: Table, keys: Sequence[int], *, partition: int = DEFAULT, item: str = "tea") -> None:
-        bodies = self._inserts(table, keys, partition, item)
-        for assignment, body in zip([self._assign(body) for body in bodies], bodies, strict=True):
-            header = body.message.header
-            assert isinstance(header, InsertHeader)
-            body.message.header = InsertHeader(
-                header.collection_id, header.partition_id, 1, header.rows, assignment.segment_id, assignment.offset
-            )
-        self._append([body.message for body in bodies])
-        self._write_down(bodies)
+        self._write(Write([self._inserts(table, keys, partition, item)]))
 
     def delete(self, table: Table, keys: Sequence[int]) -> None:
-        bodies = self._deletes(table, keys)
-        for assignment, body in zip([self._assign(body) for body in bodies], bodies, strict=True):
-            body.message.header = DeleteHeader(table.id, len(body.keys), assignment.offset)
-        self._append([body.message for body in bodies])
-        self._write_down(bodies)
+        self._write(Write([(table.deletes, [Item(key) for key in keys])]))
 
     def upsert(self, table: Table, keys: Sequence[int], *, item: str) -> None:
-        """A buffered transaction: deletes, then inserts, in one entry."""
-        bodies = [*self._deletes(table, keys), *self._inserts(table, keys, DEFAULT, item)]
-        txn_id = self.tick + 1
-        commit = self._commit_header(bodies)
-        begin = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(1000), txn_id=txn_id)
-        end = MutableMessage(MessageType.COMMIT_TXN, commit, txn_id=txn_id)
-        for body in bodies:
-            body.message.txn_id = txn_id
-        self._append([begin, *(body.message for body in bodies), end])
-        self._write_down(bodies)
+        """A buffered transaction: deletes, then inserts."""
+        deletes = (table.deletes, [Item(key) for key in keys])
+        self._write(Write([deletes, self._inserts(table, keys, DEFAULT, item)], is_transaction=True))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make the inserts, deletes and upserts inside one entry, each at a tick of its own."""
+        self.waiting = []
+        yield
+        writes, self.waiting = self.waiting, None
+        if writes:
+            self._append_rows(writes)
 
     def begin(self) -> int:
         """Start a streamed transaction and return its id."""
@@ -153,19 +211,26 @@ class StampedLog:
 
     def stream(self, txn_id: int, table: Table, keys: Sequence[int], *, item: str) -> None:
         """Append rows of a streamed transaction."""
-        bodies = self._inserts(table, keys, DEFAULT, item)
-        for body in bodies:
-            body.message.txn_id = txn_id
-        self._append([body.message for body in bodies])
-        self.streamed[txn_id][1].extend(bodies)
+        target, rows = self._inserts(table, keys, DEFAULT, item)
+        messages = []
+        for body in target.bodies(rows):
+            self._ensure_segment(body)
+            header = InsertHeader(table.id, target.partition_id, 1, len(body.rows))
+            messages.append(MutableMessage(MessageType.INSERT, header, body.vchannel, body.payload, txn_id))
+            self.streamed[txn_id][1].append(body)
+        self._append(messages)
 
     def commit(self, txn_id: int) -> None:
         """Commit a streamed transaction; its rows get their segments and offsets now."""
         bodies = self.streamed[txn_id][1]
-        header = self._commit_header(bodies)
+        for body in bodies:
+            self._ensure_segment(body)
+        vchannels = tuple(sorted({body.vchannel for body in bodies}))
+        header = CommitTxnHeader(vchannels, tuple(self._assign(body) for body in bodies))
         self._append([MutableMessage(MessageType.COMMIT_TXN, header, txn_id=txn_id)])
         del self.streamed[txn_id]
-        self._write_down(bodies)
+        for body, assignment in zip(bodies, header.assignments, strict=True):
+            self._write_down(body, assignment, self.tick)
 
     def seal(self, table: Table, *, partition: int = DEFAULT) -> None:
         for vchannel in table.vchannels:
@@ -235,68 +300,65 @@ class StampedLog:
 
     # --- stamping ---------------------------------------------------------------------------------------------------------
 
-    def _inserts(self, table: Table, keys: Sequence[int], partition: int, item: str) -> list[Body]:
-        bodies = []
-        for vchannel, part in _by_vchannel(table, keys).items():
-            self._ensure_segment(table, vchannel, table.partitions[partition])
-            items = [f"{item}{key}" for key in part]
-            payload = pa.record_batch([pa.array(part, pa.int64()), pa.array(items)], schema=SCHEMA).serialize()
-            header = InsertHeader(table.id, table.partitions[partition], 1, len(part))
-            message = MutableMessage(MessageType.INSERT, header, vchannel, payload.to_pybytes())
-            bodies.append(Body(message, part, items))
-        return bodies
+    def _inserts(
+        self, table: Table, keys: Sequence[int], partition: int, item: str
+    ) -> tuple[TableTarget, Sequence[Item]]:
+        return table.inserts[table.partitions[partition]], [Item(key, f"{item}{key}") for key in keys]
 
-    def _deletes(self, table: Table, keys: Sequence[int]) -> list[Body]:
-        bodies = []
-        for vchannel, part in _by_vchannel(table, keys).items():
-            payload = pa.record_batch([pa.array(part, pa.int64())], schema=KEY_SCHEMA).serialize().to_pybytes()
-            message = MutableMessage(MessageType.DELETE, DeleteHeader(table.id, len(part)), vchannel, payload)
-            bodies.append(Body(message, part, None))
-        return bodies
+    def _write(self, write: Write) -> None:
+        for body in write.bodies:
+            self._ensure_segment(body)
+        if self.waiting is None:
+            self._append_rows([write])
+        else:
+            self.waiting.append(write)
 
-    def _commit_header(self, bodies: Sequence[Body]) -> CommitTxnHeader:
-        for body in bodies:
-            header: Header = body.message.header
-            if isinstance(header, InsertHeader):
-                table = self.tables[header.collection_id]
-                self._ensure_segment(table, body.message.vchannel, header.partition_id)
-        vchannels = tuple(sorted({body.message.vchannel for body in bodies}))
-        return CommitTxnHeader(vchannels, tuple(self._assign(body) for body in bodies))
+    def _append_rows(self, writes: Sequence[Write]) -> None:
+        groups = []
+        for write in writes:
+            pieces = [Piece(target, rows, len(rows)) for target, rows in write.pieces]
+            groups.append(rows_group(*pieces, is_transaction=write.is_transaction))
+        assigned: dict[tuple[int, int], tuple[Body, BodyAssignment]] = {}
+        tick = self._next_tick()
+        for group, write in enumerate(writes):
+            for place, body in enumerate(write.bodies, 1 if write.is_transaction else 0):
+                assigned[group, place] = body, self._assign(body)
+                self._write_down(*assigned[group, place], tick + group)
+        self.tick = tick + len(writes) - 1
+        arranged = arrange([group.pieces for group in groups], [group.is_transaction for group in groups])
+        pack = pack_of(*groups)
+        pack.message_counts = arranged.counts
+        pack.batches = [_placed(batch, assigned) for batch in arranged.batches]
+        self._append_pack(pack)
 
     def _assign(self, body: Body) -> BodyAssignment:
-        vchannel, header = body.message.vchannel, body.message.header
-        offset = self.next_offsets[vchannel]
-        if isinstance(header, InsertHeader):
-            self.next_offsets[vchannel] += len(body.keys)
-            return BodyAssignment(self.segments[vchannel, header.partition_id], offset)
-        return BodyAssignment(0, offset)
+        offset = self.next_offsets[body.vchannel]
+        if not body.is_insert:
+            return BodyAssignment(0, offset)
+        self.next_offsets[body.vchannel] += len(body.rows)
+        return BodyAssignment(self.segments[body.vchannel, body.target.partition_id], offset)
 
-    def _write_down(self, bodies: Sequence[Body]) -> None:
-        """Offsets are what they were assigned: the last ones of each vchannel, in the order of the bodies."""
-        offsets = dict(self.next_offsets)
-        for body in reversed(bodies):
-            header, vchannel = body.message.header, body.message.vchannel
-            if isinstance(header, InsertHeader):
-                assert body.items is not None
-                offsets[vchannel] -= len(body.keys)
-                self.rows += (
-                    Row(
-                        header.collection_id, header.partition_id, vchannel, self.tick, offsets[vchannel] + i, key, item
-                    )
-                    for i, (key, item) in enumerate(zip(body.keys, body.items, strict=True))
-                )
-            elif isinstance(header, DeleteHeader):
-                self.deletes += (
-                    Row(header.collection_id, -1, vchannel, self.tick, offsets[vchannel], key, None)
-                    for key in body.keys
-                )
+    def _write_down(self, body: Body, assignment: BodyAssignment, tick: int) -> None:
+        target, first = body.target, assignment.offset
+        if body.is_insert:
+            self.rows += (
+                Row(target.collection_id, target.partition_id, body.vchannel, tick, first + i, row.key, row.item)
+                for i, row in enumerate(body.rows)
+            )
+        else:
+            self.deletes += (
+                Row(target.collection_id, -1, body.vchannel, tick, first, row.key, None) for row in body.rows
+            )
 
-    def _ensure_segment(self, table: Table, vchannel: str, partition_id: int) -> None:
-        if (vchannel, partition_id) not in self.segments:
+    def _ensure_segment(self, body: Body) -> None:
+        place = body.vchannel, body.target.partition_id
+        if body.is_insert and place not in self.segments:
             segment_id = self._id()
-            header = CreateSegmentHeader(table.id, partition_id, segment_id, 1, 1 << 30, 1 << 30)
-            self._append([MutableMessage(MessageType.CREATE_SEGMENT, header, vchannel)])
-            self.segments[vchannel, partition_id] = segment_id
+            header = CreateSegmentHeader(
+                body.target.collection_id, body.target.partition_id, segment_id, 1, 1 << 30, 1 << 30
+            )
+            self._append([MutableMessage(MessageType.CREATE_SEGMENT, header, body.vchannel)])
+            self.segments[place] = segment_id
 
     def _forget(self, table: Table, partition_ids: set[int]) -> None:
         for partition_id in partition_ids:
@@ -305,12 +367,17 @@ class StampedLog:
             del self.segments[key]
 
     def _append(self, messages: list[MutableMessage]) -> None:
-        self.tick += MS_PER_APPEND << 18 | 1
-        group = AppendGroup(messages)
+        self.tick = self._next_tick()
+        self._append_pack(pack_of(AppendGroup(messages)))
+
+    def _append_pack(self, pack: Pack) -> None:
         oldest = min((position for position, _ in self.streamed.values()), default=None)
-        group.stamp_time_tick(self.tick, oldest)
-        group.stamp_wal_term(1)
-        self.log.append(group)
+        pack.stamp(self.tick, oldest)
+        pack.stamp_wal_term(1)
+        self.log.append(pack)
+
+    def _next_tick(self) -> int:
+        return self.tick + (self.ms_per_append << 18 | 1)
 
     def _id(self) -> int:
         self.next_id += 1
@@ -353,8 +420,15 @@ def flusher_of(directory: NodeDirectory, store: LogStore, log: Log, **context: A
     return Flusher(context_of(directory, store, log, **context), NO_CHECKPOINT)
 
 
-def _by_vchannel(table: Table, keys: Sequence[int]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for key in keys:
-        found.setdefault(table.vchannels[key % len(table.vchannels)], []).append(key)
-    return found
+def message_rows(payload: bytes, count: int, tick: int, offset: int) -> Rows:
+    """Return the rows of one message, which are all that is in its payload."""
+    return Rows(payload, np.zeros(1, U4), np.array([count], U4), np.array([tick], U8), np.array([offset], U8))
+
+
+def _placed(batch: RowBatch, assigned: Mapping[tuple[int, int], tuple[Body, BodyAssignment]]) -> RowBatch:
+    """Return a batch with its segment and offsets, after checking that it has the rows of its messages."""
+    found = [assigned[place] for place in zip(batch.groups.tolist(), batch.places.tolist(), strict=True)]
+    assert {body.vchannel for body, _ in found} == {batch.vchannel}
+    assert [len(body.rows) for body, _ in found] == batch.counts.tolist()
+    (segment_id,) = {assignment.segment_id for _, assignment in found}
+    return replace(batch, offsets=np.array([each.offset for _, each in found], U8), segment_id=segment_id)

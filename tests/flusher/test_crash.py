@@ -76,7 +76,11 @@ def write_scenario(log: StampedLog) -> None:
     log.insert(orders, range(6, 9), partition=1)
     log.delete(orders, [1, 2])
     log.cut()
-    log.upsert(stock, [1, 2, 3], item="a")
+    with log.together():
+        log.upsert(stock, [1, 2, 3], item="a")
+        log.insert(orders, [9, 10])
+        log.delete(orders, [9])
+        log.upsert(orders, [10], item="c")
     log.commit(txn_id)
     log.drop_partition(orders, 1)
     log.cut()
@@ -169,6 +173,9 @@ ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("insert"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=1, max_size=12)),
         st.tuples(st.just("delete"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=1, max_size=4)),
+        st.tuples(
+            st.just("pack"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=2, max_size=8, unique=True)
+        ),
         st.tuples(st.just("upsert"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=1, max_size=4)),
         st.tuples(st.just("stream"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=1, max_size=4)),
         st.tuples(
@@ -203,6 +210,13 @@ class Script:
                 log.delete(table, keys)
             case "upsert":
                 log.upsert(table, keys, item="new")
+            case "pack":
+                with log.together():
+                    log.insert(table, keys)
+                    log.upsert(tables[0], keys[:2], item="packed")
+                    log.delete(table, keys[1:])
+                    log.insert(tables[-1], keys)
+                    log.insert(table, keys[::-1], item="again")
             case "begin":
                 log.begin()
             case "stream" if log.streamed:

@@ -12,6 +12,7 @@ from anyio import CapacityLimiter
 from flusher.data_file import FileInProgress, ParquetFile, Rows
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import SegmentFile
+from tests.flusher.stamped_log import message_rows
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +23,7 @@ ROWS = 10
 def message(number: int) -> Rows:
     keys = list(range(number * ROWS, (number + 1) * ROWS))
     payload = pa.record_batch([pa.array(keys)], schema=SCHEMA).serialize().to_pybytes()
-    return Rows(payload, ROWS, number + 1, number * ROWS)
+    return message_rows(payload, ROWS, number + 1, number * ROWS)
 
 
 ONE_MESSAGE = len(message(0).payload)

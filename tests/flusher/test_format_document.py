@@ -3,8 +3,6 @@
 import re
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import anyio
 import msgspec
@@ -12,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.data_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, FileInProgress
+from flusher.data_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, FileInProgress, Rows
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory, manifest_path
 from flusher.manifest import (
     OFFSET,
@@ -29,7 +27,8 @@ from flusher.manifest import (
 from flusher.run import OpenCut
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardSnapshot
-from wal.headers import DeleteHeader, InsertHeader
+from wal.entry import RowBatch, row_batches
+from wal.headers import DeleteHeader, InsertHeader, MessageType
 from wal.message import Message
 
 TEXT = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8")
@@ -103,12 +102,26 @@ async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
     )
     cut = OpenCut(1, Catalog([info]), start_file)
 
-    def message(keys: list[int], tick: int) -> Message:
+    def batch(kind: MessageType, keys: list[int], offset: int, tick: int) -> tuple[RowBatch, Rows]:
         payload = pa.record_batch([pa.array(keys)], schema=SCHEMA).serialize().to_pybytes()
-        return cast("Message", SimpleNamespace(payload=payload, time_tick=tick, vchannel="p0_1v0"))
+        header = InsertHeader(1, 2, 1, len(keys), 3, offset)
+        message = Message(
+            type=kind,
+            header=header if kind is MessageType.INSERT else DeleteHeader(1, len(keys), offset),
+            vchannel="p0_1v0",
+            payload=payload,
+            wal_term=1,
+            wal_name="memory",
+            position=1,
+            last_confirmed_position=1,
+            time_tick=tick,
+            txn_id=0,
+        )
+        ((found, ticks),) = row_batches(message)
+        return found, Rows.of(found, ticks)
 
-    cut.insert(message([7, 8], FIRST_TICK + 2), InsertHeader(1, 2, 1, 2, 3, 0))
-    cut.delete(message([7], FIRST_TICK + 3), DeleteHeader(1, 1, 2))
+    cut.insert(*batch(MessageType.INSERT, [7, 8], 0, FIRST_TICK + 2))
+    cut.delete(*batch(MessageType.DELETE, [7], 2, FIRST_TICK + 3))
     footers = []
     for file in cut.files.values():
         await file.finish()

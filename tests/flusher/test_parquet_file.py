@@ -8,10 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.data_file import ParquetFile, Rows, decode_rows, encodings
+from flusher.data_file import ParquetFile, decode_rows, encodings
 from flusher.directory import NodeDirectory
 from flusher.manifest import OFFSET, TICK, VCHANNEL, SegmentFile
 from tests.flusher.faulty_disk import FaultyDirectory, Fuse
+from tests.flusher.stamped_log import message_rows
 from wal.codec import crc32c
 
 KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
@@ -33,7 +34,7 @@ def write(root: Path, kind: pa.DataType, keys: list[object]) -> tuple[ParquetFil
     file = ParquetFile(NodeDirectory(root), "segments/1/2.parquet", schema, key="id", metadata={"streamingnode.x": "y"})
     for number in range(2):
         payload = pa.record_batch([pa.array(keys, kind)], schema=schema).serialize().to_pybytes()
-        rows = [Rows(payload, len(keys), 7 + number, 100 + number * len(keys))]
+        rows = [message_rows(payload, len(keys), 7 + number, 100 + number * len(keys))]
         file.write(decode_rows(rows, schema, vchannel="p0_1v0", kind=SegmentFile))
     return file, file.finish()
 
@@ -94,7 +95,7 @@ def test_between_row_groups_a_file_is_synced_and_has_no_descriptor(tmp_path: Pat
     file = ParquetFile(directory, "segments/1/2.parquet", schema, key="id", metadata={})
     for tick in (7, 8, 9):
         payload = pa.record_batch([pa.array([tick])], schema=schema).serialize().to_pybytes()
-        file.write(decode_rows([Rows(payload, 1, tick, tick)], schema, vchannel="p0_1v0", kind=SegmentFile))
+        file.write(decode_rows([message_rows(payload, 1, tick, tick)], schema, vchannel="p0_1v0", kind=SegmentFile))
         assert directory.unsynced == set(), "an error of the kernel's own writing could go unnoticed"
         assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []
     assert file.finish()["rows"] == 3
@@ -156,7 +157,7 @@ def test_a_column_is_not_taken_for_the_field_of_a_struct_whose_path_is_its_name(
     structs = [{"b": "x", "c": 100}, {"b": "y", "c": 200}]
     table = pa.record_batch({"a": structs, "a.b": [1, 2], "a.c": [1, 2], "e": [1, 2]})
     file = ParquetFile(NodeDirectory(tmp_path), "segments/1/2.parquet", table.schema, key="a.c", metadata={})
-    rows = [Rows(table.serialize().to_pybytes(), 2, 7, 100)]
+    rows = [message_rows(table.serialize().to_pybytes(), 2, 7, 100)]
     file.write(decode_rows(rows, table.schema, vchannel="p0_1v0", kind=SegmentFile))
     written = file.finish()
     assert (written["key_min"], written["key_max"]) == (1, 2)

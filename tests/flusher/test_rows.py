@@ -1,5 +1,6 @@
 """Decoding of encoded batches, and the system columns, against a row-by-row model."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -8,7 +9,10 @@ from hypothesis import strategies as st
 from flusher import data_file
 from flusher.data_file import Rows, decode_rows, split_rows
 from flusher.manifest import DataFile, DeleteFile, SegmentFile, stored_schema
+from tests.flusher.stamped_log import message_rows
+from wal.entry import U4, U8, RowBatch
 from wal.errors import Corrupt
+from wal.headers import MessageType
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "item": pa.string()}
 SCHEMA = pa.schema(COLUMNS)
@@ -19,30 +23,88 @@ def encode(first: int, count: int) -> bytes:
     return pa.record_batch([ids, [f"item {number}" for number in ids]], schema=SCHEMA).serialize().to_pybytes()
 
 
+def packed(payload: bytes, counts: list[int], ticks: list[int], offsets: list[int]) -> Rows:
+    """Return rows with a boundary for each count, one after the other."""
+    starts = np.cumsum(counts) - counts
+    return Rows(payload, starts.astype(U4), np.array(counts, U4), np.array(ticks, U8), np.array(offsets, U8))
+
+
+def as_rows(table: pa.Table) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in table.cast(stored_schema(SCHEMA)).to_pylist()]
+
+
 @given(
-    counts=st.lists(st.integers(1, 2000), max_size=12),
+    counts=st.lists(st.lists(st.integers(1, 700), min_size=1, max_size=5), max_size=8),
     kind=st.sampled_from([SegmentFile, DeleteFile]),
     gap=st.sampled_from([0, 9]),
 )
 def test_rows_come_back_in_order_with_their_ticks_and_offsets(
-    counts: list[int], kind: type[DataFile], gap: int
+    counts: list[list[int]], kind: type[DataFile], gap: int
 ) -> None:
-    messages, expected = [], []
-    for number, count in enumerate(counts):
-        tick, offset = 100 + number, 7 + gap * number + sum(counts[:number])
-        messages.append(Rows(encode(offset, count), count, tick, offset))
-        expected += [
-            (offset + i, f"item {offset + i}", tick, offset + (i if kind is SegmentFile else 0), "p0_1v0")
-            for i in range(count)
-        ]
-    table = decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=kind)
-    found = table.cast(stored_schema(SCHEMA)).to_pylist()
-    assert [tuple(row.values()) for row in found] == expected
+    batches, expected = [], []
+    tick, offset = 100, 7
+    for boundaries in counts:
+        first, ticks, offsets = offset, [], []
+        for count in boundaries:
+            ticks.append(tick)
+            offsets.append(offset)
+            expected += [
+                (first + i, f"item {first + i}", tick, offset + (i if kind is SegmentFile else 0), "p0_1v0")
+                for i in range(count)
+            ]
+            first, tick, offset = first + count, tick + 1, offset + count + gap
+        total = sum(boundaries)
+        batches.append(packed(encode(first - total, total), boundaries, ticks, offsets))
+    table = decode_rows(batches, SCHEMA, vchannel="p0_1v0", kind=kind, whole=True) if batches else None
+    assert table is None or as_rows(table) == expected
+
+
+@given(
+    counts=st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    chosen=st.lists(st.booleans(), min_size=20, max_size=20),
+    others=st.booleans(),
+)
+def test_boundaries_that_are_left_of_a_batch_give_exactly_their_rows(
+    counts: list[int], chosen: list[bool], others: bool
+) -> None:
+    """As a reader that starts, ends or filters within an entry leaves them."""
+    groups = np.arange(len(counts))
+    starts = np.cumsum(counts) - counts
+    batch = RowBatch(
+        type=MessageType.INSERT,
+        vchannel="p0_1v0",
+        collection_id=1,
+        partition_id=2,
+        schema_version=1,
+        segment_id=3,
+        payload=encode(0, sum(counts)),
+        groups=groups,
+        places=groups * 0,
+        parts=groups * 0,
+        starts=starts.astype(U4),
+        counts=np.array(counts, U4),
+        offsets=(starts + 1000).astype(U8),
+    )
+    ticks = (groups + 5).astype(U8)
+    kept = batch.of_groups(np.array(chosen[: len(counts)]))
+    expected = [
+        (first + i, f"item {first + i}", tick, 1000 + first + i, "p0_1v0")
+        for first, count, tick, is_chosen in zip(starts.tolist(), counts, ticks.tolist(), chosen, strict=False)
+        for i in range(count)
+        if is_chosen
+    ]
+    if kept is None:
+        assert expected == []
+        return
+    before = [message_rows(encode(900, 2), 2, 1, 900)] if others else []
+    rows = [*before, Rows.of(kept, ticks[kept.groups])]
+    table = decode_rows(rows, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
+    assert as_rows(table)[2 * others :] == expected
 
 
 def test_large_payloads_decode_one_by_one_to_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_file, "JOINED_PAYLOAD_BYTES_MAX", 100)
-    messages = [Rows(encode(start, 50), 50, start + 1, start) for start in range(0, 500, 50)]
+    messages = [message_rows(encode(start, 50), 50, start + 1, start) for start in range(0, 500, 50)]
     table = decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
     assert table["id"].to_pylist() == list(range(500))
     assert table["_offset"].to_pylist() == list(range(500))
@@ -50,20 +112,28 @@ def test_large_payloads_decode_one_by_one_to_the_same_rows(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("claimed", [4, 6])
 def test_a_payload_with_other_rows_than_its_header_says_is_corrupt(claimed: int) -> None:
-    messages = [Rows(encode(0, 5), claimed, 1, 0), Rows(encode(5, 10 - claimed), 10 - claimed, 2, 5)]
-    with pytest.raises(Corrupt, match="headers say"):
-        decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
+    rest = 10 - claimed
+    messages = [message_rows(encode(0, 5), claimed, 1, 0), message_rows(encode(5, rest), rest, 2, 5)]
+    with pytest.raises(Corrupt, match="boundaries say"):
+        decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=SegmentFile, whole=True)
+
+
+def test_a_payload_that_ends_before_its_last_boundary_is_corrupt_for_who_wants_a_part_of_it() -> None:
+    for boundaries in ([2, 2], [5]):
+        rows = packed(encode(0, 3), boundaries, [1] * len(boundaries), [0] * len(boundaries))
+        with pytest.raises(Corrupt, match="boundaries say"):
+            decode_rows([rows], SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_payload_that_is_no_record_batch_is_corrupt(count: int) -> None:
     with pytest.raises(Corrupt, match="do not decode"):
-        decode_rows([Rows(b"no batch" * 8, 1, 1, 0)] * count, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
+        decode_rows([message_rows(b"no batch" * 8, 1, 1, 0)] * count, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
 
 
 @given(sizes=st.lists(st.integers(1, 50), max_size=20), bytes_max=st.integers(1, 120))
 def test_parts_are_bounded_and_together_are_everything(sizes: list[int], bytes_max: int) -> None:
-    messages = [Rows(bytes(size), 1, tick, 0) for tick, size in enumerate(sizes)]
+    messages = [message_rows(bytes(size), 1, tick, 0) for tick, size in enumerate(sizes)]
     parts = list(split_rows(messages, bytes_max))
     assert [message for part in parts for message in part] == messages
     assert all(part for part in parts)

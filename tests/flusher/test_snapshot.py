@@ -1,6 +1,8 @@
 """Snapshots against the model: cuts, tail, deletes by offset, earlier ticks, dropped partitions, damage."""
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -17,9 +19,9 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from streamingnode.snapshot import read_rows
 from tests.flusher.stamped_log import StampedLog, Table, flusher_of
+from wal.entry import Visible, messages_of, up_to
 from wal.errors import Corrupt, Truncated
 from wal.memory_store import MemoryLogStore
-from wal.message import AnyMessage
 from wal.position import MemoryMessageId
 from wal.timetick import TICK_MAX
 
@@ -38,8 +40,16 @@ class Node:
         return cls(root, store, StampedLog(await store.open_log("p0")))
 
     async def snapshot(self, table: Table, *, as_of: int = TICK_MAX) -> list[tuple[int, str]]:
+        """Return the keys and items of a table, after checking that all forms of the tail give the same."""
         source = await self.source(table, as_of=as_of)
-        return sorted((row["id"], row["item"]) for row in read_snapshot(source).to_pylist())
+        cut_short = [kept for each in source.tail if (kept := up_to(each, as_of)) is not None]
+        tails: list[Sequence[Visible]] = [source.tail, cut_short, list(messages_of(source.tail))]
+        found, *others = [
+            sorted((row["id"], row["item"]) for row in read_snapshot(replace(source, tail=tail)).to_pylist())
+            for tail in tails
+        ]
+        assert others == [found, found]
+        return found
 
     async def source(self, table: Table, *, as_of: int = TICK_MAX) -> SnapshotSource:
         flusher = flusher_of(NodeDirectory(self.root), self.store, self.log.log)
@@ -50,31 +60,31 @@ class Node:
             checkpoint = flusher.checkpoint
             tasks.cancel_scope.cancel()
         state = ShardState()
-        for message in await self._messages(1, 0):
-            state.observe(message)
+        for visible in await self._visible(1, 0):
+            state.observe(visible)
         return SnapshotSource(
             cuts=flusher.cuts,
             collection=state.catalog.collection(table.id),
             last_cut=checkpoint.cut_number,
-            tail=await self._messages(max(1, checkpoint.position), checkpoint.tick),
+            tail=await self._visible(max(1, checkpoint.position), checkpoint.tick),
             as_of=as_of,
         )
 
-    async def _messages(self, position: int, after_tick: int) -> Sequence[AnyMessage]:
+    async def _visible(self, position: int, after_tick: int) -> Sequence[Visible]:
         policy = DeliverPolicy.start_from(MemoryMessageId(position))
-        messages: list[AnyMessage] = []
+        visible: list[Visible] = []
         async with Scanner(self.log.log, None, policy, after_tick=after_tick) as scanner:
             tick = after_tick
             while tick < self.log.tick:
                 batch = await scanner.next_batch()
-                messages += batch.messages
+                visible += batch.visible
                 tick = batch.confirmed_tick
-        return messages
+        return visible
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["insert", "delete", "upsert", "cut"]),
+        st.sampled_from(["insert", "delete", "upsert", "pack", "cut"]),
         st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True),
     ),
     min_size=1,
@@ -82,15 +92,26 @@ STEPS = st.lists(
 )
 
 
+def pack(log: StampedLog, table: Table, other: Table, keys: list[int], number: int) -> None:
+    """Write one entry of several writes to both tables, some to the same keys."""
+    with log.together():
+        log.insert(table, keys, item=f"pack{number} ")
+        log.insert(other, keys)
+        log.delete(table, keys[:2])
+        if keys[1:]:
+            log.upsert(table, keys[1:], item=f"packed{number} ")
+        log.insert(table, keys[:1], item=f"again{number} ")
+
+
 @settings(max_examples=30)
 @given(steps=STEPS, choice=st.randoms(use_true_random=False))
 def test_a_snapshot_at_any_tick_is_the_state_at_that_tick(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, list[int]]], choice: object
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, list[int]]], choice: random.Random
 ) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path_factory.mktemp("node"))
         table, other = node.log.create(shards=2), node.log.create()
-        ticks = [node.log.tick]
+        first = node.log.tick
         for number, (step, keys) in enumerate(steps):
             match step:
                 case "insert":
@@ -100,12 +121,43 @@ def test_a_snapshot_at_any_tick_is_the_state_at_that_tick(
                     node.log.delete(table, keys)
                 case "upsert":
                     node.log.upsert(table, keys, item=f"put{number} ")
+                case "pack":
+                    pack(node.log, table, other, keys, number)
                 case _:
                     node.log.cut()
-            ticks.append(node.log.tick)
-        for as_of in {*ticks[:: max(1, len(ticks) // 4)], ticks[-1]}:
+        ticks = sorted({first, node.log.tick, *(row.tick for row in (*node.log.rows, *node.log.deletes))})
+        for as_of in {*choice.sample(ticks, min(4, len(ticks))), ticks[-1]}:
             assert await node.snapshot(table, as_of=as_of) == node.log.state(table, as_of=as_of)
         assert await node.snapshot(table) == node.log.state(table, as_of=TICK_MAX)
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["in the log", "in a cut"])
+def test_a_snapshot_as_of_a_tick_between_two_writes_of_one_entry_has_the_first_and_not_the_second(
+    tmp_path: Path, cut: bool
+) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path)
+        table = node.log.create(shards=2)
+        node.log.insert(table, [1, 2], item="old")
+        with node.log.together():
+            node.log.insert(table, [3, 4])
+            node.log.delete(table, [1, 3])
+            node.log.upsert(table, [2, 3], item="new")
+            node.log.insert(table, [1], item="back")
+        last = node.log.tick
+        if cut:
+            node.log.cut()
+        states = [
+            [(1, "old1"), (2, "old2")],
+            [(1, "old1"), (2, "old2"), (3, "tea3"), (4, "tea4")],
+            [(2, "old2"), (4, "tea4")],
+            [(2, "new2"), (3, "new3"), (4, "tea4")],
+            [(1, "back1"), (2, "new2"), (3, "new3"), (4, "tea4")],
+        ]
+        for behind, state in enumerate(reversed(states)):
+            assert await node.snapshot(table, as_of=last - behind) == state
 
     anyio.run(main)
 
