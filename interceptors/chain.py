@@ -178,14 +178,15 @@ class RedoInterceptor(Interceptor):
             pack.leave(group)
 
         async def wait() -> None:
+            give_up_at_s = self._give_up_at_s(groups)
             try:
-                await self._wait(signal, self._give_up_at_s(groups))
-            except OnShutdown:
-                pass  # the term ends: whether the log takes the groups is asked when they come again
+                await self._wait(signal, give_up_at_s)
             except StreamingNodeError as error:
-                for group in groups:
-                    group.settle(error)
-                return
+                # The term ends, or may do so: whether the log takes the groups is asked when they come again.
+                if not isinstance(error, OnShutdown) and asyncio.get_running_loop().time() >= give_up_at_s:
+                    for group in groups:
+                        group.settle(error)
+                    return
             for group in reversed(groups):
                 come_again(group)
 

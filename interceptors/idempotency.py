@@ -61,10 +61,7 @@ class IdempotencyInterceptor(Interceptor):
             self._settle_repeated(pack, pack.producer)
         tries: list[_Try] = []
         while (other := self._look(pack, tries)) is not None:
-            try:
-                await asyncio.shield(other.outcome())
-            except StreamingNodeError as error:
-                pack.leave(pack.groups[0], error)
+            await asyncio.shield(other.outcome())  # its error is this one's, which may be repeated then
         if not pack.groups:
             return
         if pack.producer is not None:
@@ -211,11 +208,13 @@ def _joined(
     group: AppendGroup, come_again: Callable[[AppendGroup], None], outcome: asyncio.Future[AppendResult | None]
 ) -> None:
     """Tell a group what the other try of its write came to, or let it look again."""
-    if not outcome.cancelled() and (error := outcome.exception()) is not None:
+    error = None if outcome.cancelled() else outcome.exception()
+    if error is None or isinstance(error, Indeterminate):
+        group.doubt = error or group.doubt
+        come_again(group)
+    else:
         assert isinstance(error, Exception), "a try ends with an error"
         group.settle(error)
-    else:
-        come_again(group)
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -106,7 +106,7 @@ class Wal:
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
         self._in_flight: set[Pack] = set()
-        self._packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX))
+        self._packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX), repeats=self._retry.give_up_s > 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
         self._back: asyncio.Future[None] | None = None
@@ -185,7 +185,7 @@ class Wal:
         open_groups = [group for group in groups if group.pack is pack and group.outcome is None]
 
         def again() -> Pack:
-            copies = [group.copy(unstamped) for group in open_groups]
+            copies = [group.copy(unstamped, first) for group in open_groups]
             return Pack(copies, pack.come_again, pack.producer, pack.place)
 
         return await self._repeat(again, first)
@@ -211,7 +211,7 @@ class Wal:
             except StreamingNodeError:
                 # Without a place in the log it never happened: it goes on in the next term as if it came only then.
                 # That the term ends is noticed whatever became of the pack: who comes next is to wait from here on.
-                if not self._ends(term) or pack.ticket is not None:
+                if not self._ends(term) or any(group.begun for group in pack.groups):
                     raise
             finally:
                 if status == "cancel" and not detached and pack.ticket is not None:

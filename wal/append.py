@@ -11,7 +11,7 @@ import numpy as np
 
 from wal.codec import encode_entry, encode_rows
 from wal.entry import U8, LogEntry, Numbers, PackedRows, RowBatch
-from wal.errors import InvalidArgument
+from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import DDL, DML, MAKES_ROOM, Header
 from wal.message import Message, MutableMessage
 from wal.position import MessageId, Place, ProducerStamp
@@ -108,6 +108,8 @@ class AppendGroup:
     other_try: "AppendGroup | None" = None
     memory: Budget | None = None
     """What holds its bytes while it waits and is on its way."""
+    doubt: Indeterminate | None = None
+    """What an earlier try ended with: a refusal that does not answer for that one leaves the outcome open."""
     waits_until_s: float = 0.0
     """When an append that has to come again gives up, by the loop's clock; 0 before it first has to."""
 
@@ -130,6 +132,8 @@ class AppendGroup:
     def settle(self, outcome: "AppendResult | Exception") -> None:
         """Tell the appender what became of the group; the first outcome stands."""
         self.release()
+        if self.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
+            outcome = in_doubt(self.doubt, outcome)
         if self.outcome is None:
             self.outcome = outcome
             if self.earlier is not None:
@@ -153,7 +157,7 @@ class AppendGroup:
         assert self.outcome is not None, "it has ended"
         return self.outcome
 
-    def copy(self, unstamped: Sequence[tuple[Header, int]]) -> "AppendGroup":
+    def copy(self, unstamped: Sequence[tuple[Header, int]], doubt: Indeterminate) -> "AppendGroup":
         """Return another try of this write, with the headers and transaction ids that its messages came with.
 
         A sequence it was given stays: that is the write's.
@@ -170,7 +174,15 @@ class AppendGroup:
             producer=self.producer,
             place=self.place,
             earlier=self,
+            doubt=doubt,
         )
+
+
+def in_doubt(doubt: Indeterminate, error: StreamingNodeError) -> Indeterminate:
+    """Return the doubt about a write whose next try was refused by one that does not know of the first."""
+    if error is not doubt:
+        doubt.__cause__ = error
+    return doubt
 
 
 @dataclass(slots=True, eq=False)
@@ -259,11 +271,9 @@ class Pack:
 
     def drop_cancelled(self) -> None:
         """Leave out the groups that nobody wants any more."""
-        if any(group.cancelled for group in self.groups):
-            for group in self.groups:
-                if group.cancelled:
-                    group.release()
-            self.groups = [group for group in self.groups if not group.cancelled]
+        for group in [group for group in self.groups if group.cancelled]:
+            group.release()
+            self.leave(group)
 
     def stamp(self, time_tick: int, last_confirmed: int | None) -> None:
         """Give the groups their ticks, the last one of them `time_tick`, and all of them the position to resume at."""

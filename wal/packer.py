@@ -26,11 +26,11 @@ _log = event_log(__name__)
 class Packer:
     """The writes of one log that wait; lives on the event loop. `send` settles all groups of a pack that do not come again.
 
-    What waits, or is on its way, counts in `memory`.
+    What waits, or is on its way, counts in `memory`; what is in doubt comes again only where a write `repeats`.
     """
 
-    def __init__(self, send: Callable[[Pack], Awaitable[None]], memory: Budget) -> None:
-        self._send, self._memory = send, memory
+    def __init__(self, send: Callable[[Pack], Awaitable[None]], memory: Budget, *, repeats: bool = True) -> None:
+        self._send, self._memory, self._repeats = send, memory, repeats
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[AppendGroup] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -44,29 +44,38 @@ class Packer:
 
         Cancelled while it waits, it never happened; once the log has it, its outcome is decided without the caller.
         """
+        if not self._has_company:
+            return self._append_alone(group)
         if not self._memory.try_take(group.size_bytes):
             return self._append_later(group)
-        group.memory = self._memory
-        if self._in_flight or self._together or self._waiting:
-            return self._join(group)
-        return self._append_alone(group)
+        return self._join(group)
 
     def come_again(self, group: AppendGroup) -> None:
         """Put back a group that left its pack, in front of all that wait."""
+        if group.doubt is not None and not self._repeats:
+            group.settle(group.doubt)
+            return
         self._waiting.appendleft(group)
         self._start()
 
     async def drain(self) -> None:
         """Return once every write that came before has ended."""
+        await self._memory.wait(self._memory.bytes_max)  # each holds its bytes until then, those that come again too
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
+    @property
+    def _has_company(self) -> bool:
+        return bool(self._in_flight or self._together or self._waiting)
+
     async def _append_later(self, group: AppendGroup) -> AppendResult:
         await self._memory.take(group.size_bytes)
-        group.memory = self._memory
         return await self._join(group)
 
     async def _append_alone(self, group: AppendGroup) -> AppendResult:
+        if self._has_company or not self._memory.try_take(group.size_bytes):  # since the call
+            return await self._append_later(group)
+        group.memory = self._memory
         self._in_flight += 1
         try:
             await self._send(Pack([group]))
@@ -76,6 +85,8 @@ class Packer:
             self._sent()
 
     def _join(self, group: AppendGroup) -> asyncio.Future[AppendResult]:
+        """Have a group wait whose bytes are taken."""
+        group.memory = self._memory
         group.waiter = self._loop.create_future()
         self._waiting.append(group)
         self._start()
@@ -100,11 +111,12 @@ class Packer:
         self._starting = False
         try:
             while groups := self._take():
+                pack = Pack(list(groups), come_again=self.come_again)
                 try:
-                    await self._send(Pack(groups, come_again=self.come_again))
+                    await self._send(pack)
                 except Exception as error:  # noqa: BLE001 - a task's border: the error is the callers'
                     for group in groups:
-                        if group.pack is not None:  # else it left, and was told or comes again
+                        if group.pack is pack:  # else it left, and was told or comes again
                             group.settle(error)
                     if not isinstance(error, StreamingNodeError):
                         _log.exception("pack_failed")

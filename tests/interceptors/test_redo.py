@@ -230,16 +230,14 @@ async def test_pack_that_nobody_wants_any_more_is_not_appended() -> None:
     assert inner.appended == []
 
 
-async def test_error_of_the_awaited_step_is_that_of_the_groups_that_wait_alone() -> None:
+async def test_groups_whose_awaited_step_failed_come_again_because_the_term_may_have_ended() -> None:
     redo, came = RedoInterceptor(), list[AppendGroup]()
     waiting, other = insert_group(), insert_group()
     inner = SomeWait(waiting)
     await redo.do_append(Pack([waiting, other], come_again=came.append), inner)
     inner.until.set_exception(Overloaded("allocation stopped"))
     await settle()
-    with pytest.raises(Overloaded, match="allocation stopped"):
-        waiting.result()
-    assert (inner.appended, other.outcome, came) == ([other], None, [])
+    assert (inner.appended, waiting.outcome, other.outcome, came) == ([other], None, None, [waiting])
 
 
 async def test_time_bound_of_a_group_covers_all_its_waits_in_packs_that_come_and_go() -> None:
