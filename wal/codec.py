@@ -14,7 +14,7 @@ from google_crc32c import extend
 
 from wal.entry import U2, U4, U8, LogEntry, Numbers, PackedRows, RowBatch
 from wal.errors import Corrupt, UnsupportedFormat
-from wal.headers import HEADERS, MESSAGE_VERSION
+from wal.headers import DML, HEADERS, MESSAGE_VERSION
 from wal.message import Message, MutableMessage
 from wal.position import ProducerStamp
 
@@ -262,7 +262,14 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
         payload = view[at : at + payload_len]
         at += payload_len
         kind, _ = _layouts[header.type, header.version]
-        if not boundaries or int(groups.max()) >= count or (places >= counts[groups]).any():
+        order = (groups.astype(U8) << np.uint64(32)) | places
+        if (
+            not boundaries
+            or kind not in DML
+            or (order[1:] <= order[:-1]).any()
+            or int(groups[-1]) >= count
+            or (places >= counts[groups]).any()
+        ):
             raise Corrupt(f"a batch of the entry at position {fixed.first_position} has rows of no group")
         batches.append(
             RowBatch(
@@ -282,6 +289,8 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
             )
         )
     _check_end(at, data)
+    if sum([len(batch.groups) for batch in batches]) != fixed.count - 2 * int(transactions.sum()):
+        raise Corrupt(f"the entry at position {fixed.first_position} has messages without rows")
     return PackedRows(
         wal_name=wal_name,
         wal_term=fixed.term,

@@ -1,10 +1,12 @@
-"""Entries that are in no log."""
+"""Entries that are in no log, and what two entries are compared by."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from wal.append import AppendGroup, AppendTicket
-from wal.entry import LogEntry
+from tests.wal.packed import lay_out
+from wal.append import AppendGroup, AppendTicket, Pack
+from wal.codec import entry_crc32c
+from wal.entry import LogEntry, PackedRows, RowBatch
 from wal.message import MutableMessage
 from wal.position import ProducerStamp
 
@@ -19,7 +21,82 @@ def into_entry(
     producer: ProducerStamp | None = None,
 ) -> LogEntry:
     """Return the entry that stamped messages would be at this position."""
+    pack, head = Pack([AppendGroup(list(messages), producer=producer)]), messages[0]
+    pack.time_tick, pack.last_confirmed, pack.wal_term = head.time_tick, head.last_confirmed, head.wal_term
+    return _placed(pack, wal_name, first_position, crc32c, size_bytes)
+
+
+def packed_entry(
+    *groups: AppendGroup,
+    tick: int,
+    first_position: int,
+    last_confirmed: int | None = None,
+    term: int = 1,
+    wal_name: str = "memory",
+    size_bytes: int | None = None,
+) -> LogEntry:
+    """Return the entry that groups of rows would be at this position; `tick` is the first one's, the others follow."""
+    pack = stamped(Pack(list(groups)), tick=tick, last_confirmed=last_confirmed, term=term)
+    data = pack.encode(wal_name, first_position=first_position, previous_crc32c=0)
+    return _placed(pack, wal_name, first_position, entry_crc32c(data), len(data) if size_bytes is None else size_bytes)
+
+
+def stamped(pack: Pack, *, tick: int, last_confirmed: int | None = None, term: int = 1) -> Pack:
+    """Return a pack as the chain gives it to the log: laid out and stamped, the first group with `tick`."""
+    if pack.has_packed_rows:
+        lay_out(pack)
+    pack.stamp(tick + len(pack.groups) - 1, last_confirmed)
+    pack.stamp_wal_term(term)
+    return pack
+
+
+def _placed(pack: Pack, wal_name: str, first_position: int, crc32c: int, size_bytes: int) -> LogEntry:
     nobody_waits: Any = None
-    group = AppendGroup(list(messages), producer=producer)
-    group.ticket = AppendTicket(first_position, crc32c, size_bytes, nobody_waits, nobody_waits)
-    return group.entry(wal_name)
+    pack.ticket = AppendTicket(first_position, crc32c, size_bytes, nobody_waits, nobody_waits)
+    return pack.entry(wal_name)
+
+
+def comparable(entry: LogEntry) -> tuple[object, ...]:
+    """Return all that an entry says, so that two of them can be compared."""
+    rows = entry.rows
+    return (
+        entry.first_position,
+        entry.last_position,
+        entry.first_tick,
+        entry.time_tick,
+        entry.last_confirmed_position,
+        entry.wal_term,
+        entry.crc32c,
+        entry.size_bytes,
+        entry.messages,
+        None if rows is None else comparable_rows(rows),
+        entry.producer,
+    )
+
+
+def comparable_rows(rows: PackedRows) -> tuple[object, ...]:
+    """Return all that packed rows say."""
+    columns = (rows.ticks, rows.positions, rows.counts, rows.transactions)
+    return (
+        rows.wal_name,
+        rows.wal_term,
+        rows.last_confirmed_position,
+        tuple(tuple(column.tolist()) for column in columns),
+        tuple(map(comparable_batch, rows.batches)),
+        rows.producers,
+    )
+
+
+def comparable_batch(batch: RowBatch) -> tuple[object, ...]:
+    """Return all that a batch says."""
+    columns = (batch.groups, batch.places, batch.parts, batch.starts, batch.counts, batch.offsets)
+    return (
+        batch.type,
+        batch.vchannel,
+        batch.collection_id,
+        batch.partition_id,
+        batch.schema_version,
+        batch.segment_id,
+        bytes(batch.payload),
+        tuple(tuple(column.tolist()) for column in columns),
+    )

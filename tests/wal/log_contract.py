@@ -7,8 +7,9 @@ from itertools import count
 import anyio
 import pytest
 
-from tests.wal.entries import into_entry
-from wal.append import AppendGroup
+from tests.wal.entries import comparable, into_entry, stamped
+from tests.wal.packed import FakeTarget, insert_group, piece, rows_group, transaction_group
+from wal.append import AppendGroup, Pack
 from wal.entry import LogEntry
 from wal.errors import InvalidArgument, OnShutdown, Truncated
 from wal.headers import InsertHeader, MessageType
@@ -20,28 +21,36 @@ WHOLE_LOG = 1 << 40
 _ticks = count(1 << 40)
 
 
-def stamped_group(*payloads: bytes, tick: int = 0) -> AppendGroup:
-    """Return a group of one insert for each payload, stamped as the chain would."""
+def stamped_pack(*payloads: bytes, tick: int = 0) -> Pack:
+    """Return a pack of one group of messages, one for each payload, stamped as the chain would."""
     messages = [
-        MutableMessage(type=MessageType.INSERT, header=InsertHeader(1, 2, 3, 4), vchannel="p0_1v0", payload=payload)
+        MutableMessage(
+            type=MessageType.INSERT, header=InsertHeader(1, 2, 3, 4), vchannel="p0_1v0", payload=payload, txn_id=1
+        )
         for payload in payloads
     ]
-    group = AppendGroup(messages)
-    group.stamp_time_tick(tick or next(_ticks), None)
-    group.stamp_wal_term(1)
-    return group
+    return stamped(Pack([AppendGroup(messages)]), tick=tick or next(_ticks))
 
 
-async def append(log: Log, *payloads: bytes) -> int:
+def a_pack_of_rows() -> Pack:
+    """Return an insert of two rows on both shards, a transaction of a delete and an insert, and an insert."""
+    target = FakeTarget(vchannels=("p0_1v0", "p0_1v1"))
+    deletes = FakeTarget(MessageType.DELETE, vchannels=target.vchannels)
+    both = rows_group(piece(target, (0, b"first"), (1, b"second")))
+    transaction = transaction_group(piece(deletes, (0, b"key")), piece(target, (0, b"third")))
+    return Pack([both, transaction, insert_group(target, data=b"fourth")])
+
+
+async def append(log: Log, *payloads: bytes, tick: int = 0) -> int:
     """Append one entry, wait until it is synced, and return its first position."""
-    ticket = log.append(stamped_group(*payloads))
+    ticket = log.append(stamped_pack(*payloads, tick=tick))
     await ticket.durable
     return ticket.first_position
 
 
 async def fill(log: Log, entries: int, *, messages: int = 1, payload: bytes = b"row") -> None:
     """Append `entries` entries of `messages` messages each, and wait until all are synced."""
-    for ticket in [log.append(stamped_group(*[payload] * messages)) for _ in range(entries)]:
+    for ticket in [log.append(stamped_pack(*[payload] * messages)) for _ in range(entries)]:
         await ticket.durable
 
 
@@ -77,18 +86,40 @@ class LogContract:
         assert (log.next_position, log.durable_position) == (8, 7)
 
     async def test_an_entry_reads_back_as_it_was_appended(self, log: Log) -> None:
-        group = stamped_group(b"one", b"", b"three")
-        ticket = log.append(group)
+        pack = stamped_pack(b"one", b"", b"three")
+        ticket = log.append(pack)
         await ticket.durable
         [entry] = await log.read(1, bytes_max=WHOLE_LOG)
-        assert entry == into_entry(
-            group.messages,
+        expected = into_entry(
+            pack.messages,
             wal_name=log.wal_name,
             first_position=ticket.first_position,
             crc32c=ticket.crc32c,
             size_bytes=ticket.size_bytes,
         )
+        assert comparable(entry) == comparable(expected)
         assert log.last_tick == entry.time_tick
+
+    async def test_packed_rows_read_back_as_they_were_appended(self, log: Log) -> None:
+        await append(log, b"before")
+        tick = log.last_tick + 10
+        pack = stamped(a_pack_of_rows(), tick=tick)
+        ticket = pack.ticket = log.append(pack)
+        await ticket.durable
+        [entry] = await log.read(2, bytes_max=WHOLE_LOG)
+        assert comparable(entry) == comparable(pack.entry(log.wal_name))
+        assert (entry.first_position, entry.last_position) == (2, 8)
+        assert (entry.first_tick, entry.time_tick, log.last_tick) == (tick, tick + 2, tick + 2)
+        assert (entry.crc32c, entry.size_bytes) == (ticket.crc32c, ticket.size_bytes)
+        assert await append(log, b"after", tick=tick + 3) == 9
+        assert len(await read_all(log)) == 3, "the chain goes on behind it"
+
+    async def test_reading_at_any_position_of_packed_rows_returns_the_whole_entry(self, log: Log) -> None:
+        for _ in range(3):
+            await log.append(stamped(a_pack_of_rows(), tick=log.last_tick + 1)).durable
+        for position in range(8, 15):
+            entries = await log.read(position, bytes_max=WHOLE_LOG)
+            assert [entry.first_position for entry in entries] == [8, 15]
 
     async def test_reading_inside_an_entry_returns_the_whole_entry(self, log: Log) -> None:
         await fill(log, 3, messages=4)
@@ -115,7 +146,7 @@ class LogContract:
 
     async def test_entries_become_durable_in_append_order(self, log: Log) -> None:
         done: list[int] = []
-        tickets = [log.append(stamped_group(bytes(10_000))) for _ in range(300)]
+        tickets = [log.append(stamped_pack(bytes(10_000))) for _ in range(300)]
         for ticket in tickets:
             position = ticket.first_position
             ticket.durable.add_done_callback(lambda _, position=position: done.append(position))  # type: ignore[misc]
@@ -130,7 +161,9 @@ class LogContract:
         await append(log, b"before")
         last = log.last_tick
         with pytest.raises(InvalidArgument, match="not above"):
-            log.append(stamped_group(b"late", b"later", tick=last - back))
+            log.append(stamped_pack(b"late", b"later", tick=last - back))
+        with pytest.raises(InvalidArgument, match="not above"):
+            log.append(stamped(a_pack_of_rows(), tick=last - back))
         assert (log.last_tick, log.next_position) == (last, 2)
         await append(log, b"after")
         assert payloads_of(await read_all(log)) == [[b"before"], [b"after"]]
@@ -153,7 +186,7 @@ class LogContract:
             await append(log, b"1")
 
     async def test_an_append_nobody_waits_for_is_there_all_the_same(self, log: Log) -> None:
-        ticket = log.append(stamped_group(b"abandoned"))
+        ticket = log.append(stamped_pack(b"abandoned"))
         ticket.written.cancel()
         await append(log, b"next")
         assert payloads_of(await read_all(log)) == [[b"abandoned"], [b"next"]]
@@ -228,7 +261,7 @@ class LogContract:
         with pytest.raises(OnShutdown):
             await log.admit(1)
         with pytest.raises(OnShutdown):
-            log.append(stamped_group(b"late"))
+            log.append(stamped_pack(b"late"))
         with pytest.raises(OnShutdown):
             await log.read(1, bytes_max=SMALL)
         with pytest.raises(OnShutdown):
@@ -250,6 +283,6 @@ class LogContract:
             await waiter
 
     async def test_closing_writes_what_is_queued(self, store: LogStore, log: Log) -> None:
-        tickets = [log.append(stamped_group(b"row")) for _ in range(20)]
+        tickets = [log.append(stamped_pack(b"row")) for _ in range(20)]
         await store.close()
         assert all(ticket.durable.done() and ticket.durable.exception() is None for ticket in tickets)

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from wal.append import AppendGroup, AppendTicket
+from tests.wal.packed import FakeTarget, lay_out, piece, rows_group
+from wal.append import AppendGroup, AppendTicket, Pack
+from wal.codec import entry_crc32c
 from wal.entry import LogEntry
 from wal.errors import Indeterminate
 from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, MessageType, TimeTickHeader
@@ -26,6 +28,8 @@ class ManualLog:
         self.held = True
         self.queue: list[AppendTicket] = []
         self.written: list[AppendTicket] = []
+        self.entries: list[bytes] = []
+        """All that was ever queued, encoded."""
         self.next_position = 1
         self.first_position = 1
         self.last_tick = 0
@@ -42,16 +46,20 @@ class ManualLog:
         if self.admission is not None:
             await asyncio.shield(self.admission)
 
-    def append(self, group: AppendGroup) -> AppendTicket:
+    def append(self, pack: Pack) -> AppendTicket:
         if self.refusal is not None:
             raise self.refusal
-        group.require_tick_above(self.last_tick)
-        self.last_tick = group.time_tick
+        if pack.has_packed_rows and pack.message_counts is None:  # of a chain without shards
+            lay_out(pack)
+        pack.require_tick_above(self.last_tick)
+        data = pack.encode(self.wal_name, first_position=self.next_position, previous_crc32c=0)
+        self.last_tick = pack.time_tick
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ticket = AppendTicket(self.next_position, 0, group.size_bytes, written, durable)
-        self.next_position += len(group.messages)
+        ticket = AppendTicket(self.next_position, entry_crc32c(data), len(data), written, durable)
+        self.next_position += pack.message_count
         self.queue.append(ticket)
+        self.entries.append(data)
         if not self.held:
             self.write()
             self.sync()
@@ -114,10 +122,17 @@ def allocator(clock: StillClock | None = None) -> TickAllocator:
     return TickAllocator(clock, clock)
 
 
+_targets: dict[tuple[str, ...], FakeTarget] = {}
+
+
 def insert(*vchannels: str, txn_id: int = 0) -> AppendGroup:
-    header = InsertHeader(1, 1, 1, 1)
-    messages = [MutableMessage(MessageType.INSERT, header, vchannel=v, txn_id=txn_id) for v in vchannels or (A,)]
-    return AppendGroup(messages)
+    """Return an insert of a row on each vchannel; with a transaction's id, the messages that are its bodies."""
+    vchannels = vchannels or (A,)
+    if txn_id:
+        header = InsertHeader(1, 1, 1, 1)
+        return AppendGroup([MutableMessage(MessageType.INSERT, header, vchannel=v, txn_id=txn_id) for v in vchannels])
+    target = _targets.setdefault(vchannels, FakeTarget(vchannels=vchannels))
+    return rows_group(piece(target, *((shard, b"row") for shard in range(len(vchannels)))))
 
 
 def begin() -> AppendGroup:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from wal.append import AppendGroup, Pack
-from wal.entry import U4
+from wal.entry import U4, RowBatch
 from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES
-from wal.rows import Piece, ShardRows
+from wal.rows import Piece, ShardRows, arrange, offsets_of, row_offsets
 
 Row = tuple[int, bytes]
 """The shard of a row, and what is in it."""
@@ -76,3 +77,23 @@ def transaction_group(*pieces: Piece) -> AppendGroup:
 def pack_of(*groups: AppendGroup, come_again: Callable[[AppendGroup], None] | None = None) -> Pack:
     """Return groups as a pack."""
     return Pack(list(groups), come_again)
+
+
+def lay_out(pack: Pack, *, first_offset: int = 0, segment_id: int = 7) -> None:
+    """Do what the shards do with a pack of rows: lay it out, with offsets from one on, inserts in one segment."""
+    arranged = arrange([group.pieces for group in pack.groups], [group.is_transaction for group in pack.groups])
+    by_vchannel: dict[str, list[RowBatch]] = {}
+    for batch in arranged.batches:
+        by_vchannel.setdefault(batch.vchannel, []).append(batch)
+    offsets = {
+        id(batch): of_batch
+        for batches in by_vchannel.values()
+        for batch, of_batch in zip(batches, offsets_of(batches, first_offset), strict=True)
+    }
+    pack.message_counts = arranged.counts
+    pack.batches = [
+        replace(batch, offsets=offsets[id(batch)], segment_id=segment_id if batch.type is MessageType.INSERT else 0)
+        for batch in arranged.batches
+    ]
+    for group, found in zip(pack.groups, row_offsets(pack.batches, len(pack.groups)), strict=True):
+        group.row_offsets = found

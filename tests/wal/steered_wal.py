@@ -7,8 +7,9 @@ from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor, Ro
 from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits
-from wal.append import Append, AppendGroup, AppendObserver, AppendResult, Interceptor
+from wal.append import Append, AppendGroup, AppendObserver, AppendPack, AppendResult, Interceptor, Pack
 from wal.entry import LogEntry
+from wal.errors import StreamingNodeError
 from wal.headers import DropCollectionHeader, MessageType
 from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import LiveTail
@@ -47,21 +48,35 @@ class Store:
 
 
 class Gatekeeper(Interceptor):
-    """Stands for the innermost interceptors: sends appends back until `until` is done, when there is one."""
+    """Stands for the innermost interceptors: refuses groups, and sends back those `waiting` for `until`, or all."""
 
     name = "gatekeeper"
 
     def __init__(self) -> None:
         self.until: asyncio.Future[None] | None = None
+        self.waiting: list[AppendGroup] = []
         self.refusal: Exception | None = None
+        self.refused: dict[AppendGroup, StreamingNodeError] = {}
+        self.packs: list[Pack] = []
+        """Those that came, and how often."""
         self.closed = 0
 
-    async def do_append(self, group: AppendGroup, append: Append) -> AppendResult:
+    async def do_append(self, pack: Pack, append: AppendPack) -> None:
+        self.packs.append(pack)
         if self.refusal is not None:
             raise self.refusal
+        last_tick = pack.time_tick
+        for group in list(pack.groups):
+            if (error := self.refused.get(group)) is not None:
+                pack.leave(group, error)
+        if not pack.groups:
+            return
         if self.until is not None and not self.until.done():
-            raise Redo(self.until, waiting_for="the gate")
-        return await append(group)
+            waiting = [group for group in pack.groups if group in self.waiting]
+            if waiting or not self.waiting:
+                raise Redo(self.until, waiting_for="the gate", groups=waiting)
+        pack.stamp(last_tick, pack.last_confirmed)
+        await append(pack)
 
     async def ready(self) -> None: ...
 
@@ -72,20 +87,17 @@ class Gatekeeper(Interceptor):
 class SteeredTerm:
     """A term of the real redo, lock and time tick interceptors, without workers."""
 
-    def __init__(self, steered: "SteeredWal", first_tick: LogEntry, end: Append) -> None:
+    def __init__(self, steered: "SteeredWal", first_tick: LogEntry, end: AppendPack) -> None:
         log, confirmed_tick = steered.log, first_tick.time_tick
         steered.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
         self.acks = AckManager(
             steered.ticks, confirmed_tick=confirmed_tick, tail=steered.tail, mvcc=MvccManager(confirmed_tick)
         )
         self.acks.promised_tick = TICK_MAX
-        self.lock = LockInterceptor(
-            lambda group: [message.vchannel for message in group.messages],
-            lambda vchannels, _tick: steered.failed.append(vchannels),
-        )
+        self.lock = LockInterceptor(vchannels_of, lambda vchannels, _tick: steered.failed.append(vchannels))
         timetick = TimeTickInterceptor(wal_name=log.wal_name, acks=self.acks, oldest_open_begin=lambda: None)
         redo = RedoInterceptor(wait_s_max=5)
-        room = RoomInterceptor(log.admit, Budget(1 << 30))
+        room = RoomInterceptor(log.admit, steered.room)
         chain = Chain([room, redo, self.lock, timetick, steered.gatekeeper], end)
         self.append, self.ready, self.close = chain.append, chain.ready, chain.close
 
@@ -111,11 +123,13 @@ class SteeredWal:
         self.tail = LiveTail()
         self.gatekeeper = Gatekeeper()
         self.failed: list[Sequence[str]] = []
+        self.memory, self.room = Budget(1 << 20), Budget(1 << 30)
         self.wal = Wal(
             self.store,  # type: ignore[arg-type]  # a WAL needs only this much of a store
             self.log,
             self._open_term,
             ticks=self.ticks,
+            memory=self.memory,
             observer=observer,
             limits=limits,
             retry=retry or RetryLimits(give_up_s=0),
@@ -128,16 +142,23 @@ class SteeredWal:
         self.log.held = True
         return self
 
-    async def _open_term(self, first_tick: LogEntry, end: Append) -> SteeredTerm:
+    async def _open_term(self, first_tick: LogEntry, end: AppendPack) -> SteeredTerm:
         self.first_tick = first_tick
         self.term = SteeredTerm(self, first_tick, end)
         return self.term
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left of any append: no task, no pending tick, no held lock."""
+        """Whether nothing is left of any append: no task, no pending tick, no held lock, no memory."""
         locks_free = all(lock.idle for lock in self.term.lock._locks.values())
-        return not self.wal.in_flight and not self.term.acks.pending and locks_free
+        held_bytes = self.memory.held_bytes + self.room.held_bytes
+        return not (self.wal.in_flight or self.term.acks.pending or held_bytes) and locks_free
+
+
+def vchannels_of(pack: Pack) -> list[str]:
+    """Return the vchannels a pack concerns."""
+    of_rows = [piece.target.vchannels for group in pack.groups for piece in group.pieces]
+    return sorted({name for names in of_rows for name in names} | {message.vchannel for message in pack.messages})
 
 
 def drop(vchannel: str = A) -> AppendGroup:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio
 
-from tests.wal.log_contract import stamped_group
+from tests.wal.log_contract import stamped_pack
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
@@ -33,8 +33,8 @@ async def append_until_killed(path: Path, seed: int, durability: str) -> None:
             log = chance.choice(logs)
             tick += 1
             size = chance.choice((20, 1000, 20_000))
-            group = stamped_group(*[payload(log.name, log.next_position, size)] * chance.randint(1, 3), tick=tick)
-            tickets.append((log, log.append(group), len(group.messages), tick))
+            pack = stamped_pack(*[payload(log.name, log.next_position, size)] * chance.randint(1, 3), tick=tick)
+            tickets.append((log, log.append(pack), len(pack.messages), tick))
         for log, ticket, count, ticked in tickets:
             await ticket.written
             print("appended", log.name, ticket.first_position + count - 1, ticked)

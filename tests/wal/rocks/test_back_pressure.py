@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.wal.log_contract import SMALL, stamped_group
+from tests.wal.log_contract import SMALL, stamped_pack
 from wal.errors import Indeterminate
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
@@ -49,9 +49,9 @@ async def store(tmp_path: Path) -> AsyncIterator[RocksStore]:
 
 async def test_appends_are_held_back_until_rocksdb_has_caught_up(store: RocksStore, tables: Tables) -> None:
     log = await store.open_log("p0")
-    first = log.append(stamped_group(bytes(WRITE_BYTES_MAX)))
+    first = log.append(stamped_pack(bytes(WRITE_BYTES_MAX)))
     await tables.wait_asked()
-    second = log.append(stamped_group(bytes(WRITE_BYTES_MAX)))
+    second = log.append(stamped_pack(bytes(WRITE_BYTES_MAX)))
     waiting = asyncio.ensure_future(log.admit(1))
     await asyncio.sleep(0)
     assert not first.written.done()
@@ -67,7 +67,7 @@ async def test_appends_are_held_back_until_rocksdb_has_caught_up(store: RocksSto
 async def test_closing_writes_what_is_queued_and_does_not_wait_for_tables(tmp_path: Path, tables: Tables) -> None:
     store = await open_rocks_store(tmp_path / "closed")
     log = await store.open_log("p0")
-    ticket = log.append(stamped_group(bytes(WRITE_BYTES_MAX)))
+    ticket = log.append(stamped_pack(bytes(WRITE_BYTES_MAX)))
     await tables.wait_asked()
     with anyio.fail_after(HANGS_S):
         await store.close()
@@ -81,7 +81,7 @@ async def test_table_that_could_not_be_written_ends_the_wait(
     monkeypatch.setattr(Writer, "table_failures", lambda _: 1)
     log = await store.open_log("p0")
     with anyio.fail_after(HANGS_S):
-        await log.append(stamped_group(bytes(WRITE_BYTES_MAX))).written
+        await log.append(stamped_pack(bytes(WRITE_BYTES_MAX))).written
     tables.caught_up.set()
 
 
@@ -94,5 +94,5 @@ async def test_rocksdb_that_cannot_say_whether_it_is_behind_fails_the_write_and_
     log = await store.open_log("p0")
     monkeypatch.setattr(Writer, "is_behind", cannot_say)
     with pytest.raises(Indeterminate, match="no such property"):
-        await log.append(stamped_group(bytes(WRITE_BYTES_MAX))).written
+        await log.append(stamped_pack(bytes(WRITE_BYTES_MAX))).written
     await store.wait_failed()

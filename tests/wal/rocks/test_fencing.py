@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from tests.failing_disk import FailingDisk, Fault
-from tests.wal.log_contract import append, stamped_group
+from tests.wal.log_contract import append, stamped_pack
 from wal.errors import ChannelFenced, Indeterminate, StorageFailed
 from wal.rocks.floor import Floor, FloorFile, read_floor, write_floor
 from wal.rocks.layout import RocksOptions
@@ -101,7 +101,7 @@ async def test_owner_overtaken_while_it_writes_what_is_left_before_reopening_is_
     await append(log, b"before")
     disk = FailingDisk(monkeypatch, Fault.SYNC_LOST)
     disk.gate.clear()
-    ticket = log.append(stamped_group(b"left"))
+    ticket = log.append(stamped_pack(b"left"))
     with monkeypatch.context() as floor:
         floor.setattr(FloorFile, "promise", broken)
         with pytest.raises(StorageFailed):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wal.log_contract import stamped_group
+from tests.wal.log_contract import stamped_pack
 from tests.wal.rocks.damaged_directory import database_log
 from wal.errors import Corrupt
 from wal.rocks.layout import DATABASE_NAME
@@ -47,7 +47,7 @@ async def test_store_with_a_record_of_a_recycled_file_is_corrupt_and_not_read_fo
 ) -> None:
     store = await open_rocks_store(tmp_path / "node")
     log = await store.open_log("p0")
-    await log.append(stamped_group(b"row")).durable
+    await log.append(stamped_pack(b"row")).durable
     copy = shutil.copytree(tmp_path / "node", tmp_path / "copy")  # as a crash leaves it: closing empties the log
     await store.close()
     database = copy / DATABASE_NAME
@@ -66,7 +66,7 @@ async def test_file_of_rocksdb_is_whole_and_is_torn_where_it_is_cut_or_flipped(t
     store = await open_rocks_store(tmp_path / "node")
     log = await store.open_log("p0")
     for size in (100, 50_000, 100):  # the second is in fragments, over two blocks
-        await log.append(stamped_group(b"x" * size)).durable
+        await log.append(stamped_pack(b"x" * size)).durable
     data = database_log(tmp_path / "node").read_bytes().rstrip(b"\0")
     await store.close()
     assert whole_bytes(data) == whole_bytes(data + bytes(BLOCK_BYTES)) == len(data)

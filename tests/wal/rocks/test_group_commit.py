@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
-from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_group
+from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_pack
 from wal.errors import ChannelFenced, Indeterminate, LogReopening, OnShutdown, StorageFailed, StorageFull
 from wal.rocks.floor import read_floor
 from wal.rocks.group_commit import GroupCommit, StoreState
@@ -65,7 +65,7 @@ async def test_failed_write_is_indeterminate_and_later_ones_are_refused_before_t
     log = await store.open_log("p0")
     await append(log, b"before")
     fail_calls(store, monkeypatch, call)
-    tickets = [log.append(stamped_group(bytes(3000))) for _ in range(3)]
+    tickets = [log.append(stamped_pack(bytes(3000))) for _ in range(3)]
     waiting = asyncio.ensure_future(log.admit(9_000))
     for ticket in tickets:
         with pytest.raises(Indeterminate):
@@ -77,7 +77,7 @@ async def test_failed_write_is_indeterminate_and_later_ones_are_refused_before_t
     with pytest.raises(LogReopening):
         await log.admit(1)
     with pytest.raises(LogReopening):
-        log.append(stamped_group(b"later"))
+        log.append(stamped_pack(b"later"))
     for refused in (store.put_meta({"k": b"v"}), store.get_meta("k"), store.scan_meta("")):
         with pytest.raises(LogReopening):
             await refused
@@ -98,7 +98,7 @@ async def test_writes_queued_behind_a_failed_one_are_not_written(
         working(writer, batch)
 
     monkeypatch.setattr(Writer, "write_batch", fails_once)
-    tickets = [log.append(stamped_group(bytes(WRITE_BYTES_MAX))) for _ in range(3)]
+    tickets = [log.append(stamped_pack(bytes(WRITE_BYTES_MAX))) for _ in range(3)]
     for ticket in tickets:
         with pytest.raises(Indeterminate):
             await ticket.written
@@ -111,7 +111,7 @@ async def test_a_writer_that_failed_waits_for_its_end_also_when_the_floor_was_no
     log = await store.open_log("p0")
     fail_calls(store, monkeypatch, "write_batch")
     with pytest.raises(Indeterminate):
-        await log.append(stamped_group(b"unknown")).written
+        await log.append(stamped_pack(b"unknown")).written
     store._owned.floor.dirty = True  # as it is for a moment after each sync of the log
     assert store._writer._patience() is None
 
@@ -123,7 +123,7 @@ async def test_reads_go_on_after_a_failed_write_and_show_only_what_was_synced(
     await append(log, b"before")
     fail_calls(store, monkeypatch, "sync_log")
     with pytest.raises(Indeterminate):
-        await log.append(stamped_group(b"unknown")).written
+        await log.append(stamped_pack(b"unknown")).written
     assert payloads_of(await read_all(log)) == [[b"before"]]
     assert log.durable_position == 1
 
@@ -137,7 +137,7 @@ async def test_a_poisoned_store_closes_and_opens_again_with_everything_acknowled
         await append(log, b"acknowledged")
         fail_calls(store, monkeypatch, "sync_log")
         with pytest.raises(Indeterminate):
-            await log.append(stamped_group(b"unknown")).written
+            await log.append(stamped_pack(b"unknown")).written
         monkeypatch.undo()
         await store.close()
     store = await open_rocks_store(tmp_path / "node")
@@ -153,7 +153,7 @@ async def test_the_floor_does_not_rise_over_a_failed_sync(
     await append(log, b"before")
     fail_calls(store, monkeypatch, "sync_log")
     with pytest.raises(Indeterminate):
-        await log.append(stamped_group(b"unknown")).written
+        await log.append(stamped_pack(b"unknown")).written
     floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
     assert floor is not None
     assert floor.positions == {1: 1}
@@ -165,9 +165,9 @@ async def test_an_abandoned_append_that_fails_is_silent(store: RocksStore, monke
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
     log = await store.open_log("p0")
     fail_calls(store, monkeypatch, "sync_log")
-    log.append(stamped_group(b"abandoned"))
+    log.append(stamped_pack(b"abandoned"))
     with pytest.raises(Indeterminate):
-        await log.append(stamped_group(b"kept")).written
+        await log.append(stamped_pack(b"kept")).written
     await store.close()  # nobody holds the outcome any more
     gc.collect()
     assert heard == []
@@ -176,16 +176,16 @@ async def test_an_abandoned_append_that_fails_is_silent(store: RocksStore, monke
 async def test_the_floor_is_raised_before_the_acknowledgement(store: RocksStore, tmp_path: Path) -> None:
     log = await store.open_log("p0")
     for position in range(1, 30):
-        group = stamped_group(b"x")
-        await log.append(group).written
+        pack = stamped_pack(b"x")
+        await log.append(pack).written
         floor = await anyio.to_thread.run_sync(read_floor, tmp_path / "node")
         assert floor is not None
-        assert (floor.positions, floor.tick) == ({1: position}, group.time_tick)
+        assert (floor.positions, floor.tick) == ({1: position}, pack.time_tick)
 
 
 async def test_a_full_queue_holds_back_in_order_until_the_disk_took_it(store: RocksStore) -> None:
     log = await store.open_log("p0")
-    tickets = [log.append(stamped_group(bytes(6000))) for _ in range(2)]
+    tickets = [log.append(stamped_pack(bytes(6000))) for _ in range(2)]
     order: list[int] = []
 
     async def admitted(number: int, size: int) -> None:
@@ -203,7 +203,7 @@ async def test_a_full_queue_holds_back_in_order_until_the_disk_took_it(store: Ro
 
 async def test_a_cancelled_admission_gives_its_place_back(store: RocksStore) -> None:
     log = await store.open_log("p0")
-    ticket = log.append(stamped_group(bytes(9000)))
+    ticket = log.append(stamped_pack(bytes(9000)))
     first, second = asyncio.ensure_future(log.admit(9000)), asyncio.ensure_future(log.admit(10))
     await asyncio.sleep(0)
     first.cancel()
@@ -214,7 +214,7 @@ async def test_a_cancelled_admission_gives_its_place_back(store: RocksStore) -> 
 
 async def test_closing_refuses_who_waits_for_room(store: RocksStore) -> None:
     log = await store.open_log("p0")
-    log.append(stamped_group(bytes(9000)))
+    log.append(stamped_pack(bytes(9000)))
     waiting = asyncio.ensure_future(log.admit(9000))
     await asyncio.sleep(0)
     await store.close()
@@ -233,7 +233,7 @@ async def test_a_low_disk_refuses_appends_and_lets_them_pass_again_by_itself(sto
     assert (full.value.free_bytes, full.value.needed_bytes) == (MARK_BYTES - 1, MARK_BYTES)
     await log.admit(1, makes_room=True)
     assert (await log.read(1, bytes_max=SMALL)) != []
-    log.append(stamped_group(b"admitted before"))
+    log.append(stamped_pack(b"admitted before"))
     disk.free_bytes = 2 * MARK_BYTES
     with anyio.fail_after(20):
         while True:
@@ -251,7 +251,7 @@ async def test_with_os_durability_an_append_is_acknowledged_before_it_is_synced(
     options = RocksOptions(durability="os", sync_interval_ms=1_000_000)
     store = await open_rocks_store(tmp_path / "node", options=options)
     log = await store.open_log("p0")
-    ticket = log.append(stamped_group(b"x"))
+    ticket = log.append(stamped_pack(b"x"))
     await ticket.written
     assert not ticket.durable.done()
     assert log.durable_position == 0
@@ -259,7 +259,7 @@ async def test_with_os_durability_an_append_is_acknowledged_before_it_is_synced(
     await store.put_meta({"k": b"v"})  # is synced at once, and takes everything before it along
     await ticket.durable
     assert log.durable_position == 1
-    last = log.append(stamped_group(b"y"))
+    last = log.append(stamped_pack(b"y"))
     await last.written
     await store.close()
     assert last.durable.done()

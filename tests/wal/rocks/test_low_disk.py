@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from tests.failing_disk import FailingDisk
-from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
+from tests.wal.log_contract import append, payloads_of, read_all, stamped_pack
 from wal.errors import StorageFull
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import MIB, RESERVE_NAME, SpaceLevel, SpaceWatch
@@ -55,7 +55,7 @@ async def test_a_disk_that_is_suddenly_full_is_noticed_before_the_next_write(
     assert (await anyio.Path(reserve).stat()).st_size > 0
     disk.free_bytes = 0
     log = await store.open_log("p0")
-    await log.append(stamped_group(b"admitted before")).written
+    await log.append(stamped_pack(b"admitted before")).written
     assert (await anyio.Path(reserve).stat()).st_size == 0
     assert store.short_of_space
     for makes_room in (False, True):
@@ -97,8 +97,8 @@ async def test_what_makes_room_and_waits_for_the_queue_gets_through_when_the_dis
     )
     log = await store.open_log("p0")
     slow.gate.clear()
-    first = log.append(stamped_group(bytes(MIB)))
-    second = log.append(stamped_group(bytes(MIB)))  # of a batch of its own, before which the writer looks
+    first = log.append(stamped_pack(bytes(MIB)))
+    second = log.append(stamped_pack(bytes(MIB)))  # of a batch of its own, before which the writer looks
     disk.free_bytes = MARK_BYTES - 1
     rows = asyncio.ensure_future(log.admit(10))
     drop = asyncio.ensure_future(log.admit(10, makes_room=True))

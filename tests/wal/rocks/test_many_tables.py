@@ -12,7 +12,7 @@ PROGRAM = """
 import resource, sys
 from pathlib import Path
 import anyio
-from tests.wal.log_contract import stamped_group
+from tests.wal.log_contract import stamped_pack
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
@@ -29,7 +29,7 @@ async def main() -> None:
     log = await store.open_log("p0")
     while count() < tables:
         for _ in range(50):
-            await log.append(stamped_group(b"x" * 30_000)).written
+            await log.append(stamped_pack(b"x" * 30_000)).written
         written += 50
     await store.put_meta({"k": b"v"})
     await store.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wal.log_contract import append, stamped_group
+from tests.wal.log_contract import append, stamped_pack
 from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 from wal.files import LOCK_NAME, DirectoryLock
 from wal.rocks.store import open_rocks_store
@@ -81,7 +81,7 @@ async def test_a_forked_child_is_refused_and_the_parent_goes_on(tmp_path: Path) 
     if pid == 0:
         refused = 0
         promise = store.promise_tick(1)
-        for call in (lambda: log.append(stamped_group(b"child")), lambda: promise.send(None)):
+        for call in (lambda: log.append(stamped_pack(b"child")), lambda: promise.send(None)):
             try:
                 call()
             except StorageFailed:

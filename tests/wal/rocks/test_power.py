@@ -9,7 +9,7 @@ import anyio.to_thread
 import pytest
 
 from tests.synced_disk import PowerCut, SyncedDisk, synced_disk
-from tests.wal.log_contract import append, stamped_group
+from tests.wal.log_contract import append, stamped_pack
 from tests.wal.rocks.damaged_directory import NO_LOW_WATER
 from wal.rocks.floor import FLOOR_NAME, SLOT_BYTES, Floor, FloorFile, decode_slot, read_floor, write_floor
 from wal.rocks.layout import Durability, RocksOptions
@@ -77,13 +77,13 @@ async def test_the_floor_of_an_append_is_synced_in_the_background(
 async def test_closing_leaves_a_floor_that_survives_a_power_cut(tmp_path: Path, durability: Durability) -> None:
     (tmp_path / "disk").mkdir()
     options = RocksOptions(free_bytes_min=0, durability=durability, sync_interval_ms=1_000_000)
-    group = stamped_group(b"row")
+    pack = stamped_pack(b"row")
     with synced_disk(tmp_path / "disk") as disk:
         store = await open_rocks_store(disk.root / "node", options=options)
-        await (await store.open_log("p0")).append(group).written
+        await (await store.open_log("p0")).append(pack).written
         await store.close()
         left = await anyio.to_thread.run_sync(floor_left, disk, tmp_path / "left")
-    assert (left.positions, left.tick) == ({1: 1}, group.time_tick)
+    assert (left.positions, left.tick) == ({1: 1}, pack.time_tick)
 
 
 async def test_with_os_durability_the_floor_is_synced_before_a_sync_of_the_log_is_told(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_with_os_durability_the_floor_is_synced_before_a_sync_of_the_log_i
     options = RocksOptions(free_bytes_min=0, durability="os", sync_interval_ms=1_000_000)
     with synced_disk(tmp_path / "disk") as disk:
         store = await open_rocks_store(disk.root / "node", options=options)
-        ticket = (await store.open_log("p0")).append(stamped_group(b"row"))
+        ticket = (await store.open_log("p0")).append(stamped_pack(b"row"))
         await store.put_meta({"k": b"v"})
         await ticket.durable
         left = await anyio.to_thread.run_sync(floor_left, disk, tmp_path / "left")

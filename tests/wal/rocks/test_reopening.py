@@ -16,7 +16,7 @@ import pytest
 from rocksdict import Rdict
 
 from tests.failing_disk import FailingDisk, Fault
-from tests.wal.log_contract import append, payloads_of, read_all, stamped_group
+from tests.wal.log_contract import append, payloads_of, read_all, stamped_pack
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, LogReopening, OnShutdown, StorageFailed
 from wal.rocks.floor import SLOT_BYTES, FloorFile, read_floor
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
@@ -46,7 +46,7 @@ async def poison(store: RocksStore, disk: FailingDisk) -> None:
     log = await store.open_log("p0")
     disk.fail_at(1)
     with pytest.raises(Indeterminate):
-        await log.append(stamped_group(b"unknown")).written
+        await log.append(stamped_pack(b"unknown")).written
     await store.wait_failed()
 
 
@@ -265,9 +265,9 @@ async def main():
     store = await open_rocks_store(directory, options=RocksOptions(free_bytes_min=0))
     log = await store.open_log("p0")
     found = log.durable_position
-    from tests.wal.log_contract import stamped_group
+    from tests.wal.log_contract import stamped_pack
     for number in range(10):
-        await log.append(stamped_group(b"new owner", tick=log.last_tick + 1)).durable
+        await log.append(stamped_pack(b"new owner", tick=log.last_tick + 1)).durable
         if number == 5:
             log._engine.entries.flush()
     print(store.term, found, flush=True)
@@ -293,7 +293,7 @@ async def test_owner_whose_locks_were_unlinked_is_fenced_at_its_next_write(store
     try:
         assert (term, position) == (store.term + 1, 1), "the new owner has everything that was acknowledged"
         with pytest.raises(ChannelFenced, match=f"term {term}"):
-            await log.append(stamped_group(b"too late")).written
+            await log.append(stamped_pack(b"too late")).written
         assert store.condition == "fenced"
         for refused in (log.admit(1), store.put_meta({"k": b"v"}), store.reopen()):
             with pytest.raises(ChannelFenced):
@@ -319,7 +319,7 @@ async def test_write_that_another_owner_overtakes_is_indeterminate_and_later_one
     log = await store.open_log("p0")
     disk.gate.clear()
     disk.fail_at(1 << 30)
-    ticket = log.append(stamped_group(b"overtaken"))
+    ticket = log.append(stamped_pack(b"overtaken"))
     while not store.queued_bytes:
         await anyio.lowlevel.checkpoint()
     await asyncio.wait((ticket.written,), timeout=0.1)  # it is written, and waits for its sync
@@ -329,7 +329,7 @@ async def test_write_that_another_owner_overtakes_is_indeterminate_and_later_one
     with pytest.raises(Indeterminate, match="taken over"):
         await ticket.written
     with pytest.raises(ChannelFenced):
-        await log.append(stamped_group(b"later")).written
+        await log.append(stamped_pack(b"later")).written
     other.close()
 
 
@@ -354,7 +354,7 @@ async def test_owner_whose_directory_was_replaced_writes_no_more(store: RocksSto
     if gone == "replaced":
         floor.write_bytes(copy)
     with pytest.raises(ChannelFenced, match="replaced or removed"):
-        await log.append(stamped_group(b"into the wrong place")).written
+        await log.append(stamped_pack(b"into the wrong place")).written
 
 
 async def test_next_term_is_above_every_claim_that_was_made(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ async def test_child_that_was_forked_while_the_store_is_poisoned_is_refused(
     pid = os.fork()
     if pid == 0:
         try:
-            log.append(stamped_group(b"child"))
+            log.append(stamped_pack(b"child"))
         except StorageFailed:
             os._exit(7)
         os._exit(0)

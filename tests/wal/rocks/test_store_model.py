@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.copying import copy_at_rest
-from tests.wal.log_contract import read_all, stamped_group
+from tests.wal.log_contract import read_all, stamped_pack
 from wal.entry import LogEntry
 from wal.errors import Truncated
 from wal.rocks.layout import RocksOptions
@@ -54,7 +54,7 @@ class StoreMachine(RuleBasedStateMachine):
     def append(self, name: str, groups: list[list[bytes]]) -> None:
         async def appended() -> None:
             log = self.logs[name]
-            tickets = [log.append(stamped_group(*group, tick=self.next_tick())) for group in groups]
+            tickets = [log.append(stamped_pack(*group, tick=self.next_tick())) for group in groups]
             for ticket, group in zip(tickets, groups, strict=True):
                 assert ticket.first_position == self.next_position[name]
                 self.entries[name].append((ticket.first_position, group))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.failing_disk import FailingDisk, Fault
-from tests.wal.log_contract import append, stamped_group
+from tests.wal.log_contract import append, stamped_pack
 from tests.wal.rocks.test_reopening import OPTIONS, disk, poison, store
 from wal.errors import Indeterminate, StorageFailed
 from wal.rocks.layout import RocksOptions
@@ -64,7 +64,7 @@ async def test_term_in_which_the_operating_system_took_a_write_is_not_used_again
     store = await open_rocks_store(tmp_path / "node", options=options)
     log = await store.open_log("p0")
     for round_ in (1, 2):
-        await log.append(stamped_group(b"acknowledged", tick=log.last_tick + 1)).written
+        await log.append(stamped_pack(b"acknowledged", tick=log.last_tick + 1)).written
         disk.fail_at(1)
         with pytest.raises(Indeterminate):
             await store.put_meta({"k": b"v"})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rocksdict import DBRecoveryMode, Rdict
 
-from tests.wal.log_contract import read_all, stamped_group
+from tests.wal.log_contract import read_all, stamped_pack
 from tests.wal.rocks.damaged_directory import ENTRY_PAYLOAD, count_entries, database_log, flip_bit
 from wal.errors import Corrupt, StorageFailed
 from wal.log import Log
@@ -41,7 +41,7 @@ def open_read_write(node: Path) -> Iterator[Rdict]:
 async def write(log: Log, entries: int) -> None:
     """Append entries one by one, each acknowledged and none synced."""
     for _ in range(entries):
-        await log.append(stamped_group(ENTRY_PAYLOAD)).written
+        await log.append(stamped_pack(ENTRY_PAYLOAD)).written
 
 
 async def open_synced(path: Path, options: RocksOptions) -> tuple[RocksStore, RocksLog]:
@@ -71,7 +71,7 @@ async def torn(tmp_path: Path) -> Path:
     store, log = await open_synced(alive, NEVER_BY_ITSELF)
     synced_bytes = database_log(alive).stat().st_size
     for _ in range(2):
-        await log.append(stamped_group(b"x" * (5 * BLOCK_BYTES))).written
+        await log.append(stamped_pack(b"x" * (5 * BLOCK_BYTES))).written
     shutil.copytree(alive, copy)
     await store.close()
     with database_log(copy).open("r+b") as file:
