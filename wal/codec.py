@@ -25,15 +25,16 @@ ENTRY_MAGIC = 0x4E53
 ENTRY_FORMAT = 2
 
 CHECKSUM_END = 8
-_UNCHECKED, _CHECKED = struct.Struct("<HBBI"), struct.Struct("<IIQQQQQQQII")
-"""magic, format, flags, checksum; what that covers: previous checksum, message count, first position, first and last tick,
-last confirmed, term, producer id, sequence, epoch, group count."""
+_UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQQQQQQQII")
+"""magic, format, checksum; what that covers: previous checksum, message count, first position, first and last tick,
+last confirmed, term, producer id, sequence, epoch, group count with the flags in its highest byte."""
 _MESSAGE = struct.Struct("<HBxHHIIQ")
 """type, version, lengths of vchannel, properties (nobody writes any), header and payload, transaction id."""
 _BATCH = struct.Struct("<III")
 """lengths of header and payload, boundary count."""
 _PACKED, _STAMPED = 1, 2
 """Flags: the entry has rows instead of messages; some of its groups have stamps of their own."""
+_FLAGS_SHIFT, _GROUPS_MASK = 24, (1 << 24) - 1
 
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 MESSAGE_HEADER_BYTES = _MESSAGE.size
@@ -149,11 +150,11 @@ def _sealed(
     parts: list[bytes | memoryview],
 ) -> bytes:
     writer = (0, 0, 0) if producer is None else (producer.producer_id, producer.sequence, producer.epoch)
-    fixed = _CHECKED.pack(*checked, *writer, groups)
+    fixed = _CHECKED.pack(*checked, *writer, groups | flags << _FLAGS_SHIFT)
     checksum = crc32c(fixed)
     for part in parts:
         checksum = crc32c(part, checksum)
-    return b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, flags, checksum), fixed, *parts))  # the only copy
+    return b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum), fixed, *parts))  # the only copy
 
 
 def entry_crc32c(data: bytes) -> int:
@@ -312,10 +313,11 @@ def _check_end(at: int, data: bytes) -> None:
 def _check_entry(data: bytes, previous_crc32c: int | None) -> _Fixed:
     if len(data) < ENTRY_HEADER_BYTES:
         raise Corrupt(f"an entry of {len(data)} bytes is shorter than its header")
-    magic, version, flags, checksum = _UNCHECKED.unpack_from(data)
-    previous, count, position, first_tick, tick, last_confirmed, term, *writer, groups = _CHECKED.unpack_from(
+    magic, version, checksum = _UNCHECKED.unpack_from(data)
+    previous, count, position, first_tick, tick, last_confirmed, term, *writer, last = _CHECKED.unpack_from(
         data, CHECKSUM_END
     )
+    groups, flags = last & _GROUPS_MASK, last >> _FLAGS_SHIFT
     if magic != ENTRY_MAGIC:
         raise Corrupt("stored bytes are no log entry: wrong magic number")
     if version != ENTRY_FORMAT:

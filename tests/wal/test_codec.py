@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wal.entries import into_entry
-from wal.append import AppendGroup
+from tests.wal.entries import comparable, into_entry, stamped
+from wal.append import AppendGroup, Pack
 from wal.codec import (
     COPIED_BYTES_MAX,
     ENTRY_HEADER_BYTES,
@@ -76,9 +76,9 @@ producers = st.none() | st.builds(
 )
 
 
-def entry_head(count: int) -> bytes:
+def entry_head(count: int, groups: int = 1, ticks: tuple[int, int] = (1, 1), flags: int = 0) -> bytes:
     """Return the checked part of an entry's header, as of an entry that nobody may write."""
-    return struct.pack("<IIQQQQQQI", 0, count, 1, 1, 1, 1, 0, 0, 0)
+    return struct.pack("<IIQQQQQQQII", 0, count, 1, *ticks, 1, 1, 0, 0, 0, groups | flags << 24)
 
 
 def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
@@ -98,7 +98,7 @@ def test_an_entry_decodes_to_what_was_encoded(
     messages: list[MutableMessage], first_position: int, previous: int, producer: ProducerStamp | None
 ) -> None:
     data = encode_entry(messages, first_position=first_position, previous_crc32c=previous, producer=producer)
-    assert decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous) == into_entry(
+    expected = into_entry(
         messages,
         wal_name=WAL_NAME,
         first_position=first_position,
@@ -106,6 +106,7 @@ def test_an_entry_decodes_to_what_was_encoded(
         size_bytes=len(data),
         producer=producer,
     )
+    assert comparable(decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous)) == comparable(expected)
 
 
 def test_every_single_bit_flip_is_caught() -> None:
@@ -129,22 +130,41 @@ def test_arbitrary_bytes_are_corrupt_and_nothing_else(data: bytes) -> None:
         decode_entry(data, wal_name=WAL_NAME, previous_crc32c=None)
 
 
-@given(data=st.binary(max_size=300), count=st.integers(0, 2**32 - 1))
-def test_a_valid_checksum_over_nonsense_is_still_corrupt_or_an_entry(data: bytes, count: int) -> None:
-    checked = entry_head(count) + data
-    forged = _with_checksum(checked)
+@given(
+    data=st.binary(max_size=300),
+    count=st.integers(0, 3) | st.integers(0, 2**32 - 1),
+    groups=st.integers(0, 3) | st.integers(0, 2**24 - 1),
+    flags=st.integers(0, 255),
+)
+def test_a_valid_checksum_over_nonsense_is_still_corrupt_or_an_entry(
+    data: bytes, count: int, groups: int, flags: int
+) -> None:
+    forged = _with_checksum(entry_head(count, groups, (1, 2), flags) + data)
     try:
         entry = decode_entry(forged, wal_name=WAL_NAME, previous_crc32c=None)
     except Corrupt:
         return
-    assert len(entry.messages) == count
+    assert entry.count == count
 
 
 @pytest.mark.parametrize("count", [0, 65_537, 2**32 - 1], ids=str)
 def test_a_hostile_message_count_is_refused_before_anything_is_allocated(count: int) -> None:
-    forged = _with_checksum(entry_head(count))
-    with pytest.raises(Corrupt, match=f"has {count} messages"):
-        decode_entry(forged, wal_name=WAL_NAME, previous_crc32c=None)
+    for flags in range(4):
+        forged = _with_checksum(entry_head(count, flags=flags))
+        with pytest.raises(Corrupt, match=f"has {count} messages"):
+            decode_entry(forged, wal_name=WAL_NAME, previous_crc32c=None)
+
+
+@pytest.mark.parametrize("groups", [0, 3, 2**24 - 1], ids=str)
+def test_a_hostile_group_count_is_refused_before_anything_is_allocated(groups: int) -> None:
+    for flags in range(4):
+        with pytest.raises(Corrupt, match=f"2 messages of {groups} groups"):
+            decode_entry(_with_checksum(entry_head(2, groups, flags=flags)), wal_name=WAL_NAME, previous_crc32c=None)
+
+
+def test_an_entry_whose_last_tick_is_below_its_first_one_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="ticks 5 to 4"):
+        decode_entry(_with_checksum(entry_head(1, 1, (5, 4))), wal_name=WAL_NAME, previous_crc32c=None)
 
 
 @pytest.mark.parametrize("field", ["vchannel", "properties", "header", "payload"])
@@ -175,15 +195,16 @@ def test_an_entry_out_of_its_place_is_caught() -> None:
 
 
 def test_bytes_after_the_last_message_are_caught() -> None:
-    with pytest.raises(Corrupt, match="of 161 bytes end at byte 158"):
+    with pytest.raises(Corrupt, match="of 173 bytes ends at byte 170"):
         decode_entry(_with_checksum(one_entry()[8:] + b"???"), wal_name=WAL_NAME, previous_crc32c=None)
 
 
-def test_an_entry_of_a_newer_format_is_not_guessed_at() -> None:
-    newer = bytearray(one_entry())
-    newer[2] = 2
-    with pytest.raises(UnsupportedFormat, match="format 2"):
-        decode_entry(bytes(newer), wal_name=WAL_NAME, previous_crc32c=None)
+@pytest.mark.parametrize("version", [1, 3, 255])
+def test_an_entry_of_another_format_is_not_guessed_at(version: int) -> None:
+    other = bytearray(one_entry())
+    other[2] = version
+    with pytest.raises(UnsupportedFormat, match=f"format {version}, this release reads 2"):
+        decode_entry(bytes(other), wal_name=WAL_NAME, previous_crc32c=None)
 
 
 def test_a_header_of_an_unknown_version_is_corrupt() -> None:
@@ -194,14 +215,14 @@ def test_a_header_of_an_unknown_version_is_corrupt() -> None:
 
 
 def _with_checksum(checked: bytes) -> bytes:
-    return struct.pack("<HBxI", 0x4E53, 1, crc32c(checked)) + checked
+    return struct.pack("<HHI", 0x4E53, 2, crc32c(checked)) + checked
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
-def test_entry_of_rows_is_at_most_one_entry_header_larger_than_what_its_group_counts_for(count: int) -> None:
+def test_entry_of_messages_is_at_most_one_entry_header_larger_than_what_its_group_counts_for(count: int) -> None:
     header = InsertHeader(10**9, 10**9, 10**3, 10**6, 10**9, 10**12)
     group = AppendGroup([MutableMessage(MessageType.INSERT, header, "p0_1000v15", b"rows") for _ in range(count)])
-    group.stamp_time_tick(1 << 60, None)
+    stamped(Pack([group]), tick=1 << 60)
     data = encode_entry(group.messages, first_position=1 << 40, previous_crc32c=0, producer=ProducerStamp(1, 1, 1))
     assert len(data) <= group.size_bytes + ENTRY_HEADER_BYTES + 8 * count
 
