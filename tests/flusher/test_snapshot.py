@@ -43,6 +43,9 @@ class Node:
         """Return the keys and items of a table, after checking that all forms of the tail give the same."""
         source = await self.source(table, as_of=as_of)
         cut_short = [kept for each in source.tail if (kept := up_to(each, as_of)) is not None]
+        assert [each.time_tick for each in messages_of(cut_short)] == [
+            each.time_tick for each in messages_of(source.tail) if each.time_tick <= as_of
+        ]
         tails: list[Sequence[Visible]] = [source.tail, cut_short, list(messages_of(source.tail))]
         found, *others = [
             sorted((row["id"], row["item"]) for row in read_snapshot(replace(source, tail=tail)).to_pylist())
