@@ -26,9 +26,13 @@ from wal.runtime import carry_on
 
 @dataclass(slots=True, eq=False)
 class _Try:
-    """A first try under way, of a group or a pack; `waiting` is made when somebody waits for it."""
+    """A first try under way, of a group or a pack; `waiting` is made when somebody waits for it.
+
+    `key` is there once its sequence is. A group that leaves its pack to come again has another try then, not this one.
+    """
 
     write: AppendGroup | Pack
+    key: Write | None = None
     waiting: asyncio.Future[AppendResult | None] | None = None
 
     @property
@@ -116,6 +120,9 @@ class IdempotencyInterceptor(Interceptor):
                 pack.leave(group, error)
                 continue
             other = self._under_way.get((stamp.producer_id, stamp.sequence)) if stamp.sequence else None
+            if other is not None and other.write is group:  # it left that pack, which is still under way
+                self._end(other, None)
+                other = None
             if known is not None:
                 pack.leave(group, known)
             elif other is None:
@@ -133,7 +140,7 @@ class IdempotencyInterceptor(Interceptor):
     def _begin(self, write: AppendGroup | Pack, stamp: ProducerStamp) -> _Try:
         attempt = _Try(write)
         if stamp.sequence:
-            self._under_way[stamp.producer_id, stamp.sequence] = attempt
+            self._give_key(attempt, stamp)
         else:
             write.draw = partial(self._draw, attempt, stamp)
         return attempt
@@ -143,21 +150,28 @@ class IdempotencyInterceptor(Interceptor):
         self.window.check_epoch(stamp)  # it may have been fenced since, and `settled` knows only what is under way
         drawn = attempt.write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
         attempt.write.draw = None
-        self._under_way[drawn.producer_id, drawn.sequence] = attempt
+        self._give_key(attempt, drawn)
+
+    def _give_key(self, attempt: _Try, stamp: ProducerStamp) -> None:
+        attempt.key = (stamp.producer_id, stamp.sequence)
+        self._under_way[attempt.key] = attempt
 
     def _ended(self, attempt: _Try, pack: Pack) -> None:
         """End a try whose append returned: what it came to, or nothing, when it left its pack."""
         write = attempt.write
-        if not attempt.stamp.sequence:
-            write.draw = None  # it came nowhere near the log
-        elif isinstance(write, AppendGroup):
-            self._end(attempt, write.outcome)
-        else:
-            self._end(attempt, None if pack.ticket is None else self._result_in(pack))
+        comes_again = isinstance(write, AppendGroup) and write.pack is not pack and write.outcome is None
+        if attempt.key is None:
+            if not comes_again:
+                write.draw = None  # it came nowhere near the log
+        elif self._under_way.get(attempt.key) is attempt:
+            if isinstance(write, AppendGroup):
+                self._end(attempt, write.outcome)
+            else:
+                self._end(attempt, None if pack.ticket is None else self._result_in(pack))
 
     def _failed(self, attempt: _Try, pack: Pack, error: BaseException) -> None:
         write, stamp = attempt.write, attempt.stamp
-        if not stamp.sequence or (isinstance(write, AppendGroup) and write.pack is not pack):
+        if attempt.key is None or (isinstance(write, AppendGroup) and write.pack is not pack):
             self._ended(attempt, pack)
             return
         if write.place is None or write.place.stamp is not stamp:
@@ -179,7 +193,8 @@ class IdempotencyInterceptor(Interceptor):
 
     def _end(self, attempt: _Try, outcome: AppendResult | BaseException | None) -> None:
         stamp, waiting = attempt.stamp, attempt.waiting
-        del self._under_way[stamp.producer_id, stamp.sequence]
+        assert attempt.key is not None, "what has no sequence is not under way"
+        del self._under_way[attempt.key]
         if isinstance(outcome, AppendResult):
             self.window.add(stamp, outcome)
             attempt.write.place = None  # now: frames of a `Redo` refer to the write until garbage is collected

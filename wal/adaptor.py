@@ -174,7 +174,7 @@ class Wal:
         if pack.producer is None and not all(group.producer for group in pack.groups):
             pack.producer = self._own_next  # so that the log recognises a repeated try
         # Messages as they are now: the chain stamps them. Rows are never changed.
-        groups, unstamped = tuple(pack.groups), [(message.header, message.txn_id) for message in pack.messages]
+        unstamped = [(message.header, message.txn_id) for message in pack.messages]
         try:
             return await self._try(pack)
         except Indeterminate as error:
@@ -182,11 +182,13 @@ class Wal:
         except StreamingNodeError as error:
             self._explain(error)
             raise
-        open_groups = [group for group in groups if group.pack is pack and group.outcome is None]
+        tried = pack
 
-        def again() -> Pack:
-            copies = [group.copy(unstamped, first) for group in open_groups]
-            return Pack(copies, pack.come_again, pack.producer, pack.place)
+        def again() -> Pack:  # of the last try, whose sequences were drawn, and of which groups may have left
+            nonlocal tried
+            copies = [group.copy(unstamped, first) for group in tried.groups if group.outcome is None]
+            tried = Pack(copies, tried.come_again, tried.producer, tried.place)
+            return tried
 
         return await self._repeat(again, first)
 
