@@ -4,13 +4,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from wal.codec import encode_entry, encode_rows
-from wal.entry import U8, LogEntry, Numbers, PackedRows, RowBatch
+from wal.entry import U4, U8, LogEntry, PackedRows, RowBatch
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import DDL, DML, MAKES_ROOM, Header
 from wal.message import Message, MutableMessage
@@ -203,7 +204,7 @@ class Pack:
     """Of the last group; the others have those before it."""
     last_confirmed: int | None = None
     """Where readers of the entry resume; None for the entry itself."""
-    message_counts: Numbers | None = None
+    message_counts: Sequence[int] = ()
     batches: Sequence[RowBatch] = ()
     rows: PackedRows | None = None
     ticket: AppendTicket | None = None
@@ -301,27 +302,29 @@ class Pack:
             return encode_entry(
                 messages, first_position=first_position, previous_crc32c=previous_crc32c, producer=self.stamp_of_entry
             )
-        assert self.message_counts is not None, "rows are arranged before they come to the log"
-        groups = self.groups
+        groups, counts = self.groups, self.message_counts
+        assert len(counts) == len(groups), "rows are laid out before they come to the log"
         producers = tuple([group.producer for group in groups])
-        ends = np.cumsum(self.message_counts)
+        positions = [*accumulate(counts[:-1], initial=first_position)]
         self.rows = PackedRows(
             wal_name=wal_name,
             wal_term=self.wal_term,
             last_confirmed_position=first_position if self.last_confirmed is None else self.last_confirmed,
             ticks=np.arange(self.time_tick - len(groups) + 1, self.time_tick + 1, dtype=U8),
-            positions=ends - self.message_counts + first_position,
-            counts=self.message_counts,
+            positions=np.array(positions, U8),
+            counts=np.array(counts, U4),
             transactions=np.array([group.is_transaction for group in groups], bool),
             batches=tuple(self.batches),
             producers=producers if any(producers) else (),
+            time_tick=self.time_tick,
+            position=positions[-1] + counts[-1] - 1,
         )
         return encode_rows(self.rows, previous_crc32c=previous_crc32c, producer=self.producer)
 
     @property
     def message_count(self) -> int:
         """How many messages the entry has."""
-        return len(self.messages) if self.message_counts is None else int(self.message_counts.sum())
+        return len(self.messages) or sum(self.message_counts)
 
     def entry(self, wal_name: str) -> LogEntry:
         """Return the entry that the pack is in its log, frozen: its messages may be used again afterwards."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from wal.errors import Corrupt
 from wal.headers import BodyAssignment, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
@@ -42,11 +42,12 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     starts: Numbers
     counts: Numbers
     offsets: Numbers
+    rows: int = 0
+    """How many rows the boundaries have; worked out when it is not given, since every look at an array takes its time."""
 
-    @property
-    def rows(self) -> int:
-        """How many rows the boundaries have."""
-        return int(self.counts.sum())
+    def __post_init__(self) -> None:
+        if not self.rows:
+            force_setattr(self, "rows", int(self.counts.sum()))
 
     @property
     def size_bytes(self) -> int:
@@ -61,7 +62,7 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         if not kept.any():
             return None
         names = ("groups", "places", "parts", "starts", "counts", "offsets")
-        return replace(self, **{name: getattr(self, name)[kept] for name in names})
+        return replace(self, rows=0, **{name: getattr(self, name)[kept] for name in names})
 
 
 class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -81,16 +82,15 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     transactions: Numbers
     batches: tuple[RowBatch, ...]
     producers: tuple[ProducerStamp | None, ...] = ()
+    time_tick: int = 0
+    """The tick of the last group."""
+    position: int = 0
+    """Position of the last message."""
 
-    @property
-    def time_tick(self) -> int:
-        """The tick of the last group."""
-        return int(self.ticks[-1])
-
-    @property
-    def position(self) -> int:
-        """Position of the last message."""
-        return int(self.positions[-1] + self.counts[-1]) - 1
+    def __post_init__(self) -> None:
+        if not self.position:
+            force_setattr(self, "time_tick", int(self.ticks[-1]))
+            force_setattr(self, "position", int(self.positions[-1] + self.counts[-1]) - 1)
 
     @property
     def size_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Rows of writes on their way into one entry: what may share a batch, and how many writes are laid out. No I/O, no Arrow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -15,8 +16,8 @@ class ShardRows(NamedTuple):
 
     shard: int
     payload: bytes | memoryview
-    pieces: Numbers
-    counts: Numbers
+    pieces: Sequence[int]
+    counts: Sequence[int]
 
 
 class RowTarget(Protocol):
@@ -55,6 +56,110 @@ class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
     target: RowTarget
     rows: Any
     size: int
+
+
+class Encoded(NamedTuple):
+    """An encoded batch: `counts[i]` of its rows are of piece `pieces[i]`, as all pieces of a pack are numbered in order."""
+
+    target: RowTarget
+    vchannel: str
+    payload: bytes | memoryview
+    pieces: Sequence[int]
+    counts: Sequence[int]
+
+
+def encode_pieces(groups: Iterable[Sequence[Piece]]) -> list[Encoded]:
+    """Return the rows of groups, encoded: a batch for each kind, partition and shard that gets rows."""
+    lanes: dict[RowTarget, tuple[RowTarget, list[Any], list[int]]] = {}
+    places: dict[tuple[int, ...], tuple[RowTarget, list[Any], list[int]]] = {}
+    number = 0
+    for pieces in groups:
+        for piece in pieces:
+            lane = lanes.get(piece.target)
+            if lane is None:
+                # Targets of one place, made before and after the catalog changed: their rows keep their order in one batch.
+                target = piece.target
+                place = (target.type, target.collection_id, target.partition_id, target.schema_version)
+                lane = lanes[target] = places.setdefault(place, (target, [], []))
+            lane[1].append(piece.rows)
+            lane[2].append(number)
+            number += 1
+    return [
+        Encoded(target, target.vchannels[shard], payload, [numbers[index] for index in pieces], counts)
+        for target, rows, numbers in places.values()
+        for shard, payload, pieces, counts in target.encode(rows)
+    ]
+
+
+class LaidOut(NamedTuple):
+    """Groups as an entry has them: how many messages each is, the batches, and the offsets of each group's rows."""
+
+    counts: list[int]
+    batches: list[RowBatch]
+    row_offsets: list[dict[str, tuple[int, int]]]
+
+
+def lay_out(
+    groups: Sequence[Sequence[Piece]],
+    transactions: Sequence[bool],
+    encoded: Sequence[Encoded],
+    *,
+    next_offsets: Mapping[str, int],
+    segment_of: Callable[[Encoded], int] = lambda _: 0,
+) -> LaidOut:
+    """Return encoded groups with their places in the entry and their offsets.
+
+    A piece is a message for each shard that gets rows of it, and its messages follow one another, after those of the pieces
+    before it; a transaction has a begin in front and a commit behind. Rows of a vchannel count up in that order from its
+    next offset; a delete gets the offset that the next row would have, so it removes what came before it in the same entry.
+    """
+    parts_of: list[list[tuple[int, int]]] = [[] for pieces in groups for _ in pieces]
+    for number, batch in enumerate(encoded):
+        for piece, count in zip(batch.pieces, batch.counts, strict=True):
+            parts_of[piece].append((number, count))
+    vchannels = [batch.vchannel for batch in encoded]
+    is_insert = [batch.target.type is MessageType.INSERT for batch in encoded]
+    columns: list[tuple[list[int], ...]] = [([], [], [], []) for _ in encoded]
+    offsets = {vchannel: next_offsets[vchannel] for vchannel in vchannels}
+    counts, row_offsets = [], []
+    piece = 0
+    for group, (pieces, is_transaction) in enumerate(zip(groups, transactions, strict=True)):
+        place = int(is_transaction)
+        of_group: dict[str, tuple[int, int]] = {}
+        for parts in parts_of[piece : piece + len(pieces)]:
+            for part, (number, count) in enumerate(parts):
+                vchannel = vchannels[number]
+                offset = offsets[vchannel]
+                for column, value in zip(columns[number], (group, place, part, offset), strict=True):
+                    column.append(value)
+                if is_insert[number]:
+                    offsets[vchannel] = offset + count
+                    first, before = of_group.get(vchannel, (offset, 0))
+                    of_group[vchannel] = first, before + count
+                place += 1
+        piece += len(pieces)
+        counts.append(place + is_transaction)
+        row_offsets.append(of_group)
+    batches = [
+        RowBatch(
+            type=batch.target.type,
+            vchannel=batch.vchannel,
+            collection_id=batch.target.collection_id,
+            partition_id=batch.target.partition_id,
+            schema_version=batch.target.schema_version,
+            segment_id=segment_of(batch),
+            payload=batch.payload,
+            groups=np.array(column[0], U4),
+            places=np.array(column[1], U4),
+            parts=np.array(column[2], U2),
+            starts=np.array([0, *accumulate(batch.counts[:-1])], U4),
+            counts=np.array(batch.counts, U4),
+            offsets=np.array(column[3], U8),
+            rows=sum(batch.counts),
+        )
+        for batch, column in zip(encoded, columns, strict=True)
+    ]
+    return LaidOut(counts, batches, row_offsets)
 
 
 class Arranged(NamedTuple):
@@ -96,7 +201,7 @@ def arrange(groups: Sequence[Sequence[Piece]], transactions: Sequence[bool]) -> 
     for (target, shard_rows), of in zip(found, numbers, strict=True):
         parts = parts_seen[of]
         parts_seen[of] += 1
-        given = shard_rows.counts.astype(U4)
+        given = np.asarray(shard_rows.counts, U4)
         batches.append(
             RowBatch(
                 type=target.type,

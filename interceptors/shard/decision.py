@@ -9,7 +9,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from interceptors.shard.state import SegmentKey, ShardState
-from wal.entry import RowBatch
 from wal.errors import InvalidArgument
 from wal.headers import (
     DDL,
@@ -29,7 +28,7 @@ from wal.headers import (
     MessageType,
 )
 from wal.message import ALL_VCHANNELS, Change, MutableMessage
-from wal.rows import RowTarget, offsets_of
+from wal.rows import Encoded, RowTarget
 
 BodiesOf = Callable[[int], Sequence[Change]]
 """The bodies of an open transaction, in log order."""
@@ -181,29 +180,23 @@ def check_target(state: ShardState, target: RowTarget) -> None:
         )
 
 
-def missing_segments(state: ShardState, batches: Iterable[RowBatch]) -> dict[SegmentKey, RowBatch]:
+def missing_segments(state: ShardState, encoded: Iterable[Encoded]) -> dict[SegmentKey, Encoded]:
     """Return the segments that have to be made for batches, and the batch that needs each."""
     return {
-        SegmentKey(batch.vchannel, batch.collection_id, batch.partition_id): batch
-        for batch in batches
-        if batch.type is MessageType.INSERT and state.open_segment(batch.vchannel, batch.partition_id) is None
+        SegmentKey(batch.vchannel, batch.target.collection_id, batch.target.partition_id): batch
+        for batch in encoded
+        if batch.target.type is MessageType.INSERT
+        and state.open_segment(batch.vchannel, batch.target.partition_id) is None
     }
 
 
-def place_rows(state: ShardState, batches: Sequence[RowBatch]) -> list[RowBatch]:
-    """Return batches with their segments and offsets, in the order of groups; the state is not changed.
+def segment_for(state: ShardState, batch: Encoded) -> int:
+    """Return the id of the segment that is open for a batch's rows, 0 for deletes.
 
-    A delete removes what came before it, in the same entry too, and nothing after: it has the next offset of its moment. All
-    rows of a batch go to the segment that is open now: a limit that they cross is soft.
+    All rows of a batch go to it: a limit that they cross is soft.
     """
-    of_vchannel: dict[str, list[int]] = {}
-    for number, batch in enumerate(batches):
-        of_vchannel.setdefault(batch.vchannel, []).append(number)
-    placed = list(batches)
-    for vchannel, numbers in of_vchannel.items():
-        offsets = offsets_of([batches[number] for number in numbers], state.next_offsets[vchannel])
-        for number, given in zip(numbers, offsets, strict=True):
-            batch = batches[number]
-            segment = state.open_segment(vchannel, batch.partition_id) if batch.type is MessageType.INSERT else None
-            placed[number] = replace(batch, offsets=given, segment_id=0 if segment is None else segment.segment_id)
-    return placed
+    if batch.target.type is MessageType.DELETE:
+        return 0
+    segment = state.open_segment(batch.vchannel, batch.target.partition_id)
+    assert segment is not None, "missing ones are made first"
+    return segment.segment_id

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 import anyio
-import numpy as np
 
 from interceptors.chain import FINAL, Redo, repeat
 from interceptors.shard.catalog import Catalog
@@ -17,14 +16,14 @@ from interceptors.shard.decision import (
     check_target,
     decide,
     missing_segments,
-    place_rows,
+    segment_for,
 )
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.append import Append, AppendGroup, AppendPack, Interceptor, Pack
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
 from wal.message import Change, MutableMessage
-from wal.rows import RowTarget, arrange, row_offsets
+from wal.rows import RowTarget, encode_pieces, lay_out
 
 ATTEMPTS_MAX = 100
 RETRY_S = 0.1
@@ -87,17 +86,22 @@ class ShardManager(Interceptor):
         if not pack.groups:
             return
         groups = pack.groups
-        arranged = arrange([group.pieces for group in groups], [group.is_transaction for group in groups])
-        if missing := missing_segments(state, arranged.batches):
-            waiting = np.zeros(len(groups), bool)
-            for batch in missing.values():
-                waiting[batch.groups] = True
-            raise self._redo(tuple(missing), [group for group, waits in zip(groups, waiting, strict=True) if waits])
+        pieces = [group.pieces for group in groups]
+        encoded = encode_pieces(pieces)
+        if missing := missing_segments(state, encoded):
+            group_of = [group for group in groups for _ in group.pieces]
+            waiting = {id(group_of[piece]) for batch in missing.values() for piece in batch.pieces}
+            raise self._redo(tuple(missing), [group for group in groups if id(group) in waiting])
         # From here on nothing fails, and nothing suspends before the log has the pack.
-        pack.batches = place_rows(state, arranged.batches)
-        pack.message_counts = arranged.counts
-        for group, offsets in zip(groups, row_offsets(pack.batches, len(groups)), strict=True):
-            group.row_offsets = offsets
+        pack.message_counts, pack.batches, offsets = lay_out(
+            pieces,
+            [group.is_transaction for group in groups],
+            encoded,
+            next_offsets=state.next_offsets,
+            segment_of=partial(segment_for, state),
+        )
+        for group, of_group in zip(groups, offsets, strict=True):
+            group.row_offsets = of_group
         pack.stamp(last_tick, pack.last_confirmed)  # again: some may have left
         self._pending = (pack, ())
         await append(pack)

@@ -144,10 +144,10 @@ class BatchTarget:
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
         """Return the rows of pieces, plain or Arrow, in order, for each shard that gets some."""
         batch = self._joined(pieces)
-        counts = np.fromiter((len(each) for each in pieces), U4, len(pieces))
-        numbers = np.arange(len(pieces), dtype=U4)
+        counts = [len(each) for each in pieces]
         if len(self.vchannels) == 1:
-            return [ShardRows(0, encoded(batch), numbers, counts)]
+            return [ShardRows(0, encoded(batch), range(len(pieces)), counts)]
+        numbers = np.arange(len(pieces), dtype=U4)
         shards = shards_of(key_hashes(batch.column(self._key_index)), len(self.vchannels))
         piece_of_row = np.repeat(numbers, counts)
         # A stable sort keeps rows of a shard in order; 16-bit numbers are sorted by radix, in linear time.
@@ -157,9 +157,9 @@ class BatchTarget:
         for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(shards)], strict=True):
             of = piece_of_row[start:end]
             firsts = np.flatnonzero(np.concatenate(([True], of[1:] != of[:-1])))
-            shard_counts = np.diff(np.append(firsts, end - start)).astype(U4)
+            shard_counts = np.diff(np.append(firsts, end - start)).tolist()
             payload = encoded(by_shard.slice(start, end - start))
-            found.append(ShardRows(int(shards[start]), payload, of[firsts], shard_counts))
+            found.append(ShardRows(int(shards[start]), payload, of[firsts].tolist(), shard_counts))
         return found
 
     def _joined(self, pieces: Sequence[Any]) -> pa.RecordBatch:
@@ -238,7 +238,7 @@ def messages_of(pieces: Sequence[Piece], txn_id: int) -> list[MutableMessage]:
     for piece in pieces:
         target = piece.target
         for part, (shard, payload, _, counts) in enumerate(target.encode([piece.rows])):
-            count = int(counts.sum())
+            count = sum(counts)
             header = (
                 InsertHeader(target.collection_id, target.partition_id, target.schema_version, count, part=part)
                 if target.type is MessageType.INSERT

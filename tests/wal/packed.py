@@ -39,9 +39,7 @@ class FakeTarget:
             counts = [sum(at == shard for at, _ in rows) for rows in pieces]
             numbers = [number for number, count in enumerate(counts) if count]
             payload = b"".join(data for rows in pieces for at, data in rows if at == shard)
-            found.append(
-                ShardRows(shard, payload, np.array(numbers, U4), np.array([counts[number] for number in numbers], U4))
-            )
+            found.append(ShardRows(shard, payload, numbers, [counts[number] for number in numbers]))
         return found
 
 
