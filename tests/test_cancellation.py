@@ -73,6 +73,17 @@ class Caller:
             await txn.insert("c", rows)
         self.acknowledge(rows)
 
+    async def writes_that_go_together(self) -> None:
+        """Its own writes are cancelled with it; others that wait beside them are not."""
+        beside = [asyncio.get_running_loop().create_task(self.insert()) for _ in range(3)]
+        try:
+            await self.insert()
+            await self.upsert()
+            await self.transaction()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await asyncio.shield(asyncio.gather(*beside))
+
     async def streamed_transaction(self) -> None:
         rows = self.rows()
         txn_id = await self.node.begin_transaction()
@@ -130,7 +141,7 @@ class Caller:
         txn = self.node.transaction()
         await txn.insert("c", [{"key": 0, "value": -1}])
         await txn.delete("c", [0])
-        await txn.upsert("c", rows)
+        await txn.upsert("c", pa.Table.from_pylist(rows, schema=SCHEMA))
         await txn.commit()
         self.acknowledge(rows)
 

@@ -88,7 +88,7 @@ class Write:
         """Whether plain rows fit one group, however they are encoded."""
         target = self.target
         size_bytes = taken[1] + min(len(taken[0]), len(target.info.vchannels)) * target.message_bytes
-        return (size_bytes * 2 if self.kind == "upsert" else size_bytes) <= bytes_max - TRANSACTION_OVERHEAD_BYTES
+        return (size_bytes * 2 if self.kind == "upsert" else size_bytes) <= bytes_max - self._overhead_bytes
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
@@ -103,7 +103,7 @@ class Write:
 
     def slices(self, batches: Sequence[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
         """Return views of batches, in row order, of which each is a group of at most `bytes_max`. Raises `TooLarge`."""
-        return slices_within(batches, bytes_max - TRANSACTION_OVERHEAD_BYTES, self.size_bytes)
+        return slices_within(batches, bytes_max - self._overhead_bytes, self.size_bytes)
 
     def pieces(self, rows: pa.RecordBatch) -> list[Piece]:
         """Return the pieces that write these rows or keys."""
@@ -119,11 +119,19 @@ class Write:
         """Return the group that writes pieces."""
         if self.txn_id:
             return AppendGroup(messages_of(pieces, self.txn_id))
-        return rows_group(pieces, is_transaction=self.kind == "upsert")
+        return rows_group(pieces, is_transaction=self._is_transaction)
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
         """Return what the messages of these rows take at most; of one row, exactly that."""
         return self._bytes_of(rows) + (self._bytes_of(self.target.keys_of(rows)) if self.kind == "upsert" else 0)
+
+    @property
+    def _is_transaction(self) -> bool:
+        return self.kind == "upsert" and not self.txn_id
+
+    @property
+    def _overhead_bytes(self) -> int:
+        return TRANSACTION_OVERHEAD_BYTES if self._is_transaction else 0
 
     def _bytes_of(self, rows: pa.RecordBatch) -> int:
         shards = min(rows.num_rows, len(self.target.info.vchannels))

@@ -25,6 +25,8 @@ from wal.rows import arrange
 PCHANNEL = "p0"
 COLLECTION_ID = 7
 DEFAULT_PARTITION_ID, EU_PARTITION_ID = 8, 9
+Logged = MutableMessage | Message
+"""What an append double has of a group: its messages, or those that its rows are in an entry."""
 
 
 class AppendDouble:
@@ -68,7 +70,7 @@ class AppendDouble:
         await self._arrived.wait()
 
     @property
-    def messages(self) -> list[MutableMessage | Message]:
+    def messages(self) -> list[Logged]:
         return [message for group in self.groups for message in messages_in(group)]
 
     def rows(self, schema: pa.Schema, *, vchannel: str | None = None) -> list[dict[str, object]]:
@@ -104,8 +106,8 @@ class AppendDouble:
         )
 
 
-def messages_in(group: AppendGroup) -> list[MutableMessage | Message]:
-    """Return the messages of a group, its rows encoded as those of a log entry are; of a transaction begin and commit, too."""
+def messages_in(group: AppendGroup) -> list[Logged]:
+    """Return the messages of a group, rows encoded as in a log entry; a transaction has begin and commit."""
     if group.messages:
         return list(group.messages)
     arranged = arrange([group.pieces], [group.is_transaction])
@@ -133,7 +135,7 @@ def schema_of(**columns: pa.DataType) -> pa.Schema:
     return pa.schema(list(columns.items()))
 
 
-def decoded(message: MutableMessage | Message, schema: pa.Schema) -> list[dict[str, object]]:
+def decoded(message: Logged, schema: pa.Schema) -> list[dict[str, object]]:
     """Return the rows or keys a message carries."""
     header = message.header
     assert isinstance(header, (InsertHeader, DeleteHeader))

@@ -1,32 +1,9 @@
-"""Rows go to the shard of their key, whatever the batch around them looks like."""
+"""The hash of a key, whatever the array around it looks like: it decides the shard."""
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from streamingnode.rows import key_hashes, route
-from wal.shard_hash import hash_integers, shards_of
-
-
-@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1), st.integers(1, 9))
-def test_every_row_is_in_its_shard_once_and_in_order(keys: list[int], shards: int) -> None:
-    batch = pa.RecordBatch.from_pydict({"id": pa.array(keys, pa.int64()), "row": pa.array(range(len(keys)))})
-    routed = route(batch, key_index=0, shards=shards)
-    expected = shards_of(hash_integers(np.array(keys, np.int64)), shards).tolist()
-    found = {row: shard for shard, part in routed.parts for row in part.column(1).to_pylist()}
-    assert [found[row] for row in range(len(keys))] == expected
-    assert sum(part.num_rows for _, part in routed.parts) == len(keys)
-    assert [shard for shard, _ in routed.parts] == sorted(set(expected))
-    for _, part in routed.parts:
-        rows = part.column(1).to_numpy()
-        assert (rows[1:] > rows[:-1]).all()
-
-
-def test_one_shard_takes_the_batch_itself() -> None:
-    batch = pa.RecordBatch.from_pydict({"id": [1, 2]})
-    assert route(batch, key_index=0, shards=1).parts[0][1] is batch
+from streamingnode.rows import key_hashes
 
 
 @pytest.mark.parametrize(
@@ -72,10 +49,3 @@ def test_width_of_an_integer_or_offset_does_not_change_the_hash() -> None:
 
 def _number(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if kind == pa.date32() else pa.int64() if "timestamp" in str(kind) else kind
-
-
-def test_rows_of_a_shard_keep_their_order_in_a_large_batch() -> None:
-    rows = np.arange(20_000)
-    batch = pa.RecordBatch.from_pydict({"id": rows % 97, "row": rows})
-    for _, part in route(batch, key_index=0, shards=3).parts:
-        assert (np.diff(part.column(1).to_numpy()) > 0).all()

@@ -7,21 +7,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamingnode.writing.write import Kind, Write, last_of_each_key
-from tests.streamingnode.append_double import DEFAULT_PARTITION_ID, decoded, schema_of, write_target
+from streamingnode.writing.target import PLAIN_ROWS_MAX, messages_of
+from streamingnode.writing.write import Kind, Write, last_of_each_key, messages_within
+from tests.streamingnode.append_double import (
+    DEFAULT_PARTITION_ID,
+    Logged,
+    decoded,
+    messages_in,
+    schema_of,
+    write_target,
+)
+from wal.append import AppendGroup
 from wal.errors import TooLarge
-from wal.headers import MessageType
+from wal.headers import DML, MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES
 
 pytestmark = pytest.mark.anyio
 
 SCHEMA = schema_of(id=pa.int64(), blob=pa.string())
+TEXT_KEYS = schema_of(id=pa.string(), count=pa.int64())
 
 
 def batch_of(sizes: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {"id": list(range(len(sizes))), "blob": ["x" * size for size in sizes]}, schema=SCHEMA
     )
+
+
+def bodies_in(group: AppendGroup) -> list[Logged]:
+    return [message for message in messages_in(group) if message.type in DML]
 
 
 def writing(kind: Kind, *, shards: int = 1) -> Write:
@@ -40,9 +54,11 @@ async def test_groups_fit_and_keep_all_rows_in_order(sizes: list[int], shards: i
     slices = write.slices([batch], bytes_max)
     assert pa.Table.from_batches(slices).combine_chunks().equals(pa.Table.from_batches([batch]))
     by_shard: dict[str, list[int]] = {}
-    for group in map(write.group, slices):
+    for group in (write.group(write.pieces(rows)) for rows in slices):
         assert group.size_bytes <= bytes_max
-        for message in group.messages:
+        messages = messages_in(group)
+        assert sum(message.size_bytes for message in messages) <= bytes_max
+        for message in messages:
             if message.type is MessageType.INSERT:
                 ids = [row["id"] for row in decoded(message, SCHEMA)]
                 by_shard.setdefault(message.vchannel, []).extend(ids)  # type: ignore[arg-type]
@@ -71,9 +87,36 @@ async def test_messages_take_no_more_than_was_planned_whatever_the_types(
     batch = pa.RecordBatch.from_arrays([pa.array([str(number) for number in range(count)]), *arrays], schema=schema)
     rows = batch.slice(data.draw(st.integers(0, count - 1)))
     write = Write(kind, write_target(schema, shards=shards), DEFAULT_PARTITION_ID)
-    size_bytes = sum(message.size_bytes for message in write.messages(write.route(rows)))
+    size_bytes = sum(message.size_bytes for message in messages_of(write.pieces(rows), 1))
     assert size_bytes <= write.size_bytes(rows)
     assert size_bytes == write.size_bytes(rows) or rows.num_rows > 1
+
+
+@given(
+    texts=st.lists(st.text(max_size=1_000) | st.just("x" * 1_900), min_size=1, max_size=PLAIN_ROWS_MAX),
+    shards=st.integers(1, 8),
+    kind=st.sampled_from(["insert", "upsert", "delete"]),
+)
+def test_plain_rows_fit_a_group_however_they_are_encoded_or_are_none(texts: list[str], shards: int, kind: Kind) -> None:
+    write, bytes_max = Write(kind, write_target(TEXT_KEYS, shards=shards), DEFAULT_PARTITION_ID), 8_000
+    keys = [f"{number}{text}" for number, text in enumerate(texts)]
+    pieces = write.plain(keys if kind == "delete" else [{"id": key, "count": 1} for key in keys], bytes_max)
+    if pieces is None:
+        assert sum(len(key.encode()) for key in keys) * (2 if kind == "upsert" else 1) > bytes_max / 4
+    else:
+        group = write.group(pieces)
+        assert group.size_bytes <= bytes_max
+        assert sum(message.size_bytes for message in messages_in(group)) <= bytes_max
+        assert sum(message.size_bytes for message in messages_of(pieces, 1)) <= bytes_max
+
+
+@given(sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=40))
+def test_bodies_that_are_streamed_go_in_groups_that_fit_and_in_order(sizes: list[int]) -> None:
+    write = writing("insert")
+    pieces = [piece for size in sizes for piece in write.plain([{"id": size, "blob": "x" * size}], 1 << 20) or ()]
+    groups = list(messages_within(messages_of(pieces, 1), 4_096))
+    assert all(sum(message.size_bytes for message in group) <= 4_096 for group in groups)
+    assert [row["id"] for group in groups for message in group for row in decoded(message, SCHEMA)] == sizes
 
 
 @pytest.mark.parametrize("kind", ["insert", "upsert"])
@@ -87,14 +130,14 @@ async def test_row_that_just_fits_is_taken_and_one_byte_less_is_not_enough() -> 
     batch = batch_of([4000])
     exact = pa.ipc.get_record_batch_size(batch) + MESSAGE_OVERHEAD_BYTES
     (rows,) = write.slices([batch], exact)
-    assert write.group(rows).size_bytes == exact
+    assert write.group(write.pieces(rows)).size_bytes == exact
     with pytest.raises(TooLarge):
         write.slices([batch], exact - 1)
 
 
 async def test_upsert_deletes_its_keys_before_it_inserts_on_every_shard() -> None:
     write = writing("upsert", shards=3)
-    messages = write.messages(write.route(batch_of([1] * 20)))
+    messages = bodies_in(write.group(write.pieces(batch_of([1] * 20))))
     keys = write.target.keys.schema
     kinds = [message.type for message in messages]
     assert kinds == sorted(kinds, reverse=True)
@@ -107,8 +150,10 @@ async def test_delete_and_insert_of_a_key_meet_on_one_shard() -> None:
     delete, insert = writing("delete", shards=5), writing("insert", shards=5)
     schema = delete.target.keys.schema
     keys = pa.RecordBatch.from_pydict({"id": list(range(50))}, schema=schema)
-    deleted = {row["id"]: m.vchannel for m in delete.group(keys).messages for row in decoded(m, schema)}
-    inserts = insert.group(batch_of([0] * 50)).messages
+    deleted = {
+        row["id"]: m.vchannel for m in messages_in(delete.group(delete.pieces(keys))) for row in decoded(m, schema)
+    }
+    inserts = messages_in(insert.group(insert.pieces(batch_of([0] * 50))))
     assert {row["id"]: m.vchannel for m in inserts for row in decoded(m, SCHEMA)} == deleted
 
 
