@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from msgspec.structs import replace
 
 from flusher.data_file import Rows
 from flusher.directory import NodeDirectory
@@ -38,7 +37,7 @@ from wal.headers import (
 )
 from wal.log import Log, LogStore
 from wal.message import MutableMessage
-from wal.rows import Piece, ShardRows, arrange
+from wal.rows import Piece, ShardRows, encode_pieces, lay_out
 from wal.timetick import compose_tick
 
 START_MS = 1_700_000_000_000
@@ -81,6 +80,10 @@ class Table:
     partitions: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        self.renew_targets()
+
+    def renew_targets(self) -> None:
+        """Make the objects anew by which writes go together, as after each change of the catalog."""
         self.inserts = {each: TableTarget(MessageType.INSERT, self, each) for each in self.partitions}
         self.deletes = TableTarget(MessageType.DELETE, self, 0)
 
@@ -102,8 +105,8 @@ class TableTarget:
         found = []
         for body in self.bodies([row for rows in pieces for row in rows]):
             counts = [sum(row.key % len(self.vchannels) == body.shard for row in rows) for rows in pieces]
-            numbers = np.flatnonzero(counts).astype(U4)
-            found.append(ShardRows(body.shard, body.payload, numbers, np.array(counts, U4)[numbers]))
+            numbers = [number for number, count in enumerate(counts) if count]
+            found.append(ShardRows(body.shard, body.payload, numbers, [counts[number] for number in numbers]))
         return found
 
 
@@ -318,6 +321,14 @@ class StampedLog:
         for write in writes:
             pieces = [Piece(target, rows, len(rows)) for target, rows in write.pieces]
             groups.append(rows_group(*pieces, is_transaction=write.is_transaction))
+        written = [group.pieces for group in groups]
+        laid_out = lay_out(
+            written,
+            [group.is_transaction for group in groups],
+            encode_pieces(written),
+            next_offsets=self.next_offsets,
+            segment_of=lambda batch: self.segments.get((batch.vchannel, batch.target.partition_id), 0),
+        )
         assigned: dict[tuple[int, int], tuple[Body, BodyAssignment]] = {}
         tick = self._next_tick()
         for group, write in enumerate(writes):
@@ -325,10 +336,9 @@ class StampedLog:
                 assigned[group, place] = body, self._assign(body)
                 self._write_down(*assigned[group, place], tick + group)
         self.tick = tick + len(writes) - 1
-        arranged = arrange([group.pieces for group in groups], [group.is_transaction for group in groups])
+        _check_places(laid_out.batches, assigned)
         pack = pack_of(*groups)
-        pack.message_counts = arranged.counts
-        pack.batches = [_placed(batch, assigned) for batch in arranged.batches]
+        pack.message_counts, pack.batches = laid_out.counts, laid_out.batches
         self._append_pack(pack)
 
     def _assign(self, body: Body) -> BodyAssignment:
@@ -425,10 +435,13 @@ def message_rows(payload: bytes, count: int, tick: int, offset: int) -> Rows:
     return Rows(payload, np.zeros(1, U4), np.array([count], U4), np.array([tick], U8), np.array([offset], U8))
 
 
-def _placed(batch: RowBatch, assigned: Mapping[tuple[int, int], tuple[Body, BodyAssignment]]) -> RowBatch:
-    """Return a batch with its segment and offsets, after checking that it has the rows of its messages."""
-    found = [assigned[place] for place in zip(batch.groups.tolist(), batch.places.tolist(), strict=True)]
-    assert {body.vchannel for body, _ in found} == {batch.vchannel}
-    assert [len(body.rows) for body, _ in found] == batch.counts.tolist()
-    (segment_id,) = {assignment.segment_id for _, assignment in found}
-    return replace(batch, offsets=np.array([each.offset for _, each in found], U8), segment_id=segment_id)
+def _check_places(batches: Sequence[RowBatch], assigned: Mapping[tuple[int, int], tuple[Body, BodyAssignment]]) -> None:
+    """Check that batches have the rows of these messages, each with its segment and offset."""
+    places = 0
+    for batch in batches:
+        found = [assigned[place] for place in zip(batch.groups.tolist(), batch.places.tolist(), strict=True)]
+        assert {(body.vchannel, each.segment_id) for body, each in found} == {(batch.vchannel, batch.segment_id)}
+        assert [len(body.rows) for body, _ in found] == batch.counts.tolist()
+        assert [each.offset for _, each in found] == batch.offsets.tolist()
+        places += len(found)
+    assert places == len(assigned)

@@ -146,6 +146,30 @@ def test_a_delete_takes_of_its_own_entry_what_was_written_before_it(tmp_path: Pa
     anyio.run(main)
 
 
+def test_rows_of_writers_who_know_their_table_since_different_times_are_in_the_order_of_their_offsets(
+    tmp_path: Path,
+) -> None:
+    """A transaction that was begun before a partition was made, say, goes with inserts that came after it."""
+
+    async def main() -> None:
+        log, store, (table, _) = await new_log()
+        old = table.inserts, table.deletes
+        table.renew_targets()
+        new = table.inserts, table.deletes
+        with log.together():
+            for key, (table.inserts, table.deletes) in enumerate((new, old, new, old)):
+                log.insert(table, [key, key + 4])
+                log.delete(table, [key + 1])
+        log.cut()
+        (cut,) = await flushed(tmp_path, log, store, FlushOptions())
+        for found in cut.values():
+            for column in ("_offset", "_tick"):
+                numbers = found[column].to_numpy()
+                assert (numbers[1:] >= numbers[:-1]).all()
+
+    anyio.run(main)
+
+
 def test_a_pack_with_rows_of_a_dropped_partition_leaves_the_others(tmp_path: Path) -> None:
     async def main() -> None:
         log, store, (table, other) = await new_log()

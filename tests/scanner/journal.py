@@ -7,8 +7,6 @@ payloads a reader gets, written down at append time without any of the code unde
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypedDict, cast
 
-from msgspec.structs import replace
-
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch, Scanner
 from tests.wal.packed import FakeTarget, Row, pack_of, piece, rows_group
@@ -30,7 +28,7 @@ from wal.log import Log, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.message import AnyMessage, Message, MutableMessage
 from wal.position import MessageId, message_id_kind
-from wal.rows import arrange, offsets_of
+from wal.rows import encode_pieces, lay_out
 
 V0, V1 = VCHANNELS = "p0_1v0", "p0_1v1"
 ROW_END = b"\n"
@@ -267,15 +265,12 @@ class Journal:
         return entry
 
     def _lay_out(self, pack: Pack) -> None:
-        arranged = arrange([group.pieces for group in pack.groups], [group.is_transaction for group in pack.groups])
-        placed = []
-        for vchannel, first in self._next_offsets.items():
-            batches = [batch for batch in arranged.batches if batch.vchannel == vchannel]
-            if batches:
-                offsets = offsets_of(batches, first)
-                placed += [replace(batch, offsets=given) for batch, given in zip(batches, offsets, strict=True)]
-                self._next_offsets[vchannel] += sum(b.rows for b in batches if b.type is MessageType.INSERT)
-        pack.message_counts, pack.batches = arranged.counts, placed
+        pieces = [group.pieces for group in pack.groups]
+        transactions = [group.is_transaction for group in pack.groups]
+        laid_out = lay_out(pieces, transactions, encode_pieces(pieces), next_offsets=self._next_offsets)
+        pack.message_counts, pack.batches = laid_out.counts, laid_out.batches
+        for of_group in laid_out.row_offsets:
+            self._next_offsets |= {vchannel: first + count for vchannel, (first, count) in of_group.items()}
 
 
 def payload_of(message: Message) -> bytes:
