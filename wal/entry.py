@@ -269,7 +269,7 @@ def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
         yield batch, np.full(1, body.time_tick, U8)
 
 
-class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One atomic entry: the messages of one group at consecutive positions and one tick, or the packed rows of many.
 
     `time_tick` is that of its last group; `size_bytes` is its stored size; `crc32c` its checksum, which the next entry
