@@ -158,8 +158,8 @@ def test_rows_of_writers_who_know_their_table_since_different_times_are_in_the_o
         new = table.inserts, table.deletes
         with log.together():
             for key, (table.inserts, table.deletes) in enumerate((new, old, new, old)):
-                log.insert(table, [key, key + 4])
-                log.delete(table, [key + 1])
+                log.insert(table, [2 * key, 2 * key + 1])
+                log.delete(table, [key, key + 1])
         log.cut()
         (cut,) = await flushed(tmp_path, log, store, FlushOptions())
         for found in cut.values():
