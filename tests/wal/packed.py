@@ -1,16 +1,14 @@
 """Rows for tests below Arrow: a target whose rows are bytes, and the groups and packs that are made of them."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from msgspec.structs import replace
-
 from wal.append import AppendGroup, Pack
-from wal.entry import U4, RowBatch
 from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES
-from wal.rows import Piece, ShardRows, arrange, offsets_of, row_offsets
+from wal.rows import Piece, ShardRows, encode_pieces
+from wal.rows import lay_out as lay_out_rows
 
 Row = tuple[int, bytes]
 """The shard of a row, and what is in it."""
@@ -79,19 +77,14 @@ def pack_of(*groups: AppendGroup, come_again: Callable[[AppendGroup], None] | No
 
 def lay_out(pack: Pack, *, first_offset: int = 0, segment_id: int = 7) -> None:
     """Do what the shards do with a pack of rows: lay it out, with offsets from one on, inserts in one segment."""
-    arranged = arrange([group.pieces for group in pack.groups], [group.is_transaction for group in pack.groups])
-    by_vchannel: dict[str, list[RowBatch]] = {}
-    for batch in arranged.batches:
-        by_vchannel.setdefault(batch.vchannel, []).append(batch)
-    offsets = {
-        id(batch): of_batch
-        for batches in by_vchannel.values()
-        for batch, of_batch in zip(batches, offsets_of(batches, first_offset), strict=True)
-    }
-    pack.message_counts = arranged.counts
-    pack.batches = [
-        replace(batch, offsets=offsets[id(batch)], segment_id=segment_id if batch.type is MessageType.INSERT else 0)
-        for batch in arranged.batches
-    ]
-    for group, found in zip(pack.groups, row_offsets(pack.batches, len(pack.groups)), strict=True):
-        group.row_offsets = found
+    pieces = [group.pieces for group in pack.groups]
+    laid_out = lay_out_rows(
+        pieces,
+        [group.is_transaction for group in pack.groups],
+        encode_pieces(pieces),
+        next_offsets=defaultdict(lambda: first_offset),
+        segment_of=lambda batch: segment_id if batch.target.type is MessageType.INSERT else 0,
+    )
+    pack.message_counts, pack.batches = laid_out.counts, laid_out.batches
+    for group, row_offsets in zip(pack.groups, laid_out.row_offsets, strict=True):
+        group.row_offsets = row_offsets
