@@ -122,8 +122,10 @@ class AppendGroup:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants it any more."""
-        return self.waiter is not None and self.waiter.done()
+        """Whether nobody wants it any more, by this try or by the one that it repeats."""
+        if self.waiter is not None and self.waiter.done():
+            return True
+        return self.earlier is not None and self.earlier.cancelled
 
     @property
     def size_bytes(self) -> int:
@@ -146,10 +148,12 @@ class AppendGroup:
                 self.waiter.set_result(outcome)
 
     def release(self) -> None:
-        """Give back the memory it holds."""
+        """Give back the memory it holds, by this try or by the one that it repeats."""
         memory, self.memory = self.memory, None
         if memory is not None:
             memory.give_back(self.size_bytes)
+        if self.earlier is not None:
+            self.earlier.release()
 
     def result(self) -> "AppendResult":
         """Return the outcome, or raise it."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cache
 from typing import Self, cast
 
@@ -23,6 +24,7 @@ from interceptors.window import Places
 from tests.wal.packed import FakeTarget, piece, rows_group
 from wal.append import AppendGroup, AppendPack, AppendResult, AppendTicket, Interceptor, Pack
 from wal.entry import LogEntry, TransactionBuffer, messages_of
+from wal.errors import Indeterminate
 from wal.headers import (
     BeginTxnHeader,
     CommitTxnHeader,
@@ -49,13 +51,22 @@ from wal.timetick import TickAllocator, physical_ms
 START_MS = 1_000_000
 
 
+class Fails(Enum):
+    """What becomes of a write: whether it fails, and whether the log has it all the same."""
+
+    NOT = auto()
+    KEPT = auto()
+    LOST = auto()
+
+
 class SteerableLog:
-    """A memory log whose acknowledgements can be held back and whose appends can be refused."""
+    """A memory log whose acknowledgements can be held back, whose appends can be refused, and whose writes can fail."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
         self._held: list[asyncio.Future[None]] | None = None
         self.refusal: Callable[[Pack], Exception | None] = lambda _: None
+        self.fails: Callable[[Pack], Fails] = lambda _: Fails.NOT
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._log, name)
@@ -63,6 +74,8 @@ class SteerableLog:
     def append(self, pack: Pack) -> AppendTicket:
         if error := self.refusal(pack):
             raise error
+        if (fails := self.fails(pack)) is not Fails.NOT:
+            return self._fail(pack, fails)
         ticket = self._log.append(pack)
         if self._held is None:
             return ticket
@@ -70,6 +83,17 @@ class SteerableLog:
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held += [durable, written]
         return AppendTicket(ticket.first_position, ticket.crc32c, ticket.size_bytes, written=written, durable=durable)
+
+    def _fail(self, pack: Pack, fails: "Fails") -> AppendTicket:
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed.set_exception(Indeterminate("the write failed"))
+        failed.exception()
+        if fails is Fails.KEPT:
+            ticket = self._log.append(pack)
+            return AppendTicket(ticket.first_position, ticket.crc32c, ticket.size_bytes, failed, failed)
+        first = self._log.next_position
+        data = pack.encode(self._log.wal_name, first_position=first, previous_crc32c=0)
+        return AppendTicket(first, 0, len(data), failed, failed)
 
     def hold(self) -> None:
         """Acknowledge nothing until `release`."""
@@ -107,9 +131,17 @@ class Limits:
 class LiveChannel:
     """Everything between the WAL adaptor and the log, on one memory log."""
 
-    def __init__(self, memory: MemoryLog, recovered: RecoveredChannel, now_ms: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        memory: MemoryLog,
+        recovered: RecoveredChannel,
+        now_ms: int,
+        limits: Limits,
+        *,
+        log: SteerableLog | None = None,
+    ) -> None:
         self.memory = memory
-        self.log = SteerableLog(memory)
+        self.log = log or SteerableLog(memory)
         self.now_ms = now_ms
         """The machine's clock, which ticks follow; `pass_ms` moves both."""
         self.steady_ms = 0
@@ -136,7 +168,8 @@ class LiveChannel:
             self.txn,
             self.shard,
         ]
-        self.append_pack = Chain(interceptors, log_end(cast("Log", self.log))).append
+        self.chain = Chain(interceptors, log_end(cast("Log", self.log)))
+        self.append_pack = self.chain.append
         self.packer = Packer(self.append_pack, Budget(1 << 40))
 
     @classmethod

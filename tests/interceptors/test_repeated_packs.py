@@ -1,0 +1,105 @@
+"""A pack whose outcome is open is repeated in the next term: no write of it is in the log twice, or when nobody wants it."""
+
+import asyncio
+
+import pytest
+
+from interceptors.chain import Redo
+from interceptors.shard.catalog import CollectionInfo
+from tests.interceptors.live_channel import Fails, group_of, insert
+from tests.interceptors.live_wal import FEED, LiveWal
+from wal.append import AppendGroup, AppendResult, Pack
+from wal.headers import MessageType
+from wal.position import ProducerStamp
+
+pytestmark = pytest.mark.anyio
+
+
+async def created(live: LiveWal, name: str = "a") -> CollectionInfo:
+    return await live.channel.create_collection(name)
+
+
+def start(live: LiveWal, *groups: AppendGroup) -> list["asyncio.Future[AppendResult]"]:
+    live.wal._packer._together = True
+    return [asyncio.ensure_future(live.wal.append(group)) for group in groups]
+
+
+async def rows_in(live: LiveWal) -> list[int]:
+    """Return how many rows each insert in the log has, in order."""
+    return [
+        getattr(message.header, "rows", 0)
+        for message in await live.channel.messages()
+        if message.type is MessageType.INSERT
+    ]
+
+
+@pytest.mark.parametrize("fails", [Fails.KEPT, Fails.LOST])
+async def test_groups_of_a_pack_that_failed_hear_one_result_each_and_are_in_the_log_once(fails: Fails) -> None:
+    async with LiveWal.open() as live:
+        info = await created(live)
+        await live.wal.append(group_of(insert(info, 10)))
+        groups = [group_of(insert(info, 1)), group_of(insert(info, 2)), group_of(insert(info, 3))]
+        groups[1].producer = ProducerStamp(FEED, 1, 5)
+        live.fail_once(fails)
+        results = [await task for task in start(live, *groups)]
+        assert await rows_in(live) == [10, 1, 2, 3]
+        assert [result.row_offsets for result in results] == [
+            {info.vchannels[0]: (first, count)} for first, count in [(10, 1), (11, 2), (13, 3)]
+        ]
+        ticks = [message.time_tick for message in await live.channel.messages() if message.type is MessageType.INSERT]
+        assert [result.time_tick for result in results] == ticks[1:]
+        assert live.wal.status.reopened == 1
+
+
+class Script:
+    """What becomes of the packs of rows that come to the log: each step is taken once, in order."""
+
+    def __init__(self, live: LiveWal, *steps: Fails | str) -> None:
+        self.steps, self.until = list(steps), asyncio.get_running_loop().create_future()
+        self.tries: list[list[AppendGroup]] = []
+        self._live = live
+        live.log.refusal, live.log.fails = self._refuse, self._fail
+
+    def _refuse(self, pack: Pack) -> Exception | None:
+        """Send the second group back, as shards do that lack a segment."""
+        if not pack.has_packed_rows or not self.steps or isinstance(self.steps[0], Fails):
+            return None
+        self.steps.pop(0)
+        return Redo(self.until, waiting_for="a segment", groups=[pack.groups[1]])
+
+    def _fail(self, pack: Pack) -> Fails:
+        if not pack.has_packed_rows or not self.steps:
+            return Fails.NOT
+        step = self.steps.pop(0)
+        assert isinstance(step, Fails)
+        self.tries.append(list(pack.groups))
+        if step is not Fails.NOT:
+            self._live.store.fail()
+        return step
+
+
+@pytest.mark.parametrize("fails", [Fails.KEPT, Fails.LOST])
+async def test_group_that_left_a_repeated_pack_is_not_repeated_with_it_once_more(fails: Fails) -> None:
+    async with LiveWal.open() as live:
+        info = await created(live)
+        await live.wal.append(group_of(insert(info, 10)))
+        script = Script(live, Fails.LOST, "the second leaves", fails)
+        first, second, third = start(live, *[group_of(insert(info, rows)) for rows in (1, 2, 4)])
+        await asyncio.gather(first, third)
+        script.until.set_result(None)
+        await second
+        assert await rows_in(live) == [10, 1, 4, 2]
+
+
+async def test_group_whose_caller_gave_up_when_it_had_left_a_repeated_pack_is_not_written() -> None:
+    async with LiveWal.open() as live:
+        info = await created(live)
+        await live.wal.append(group_of(insert(info, 10)))
+        script, group = Script(live, Fails.LOST, "the second leaves"), group_of(insert(info, 2))
+        first, second = start(live, group_of(insert(info, 1)), group)
+        await first
+        assert not group.begun
+        second.cancel()
+        script.until.set_result(None)
+        await live.wal.drain()
+        assert await rows_in(live) == [10, 1]
