@@ -131,7 +131,8 @@ def insert(*vchannels: str, txn_id: int = 0) -> AppendGroup:
     if txn_id:
         header = InsertHeader(1, 1, 1, 1)
         return AppendGroup([MutableMessage(MessageType.INSERT, header, vchannel=v, txn_id=txn_id) for v in vchannels])
-    target = _targets.setdefault(vchannels, FakeTarget(vchannels=vchannels))
+    # A collection of their own: one collection's rows share batches, and its vchannels.
+    target = _targets.setdefault(vchannels, FakeTarget(collection_id=1 + len(_targets), vchannels=vchannels))
     return rows_group(piece(target, *((shard, b"row") for shard in range(len(vchannels)))))
 
 
