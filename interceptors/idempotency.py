@@ -143,11 +143,17 @@ class IdempotencyInterceptor(Interceptor):
             self._give_key(attempt, stamp)
         else:
             write.draw = partial(self._draw, attempt, stamp)
+            if isinstance(write, AppendGroup):
+                write.check = partial(self._check_drawable, stamp)
         return attempt
+
+    def _check_drawable(self, stamp: ProducerStamp) -> None:
+        """Raise what keeps a producer from its next sequence: it may have been fenced since, and others share the pack."""
+        self.window.check_epoch(stamp)  # `settled` knows only what is under way
+        self._places.check_drawable(stamp.producer_id)
 
     def _draw(self, attempt: _Try, stamp: ProducerStamp) -> None:
         """Give a write its sequence, in the step of its place in the log."""
-        self.window.check_epoch(stamp)  # it may have been fenced since, and `settled` knows only what is under way
         drawn = attempt.write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
         attempt.write.draw = None
         self._give_key(attempt, drawn)

@@ -72,11 +72,14 @@ class Places:
 
     def draw(self, producer_id: int, epoch: int) -> ProducerStamp:
         """Return the stamp of the producer's next write, which is not held."""
-        sequence = self._last.get(producer_id, 0) + 1
-        if sequence > SEQUENCE_MAX:
-            raise InvalidArgument(f"the producer has used sequence {SEQUENCE_MAX} — use another producer")
-        self._last[producer_id] = sequence
+        self.check_drawable(producer_id)
+        sequence = self._last[producer_id] = self._last.get(producer_id, 0) + 1
         return ProducerStamp(producer_id, epoch, sequence)
+
+    def check_drawable(self, producer_id: int) -> None:
+        """Raise `InvalidArgument` when a producer has no sequence left."""
+        if self._last.get(producer_id, 0) >= SEQUENCE_MAX:
+            raise InvalidArgument(f"the producer has used sequence {SEQUENCE_MAX} — use another producer")
 
     def reach(self, producer_id: int, sequence: int) -> None:
         """Draw no sequence up to this one."""

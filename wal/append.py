@@ -100,6 +100,8 @@ class AppendGroup:
     producer: ProducerStamp | None = None
     place: Place | None = None
     draw: Callable[[], None] | None = None
+    check: Callable[[], None] | None = None
+    """Raises what would keep `draw` from giving a sequence; asked before anything of the pack is stamped."""
     time_tick: int = 0
     row_offsets: Mapping[str, tuple[int, int]] | None = None
     pack: "Pack | None" = None
