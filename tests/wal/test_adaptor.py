@@ -2,10 +2,13 @@ import asyncio
 
 import pytest
 
-from tests.wal.manual_log import A, ManualLog, allocator, insert, settle, time_tick
+from tests.wal.entries import comparable, stamped
+from tests.wal.manual_log import A, B, ManualLog, allocator, insert, settle, time_tick
+from tests.wal.packed import insert_group
 from tests.wal.steered_wal import SteeredTerm, SteeredWal, start
 from wal.adaptor import Wal, WalLimits
-from wal.append import Append, AppendGroup
+from wal.append import AppendGroup, AppendPack, Pack
+from wal.codec import decode_entry
 from wal.entry import LogEntry
 from wal.errors import (
     ChannelFenced,
@@ -35,7 +38,7 @@ class Ended:
     def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
         raise AssertionError("the WAL times appends, the chain times interceptors")
 
-    def append_ended(self, group: AppendGroup, seconds: float, status: str) -> None:
+    def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         assert seconds >= 0
         self.statuses.append(status)
 
@@ -58,7 +61,7 @@ async def test_recovery_waits_until_the_first_tick_is_synced() -> None:
     steered = SteeredWal()
     opened: list[LogEntry] = []
 
-    async def open_term(first_tick: LogEntry, end: Append) -> SteeredTerm:
+    async def open_term(first_tick: LogEntry, end: AppendPack) -> SteeredTerm:
         opened.append(first_tick)
         return SteeredTerm(steered, first_tick, end)
 
@@ -79,22 +82,31 @@ async def test_first_tick_resumes_where_the_last_entry_did_so_that_open_transact
     log = await store.open_log("p0")
     steered = SteeredWal()
     for last_confirmed in (None, None, 2):  # the third entry knows of a transaction that began at the second
-        group = time_tick()
-        group.stamp_time_tick(steered.ticks.allocate(), last_confirmed)
-        await log_end(log)(group)
+        await log_end(log)(stamped(Pack([time_tick()]), tick=steered.ticks.allocate(), last_confirmed=last_confirmed))
     seen: list[LogEntry] = []
 
-    async def open_term(first_tick: LogEntry, end: Append) -> SteeredTerm:
+    async def open_term(first_tick: LogEntry, end: AppendPack) -> SteeredTerm:
         seen.append(first_tick)
         return SteeredTerm(steered, first_tick, end)
 
     await Wal(store, log, open_term, ticks=steered.ticks).open()
     assert (seen[0].first_position, seen[0].last_confirmed_position) == (4, 2)
-    assert (await log.read(4, bytes_max=1)) == seen
+    assert [comparable(entry) for entry in await log.read(4, bytes_max=1)] == [comparable(entry) for entry in seen]
+
+
+async def test_first_tick_behind_packed_rows_is_above_the_last_of_their_ticks() -> None:
+    store = MemoryLogStore()
+    log = await store.open_log("p0")
+    steered = SteeredWal()
+    pack = stamped(Pack([insert(), insert(), insert()]), tick=steered.ticks.allocate(3), last_confirmed=None)
+    await log_end(log)(pack)
+    await Wal(store, log, steered._open_term, ticks=steered.ticks).open()
+    assert steered.first_tick.time_tick > pack.time_tick
+    assert (steered.first_tick.first_position, steered.first_tick.last_confirmed_position) == (4, 1)
 
 
 async def test_failing_recovery_says_why() -> None:
-    async def open_term(first_tick: LogEntry, end: Append) -> SteeredTerm:
+    async def open_term(first_tick: LogEntry, end: AppendPack) -> SteeredTerm:
         raise Corrupt("the range is unreadable")
 
     store = MemoryLogStore()
@@ -120,11 +132,11 @@ async def test_chain_that_does_not_get_ready_is_closed() -> None:
 
 async def test_append_gets_the_term_a_tick_and_its_positions() -> None:
     steered = await SteeredWal().open()
-    group = insert(A, A)
-    append = await start(steered.wal, group)
+    append = await start(steered.wal, insert(A, B))
     steered.log.write()
     result = await append
-    assert [message.wal_term for message in group.messages] == [7, 7]
+    entry = decode_entry(steered.log.entries[-1], wal_name="memory", previous_crc32c=None)
+    assert (entry.wal_term, entry.count, entry.time_tick) == (7, 2, result.time_tick)
     assert [message_id.position for message_id in result.message_ids] == [2, 3]
     assert result.time_tick > steered.first_tick.time_tick
     assert steered.settled
@@ -134,7 +146,8 @@ async def test_append_gets_the_term_a_tick_and_its_positions() -> None:
     "group, error",
     [
         pytest.param(AppendGroup([]), InvalidArgument, id="no message"),
-        pytest.param(insert(A, A, A), TooLarge, id="messages"),
+        pytest.param(insert(A, B, A, txn_id=1), TooLarge, id="messages"),
+        pytest.param(insert_group(data=b"x" * 200), TooLarge, id="bytes of rows"),
         pytest.param(
             AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader(), payload=b"x" * 200)]),
             TooLarge,
@@ -321,7 +334,7 @@ async def test_call_that_is_refused_after_one_with_an_open_outcome_is_indetermin
 async def test_observer_hears_of_every_end() -> None:
     observer = Ended()
     steered = await SteeredWal(observer=observer).open()
-    ok, cancelled = await start(steered.wal, insert()), await start(steered.wal, insert())
+    cancelled, ok = await start(steered.wal, insert()), await start(steered.wal, insert())
     cancelled.cancel()
     steered.log.write()
     await ok
