@@ -1,0 +1,159 @@
+"""Writes that wait end as their callers are told: cancelled, out of time, held back, closed over or in doubt."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import streamingnode as sn
+from streamingnode.config import load_config
+from streamingnode.errors import DeadlineExceeded
+from streamingnode.writing.result import WriteResult
+from tests.failing_disk import FailingDisk
+from tests.streamingnode.writing.held_node import (
+    HANGS_S,
+    SCHEMA,
+    SHARDS,
+    Held,
+    contents,
+    rows,
+    start,
+    table,
+    turns,
+)
+from wal.errors import Indeterminate, Overloaded
+from wal.packer import PACKS_IN_FLIGHT_MAX
+
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+
+
+async def test_write_cancelled_before_its_pack_has_its_place_never_happened(held: Held) -> None:
+    held.hold()
+    calls = [held.node.insert("c", rows(key)) for key in range(PACKS_IN_FLIGHT_MAX)]
+    on_their_way = [task for call in calls for task in await start(call)]
+    waiting = await start(*(held.node.insert("c", rows(key)) for key in range(10, 20)))
+    for task in waiting[:5]:
+        task.cancel()
+    await turns()
+    held.let_go()
+    results = await asyncio.gather(*waiting[5:], *on_their_way)
+    assert all(task.cancelled() for task in waiting[:5])
+    assert (await held.found()).keys() == {*range(PACKS_IN_FLIGHT_MAX), *range(15, 20)}
+    assert await held.groups() == [*[1] * PACKS_IN_FLIGHT_MAX, 5]
+    assert len({result.time_tick for result in results if result}) == 5 + PACKS_IN_FLIGHT_MAX
+
+
+async def test_write_cancelled_with_its_pack_under_way_is_in_the_log_and_hurts_nobody(held: Held) -> None:
+    held.hold()
+    first, cancelled, other = await start(*(held.node.insert("c", rows(key)) for key in range(3)))
+    cancelled.cancel()
+    await turns()
+    assert cancelled.cancelled()
+    held.let_go()
+    assert await first
+    assert await other
+    assert (await held.found()).keys() == {0, 1, 2}
+
+
+async def test_deadline_says_whether_the_write_may_still_take_effect(held: Held) -> None:
+    held.hold()
+    calls = [held.node.insert("c", rows(key)) for key in range(PACKS_IN_FLIGHT_MAX - 1)]
+    tasks = [task for call in calls for task in await start(call)]
+    (begun,) = await start(held.node.insert("c", rows(10), timeout=0.05))
+    (waiting,) = await start(held.node.insert("c", rows(11), timeout=0.05))
+    with pytest.raises(DeadlineExceeded):
+        await begun
+    with pytest.raises(Overloaded, match="did nothing"):
+        await waiting
+    held.let_go()
+    await asyncio.gather(*tasks)
+    assert (await held.found()).keys() == {*range(PACKS_IN_FLIGHT_MAX - 1), 10}
+
+
+@pytest.mark.parametrize("wait", [True, False], ids=["each waits for its last", "all at once"])
+async def test_back_pressure_of_a_small_bound_loses_nothing(tmp_path: Path, *, wait: bool) -> None:
+    settings = {"writes.pending_bytes_max": 16 << 10, "wal.group_bytes_max": 4 << 10, "cut_interval_s": None}
+    with anyio.fail_after(HANGS_S):
+        async with sn.open_node(tmp_path, config=load_config(arguments=settings)) as node:
+            await node.create_collection("c", SCHEMA, primary_key="id", shards=SHARDS)
+            kinds: list[Callable[[str, Any], Awaitable[WriteResult]]] = [node.insert, node.upsert]
+
+            async def write(first: int) -> None:
+                calls = [
+                    kinds[key % 2]("c", table(key, item="x" * 900) if key % 3 else rows(key, item="x" * 900))
+                    for key in range(first, first + 5)
+                ]
+                if wait:
+                    for call in calls:
+                        await call
+                        check_bounds()
+                else:
+                    await asyncio.gather(*calls)
+
+            def check_bounds() -> None:
+                writes = node.statistics().writes
+                assert writes.pending_row_bytes <= 4 << 10
+                assert writes.pending_append_bytes <= 4 << 10
+
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(60):
+                    tasks.create_task(write(5 * number))
+            assert (await contents(node)).keys() == set(range(300))
+            assert node.statistics().writes.pending_row_bytes == 0
+        async with sn.open_node(tmp_path, cut_interval_s=None) as node:
+            assert (await contents(node)).keys() == set(range(300))
+
+
+async def test_cancelled_callers_give_back_what_they_held(held: Held) -> None:
+    held.hold()
+    tasks = await start(*(held.node.insert("c", rows(key)) for key in range(50)))
+    assert held.node.statistics().writes.pending_row_bytes > 0
+    for task in tasks:
+        task.cancel()
+    await turns()
+    held.let_go()
+    await asyncio.wait(tasks)
+    await held.node.insert("c", rows(100))
+    assert held.node.statistics().writes.pending_row_bytes == 0
+
+
+async def test_closing_lets_what_waits_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FailingDisk(monkeypatch)
+    with anyio.fail_after(HANGS_S):
+        async with sn.open_node(tmp_path, cut_interval_s=None) as node:
+            await node.create_collection("c", SCHEMA, primary_key="id", shards=SHARDS)
+            disk.gate.clear()
+            tasks = [
+                task
+                for key in range(0, 30, 3)
+                for task in await start(*(node.insert("c", rows(key + n)) for n in range(3)))
+            ]
+            closing = node.begin_closing()
+            await turns()
+            disk.gate.set()
+            await closing
+            assert all(await asyncio.gather(*tasks))
+        async with sn.open_node(tmp_path, cut_interval_s=None) as node:
+            assert (await contents(node)).keys() == set(range(30))
+
+
+async def test_writes_of_a_pack_whose_outcome_stays_open_are_all_indeterminate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch)
+    settings = {"retry.give_up_s": 0, "cut_interval_s": None}
+    with anyio.fail_after(HANGS_S):
+        async with sn.open_node(tmp_path, config=load_config(arguments=settings)) as node:
+            await node.create_collection("c", SCHEMA, primary_key="id")
+            await node.insert("c", rows(-1))
+            disk.fail_at(1)
+            outcomes = await asyncio.gather(*(node.insert("c", rows(key)) for key in range(4)), return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {Indeterminate}
+            disk.heal()
+            await node.upsert("c", rows(9))
+            found = (await contents(node)).keys()
+            assert found >= {-1, 9}
+            assert found <= {-1, 9, *range(4)}
