@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from wal.entry import U2, U4, U8, Numbers, RowBatch
+from wal.entry import U2, U4, U8, RowBatch
 from wal.headers import MessageType
 
 
@@ -160,82 +160,6 @@ def lay_out(
         for batch, column in zip(encoded, columns, strict=True)
     ]
     return LaidOut(counts, batches, row_offsets)
-
-
-class Arranged(NamedTuple):
-    """Groups laid out as an entry, without segments and offsets: how many messages each has, and the batches."""
-
-    counts: Numbers
-    batches: list[RowBatch]
-
-
-def arrange(groups: Sequence[Sequence[Piece]], transactions: Sequence[bool]) -> Arranged:
-    """Return the rows of groups as one entry holds them; an encoded batch for each target and shard.
-
-    A piece is a message for each shard that gets rows of it, and its messages follow one another, after those of the pieces
-    before it; a transaction has a begin in front and a commit behind.
-    """
-    lanes: dict[RowTarget, tuple[list[Any], list[int]]] = {}
-    pieces_of: list[int] = []
-    number = 0
-    for group, pieces in enumerate(groups):
-        for piece in pieces:
-            lane = lanes.get(piece.target)
-            if lane is None:
-                lane = lanes[piece.target] = ([], [])
-            lane[0].append(piece.rows)
-            lane[1].append(number)
-            pieces_of.append(group)
-            number += 1
-    found = [(target, each) for target, (rows, _) in lanes.items() for each in target.encode(rows)]
-    numbers = [np.array(lanes[target][1], U4)[each.pieces] for target, each in found]
-    is_transaction = np.array(transactions, bool)
-    group_of = np.array(pieces_of, U4)
-    messages_of = np.bincount(np.concatenate(numbers), minlength=number)  # by piece
-    before = np.cumsum(messages_of) - messages_of
-    first_piece = np.searchsorted(group_of, np.arange(len(groups)))
-    counts = np.add.reduceat(messages_of, first_piece) + 2 * is_transaction
-    first_place = before - before[first_piece][group_of] + is_transaction[group_of]
-    parts_seen = np.zeros(number, U2)
-    batches = []
-    for (target, shard_rows), of in zip(found, numbers, strict=True):
-        parts = parts_seen[of]
-        parts_seen[of] += 1
-        given = np.asarray(shard_rows.counts, U4)
-        batches.append(
-            RowBatch(
-                type=target.type,
-                vchannel=target.vchannels[shard_rows.shard],
-                collection_id=target.collection_id,
-                partition_id=target.partition_id,
-                schema_version=target.schema_version,
-                segment_id=0,
-                payload=shard_rows.payload,
-                groups=group_of[of],
-                places=(first_place[of] + parts).astype(U4),
-                parts=parts,
-                starts=(np.cumsum(given) - given).astype(U4),
-                counts=given,
-                offsets=np.zeros(0, U8),
-            )
-        )
-    return Arranged(counts, batches)
-
-
-def offsets_of(batches: Sequence[RowBatch], first: int) -> Sequence[Numbers]:
-    """Return the offsets of the boundaries of one vchannel's batches; `first` is that of the next row.
-
-    Rows count up in the order of groups and places; a delete gets the offset that the next row would have.
-    """
-    added = [batch.counts if batch.type is MessageType.INSERT else np.zeros_like(batch.counts) for batch in batches]
-    if len(batches) == 1:
-        return [np.cumsum(added[0], dtype=U8) - added[0] + np.uint64(first)]
-    rows = np.concatenate(added)
-    groups, places = (np.concatenate([getattr(batch, name) for batch in batches]) for name in ("groups", "places"))
-    order = np.lexsort((places, groups))
-    offsets = np.empty(len(rows), U8)
-    offsets[order] = np.cumsum(rows[order], dtype=U8) - rows[order] + np.uint64(first)
-    return np.split(offsets, np.cumsum([len(batch.counts) for batch in batches])[:-1])
 
 
 def row_offsets(batches: Iterable[RowBatch], groups: int) -> list[dict[str, tuple[int, int]]]:

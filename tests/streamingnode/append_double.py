@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
-from msgspec.structs import replace
 
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
@@ -15,12 +14,12 @@ from streamingnode.writing.target import WriteTarget
 from streamingnode.writing.write import Writes
 from wal.adaptor import WalLimits
 from wal.append import AppendGroup, AppendResult
-from wal.entry import U8, PackedRows
+from wal.entry import U4, U8, PackedRows
 from wal.headers import BeginTxnHeader, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
 from wal.message import Message, MutableMessage
 from wal.position import MemoryMessageId
 from wal.queue import PendingBytes
-from wal.rows import arrange
+from wal.rows import encode_pieces, lay_out
 
 PCHANNEL = "p0"
 COLLECTION_ID = 7
@@ -110,22 +109,23 @@ def messages_in(group: AppendGroup) -> list[Logged]:
     """Return the messages of a group, rows encoded as in a log entry; a transaction has begin and commit."""
     if group.messages:
         return list(group.messages)
-    arranged = arrange([group.pieces], [group.is_transaction])
+    no_rows = dict.fromkeys([vchannel for piece in group.pieces for vchannel in piece.target.vchannels], 0)
+    laid_out = lay_out([group.pieces], [group.is_transaction], encode_pieces([group.pieces]), next_offsets=no_rows)
     rows = PackedRows(
         wal_name=MemoryMessageId.wal_name,
         wal_term=1,
         last_confirmed_position=0,
         ticks=np.array([group.time_tick], U8),
         positions=np.zeros(1, U8),
-        counts=arranged.counts,
+        counts=np.array(laid_out.counts, U4),
         transactions=np.array([group.is_transaction]),
-        batches=tuple(replace(batch, offsets=np.zeros_like(batch.counts)) for batch in arranged.batches),
+        batches=tuple(laid_out.batches),
     )
     bodies = [body for message in rows.messages() for body in message.bodies]
     if not group.is_transaction:
-        assert len(bodies) == int(arranged.counts[0])
+        assert len(bodies) == laid_out.counts[0]
         return [*bodies]
-    assert len(bodies) + 2 == int(arranged.counts[0])
+    assert len(bodies) + 2 == laid_out.counts[0]
     begin = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(0))
     return [begin, *bodies, MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader())]
 
