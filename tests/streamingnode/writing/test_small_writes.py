@@ -20,6 +20,7 @@ from tests.streamingnode.writing.held_node import (
     Held,
     Row,
     Writing,
+    contents,
     rows,
     start,
     table,
