@@ -111,6 +111,8 @@ class Packer:
         self._starting = False
         try:
             while groups := self._take():
+                if self._waiting:  # more than one pack holds
+                    self._start()
                 pack = Pack(list(groups), come_again=self.come_again)
                 try:
                     await self._send(pack)
