@@ -24,6 +24,7 @@ from bench import (
     bench_peers,
     bench_read,
     bench_scan,
+    bench_service,
     bench_writes,
 )
 from bench.measurement import Measurement
@@ -104,6 +105,7 @@ BENCHMARKS: dict[str, Run] = {
     "writes": bench_writes.run,
     "checks": bench_checks.run,
     "peers": bench_peers.run,
+    "service": bench_service.run,
     "latency": bench_latency.run,
     "read": bench_read.run,
     "scan": scan,
