@@ -56,14 +56,29 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
     clears: tuple[Clear, ...] = ()
 
 
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Row offsets that the inserts at a tick took on one vchannel."""
+
+    tick: int
+    vchannel: str
+    first: int
+    count: int
+
+
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """A call ends. `tick` is the write's, 0 when it is not known; `error` the code of what it raised."""
+    """A call ends. `tick` is the write's, 0 when it is not known; `error` the code of what it raised.
+
+    `position` is that of the write's last message, 0 when it is not known; `spans` are the row offsets that it was told, if
+    any was.
+    """
 
     op: int
     at_ns: int
     outcome: Outcome
     tick: int = 0
     error: str = ""
+    position: int = 0
+    spans: tuple[Span, ...] = ()
 
 
 NO_VALUE = 0
@@ -76,15 +91,6 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     tick: int
     position: int
     value: int
-
-
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Row offsets that the inserts at a tick took on one vchannel."""
-
-    tick: int
-    vchannel: str
-    first: int
-    count: int
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True):

@@ -47,6 +47,13 @@ def run_seeds(first: int, count: int) -> LifeResult:
         result.also += Counter(
             {"history-checked operations": report.operations, "simulated power cuts": report.power_cuts}
         )
+        result.counts += Counter(
+            {
+                "entries of several writes": report.packs,
+                "writes in them": report.packed,
+                "lost with a power cut": report.packs_lost,
+            }
+        )
         if report.problems:
             result.findings.append(f"seed {seed}: {report.problems[0]}; {AGAIN} {seed}")
     return result

@@ -42,6 +42,8 @@ def _place(history: History, scan: Scanned, row: Seen) -> Iterator[Anomaly]:
         yield Anomaly(Kind.ABORTED, f"value {row.value} at tick {row.tick}: call {op} was told that it failed")
     if told is not None and told.outcome == "ok" and told.tick not in {0, row.tick}:
         yield Anomaly(Kind.POSITION, f"value {row.value} is at tick {row.tick}, call {op} was told {told.tick}")
+    if told is not None and told.position not in {0, row.position}:
+        yield Anomaly(Kind.POSITION, f"value {row.value} is at {row.position}, call {op} was told {told.position}")
     if told is not None and told.outcome == "ok" and told.tick:
         history.tick_of.setdefault(op, told.tick)
     history.tick_of.setdefault(op, row.tick)
@@ -71,6 +73,7 @@ def judge_reads(history: History, *, gaps: bool) -> Iterator[Anomaly]:
     yield from _never_seen(history)
     yield from _whole(history)
     yield from _offsets(history, gaps=gaps)
+    yield from _told_offsets(history)
     reads: list[Scanned | State] = [*history.scans, *history.states]
     for read in reads:
         yield from (Anomaly(Kind.CHANGED, f"value {value} in {read.collection}") for value in read.wrong)
@@ -181,3 +184,19 @@ def _offsets(history: History, *, gaps: bool) -> Iterator[Anomaly]:
         for before, after in pairwise(sorted(spans, key=lambda span: (span.tick, span.first))):
             if after.first < before.first + before.count:
                 yield Anomaly(Kind.OFFSET, f"{vchannel} has {before} and {after}, which overlap")
+
+
+def _told_offsets(history: History) -> Iterator[Anomaly]:
+    """What a call was told of its row offsets is what readers find at its tick."""
+    found: dict[tuple[int, str], set[Span]] = defaultdict(set)
+    for scan in history.scans:
+        for span in scan.spans:
+            found[span.tick, span.vchannel].add(span)
+    for op, told in history.told.items():
+        for span in told.spans:
+            spans = found.get((span.tick, span.vchannel))
+            if spans is None:
+                continue  # what nobody has read is not judged here
+            whole = Span(span.tick, span.vchannel, min(each.first for each in spans), sum(each.count for each in spans))
+            if whole != span:
+                yield Anomaly(Kind.OFFSET, f"call {op} was told {span}, readers find {whole}")

@@ -14,20 +14,17 @@ import pyarrow as pa
 
 from interceptors.errors import CollectionNotFound, TransactionExpired
 from streamingnode.node import Node
-from streamingnode.writing.producer import Producer
 from tests.chaos.journal import Clear, Drop, Made, Put
-from tests.chaos.simulation.notes import KEYS, Notes
+from tests.chaos.simulation.notes import KEYS, Notes, collection_of, dicts_of
+from tests.chaos.simulation.producing import Producing
 from tests.chaos.simulation.reading import Reading
-from tests.chaos.simulation.world import PromiseBroken
 from wal.errors import OnShutdown, StreamingNodeError
 
 FIELDS: dict[str, pa.DataType] = {"key": pa.int64(), "value": pa.int64()}
 SCHEMA = pa.schema(FIELDS)
 SHARDS = {"a": 2, "b": 1, "c": 1}
 PARTITION = "eu"
-PRODUCER = "simulated"
-
-
+TOGETHER_MAX = 8
 LEANINGS = (0.1, 1.0, 1.0, 4.0)
 
 
@@ -44,9 +41,10 @@ class Clients:
     def __init__(self, notes: Notes, node: Node, life: int, *, truncated: bool) -> None:
         self.notes, self.node = notes, node
         self.reading = Reading(notes, node, life, truncated=truncated)
+        self.producing = Producing(notes, node, self.reading)
         self._choose: random.Random = notes.world.choose
         self._client = f"life {life}"
-        self._producing, self._changing = asyncio.Lock(), asyncio.Lock()
+        self._changing = asyncio.Lock()
 
     async def create(self) -> None:
         """Make the collections."""
@@ -55,10 +53,10 @@ class Clients:
 
     async def work(self, calls: int) -> None:
         """Have several clients do so many calls in all, then end."""
-        clients, kinds = self._choose.randint(1, 4), self._kinds()
+        clients, kinds = self._choose.choice([1, 2, 3, 4, 12]), self._kinds()
         async with asyncio.TaskGroup() as tasks:
             follower = tasks.create_task(self._follow())
-            writers = [tasks.create_task(self._call_often(calls // clients, kinds)) for _ in range(clients)]
+            writers = [tasks.create_task(self._call_often(max(1, calls // clients), kinds)) for _ in range(clients)]
             await asyncio.wait(writers)
             follower.cancel()
 
@@ -68,13 +66,28 @@ class Clients:
 
     async def _call_often(self, calls: int, kinds: Sequence[_Kind]) -> None:
         for _ in range(calls):
-            (call,) = self._choose.choices([kind.call for kind in kinds], [kind.weight for kind in kinds])
-            try:
-                await self._perhaps_cut_short(call)
-            except OnShutdown:
+            (kind,) = self._choose.choices(kinds, [kind.weight for kind in kinds])
+            if not await self._call_once(kind.call):
                 return
-            except StreamingNodeError as error:
-                self.notes.world.note(error.code)
+
+    async def _call_once(self, call: Callable[[], Awaitable[None]]) -> bool:
+        """Make a call, and return whether there is any use in another one."""
+        try:
+            await self._perhaps_cut_short(call)
+        except OnShutdown:
+            return False
+        except StreamingNodeError as error:
+            self.notes.world.note(error.code)
+        return True
+
+    async def _together(self) -> None:
+        """Make several calls at once: what they write goes in one entry, as far as it is not too early or too late."""
+        producing = self.producing
+        calls = [self._insert, self._insert, self._upsert, self._delete, self._buffered]
+        calls += [producing.say, producing.draw, producing.write_fenced]
+        async with asyncio.TaskGroup() as tasks:
+            for call in self._choose.choices(calls, k=self._choose.randint(2, TOGETHER_MAX)):
+                tasks.create_task(self._call_once(call))
 
     def _kinds(self) -> list[_Kind]:
         """Return what this life's clients do: rather this or rather that, so that rare things meet each other somewhere."""
@@ -86,7 +99,10 @@ class Clients:
             (4, self._buffered),
             (3, self._streamed),
             (2, self._overlapping),
-            (4, self._produce),
+            (4, self.producing.say),
+            (2, self.producing.draw),
+            (1, self.producing.write_fenced),
+            (6, self._together),
             (2, self._cut),
             (1, lambda: self._make("c")),
             (1, self._drop_collection),
@@ -109,85 +125,78 @@ class Clients:
     # --- rows -----------------------------------------------------------------------------------------------------------
 
     async def _insert(self) -> None:
-        collection = self._any()
+        await self._insert_into(self._any())
+
+    async def _insert_into(self, collection: str) -> None:
         partition = self._partition_of(collection)
         puts = self._puts(collection, self._choose.randint(1, 3), partition=partition)
-        async with self.notes.call(self._client, puts) as tick:
-            tick.append((await self.node.insert(collection, _rows(puts), partition=partition or None)).time_tick)
+        rows = self._as_it_comes(puts)
+        async with self.notes.call(self._client, puts) as told:
+            told.append(
+                await self.node.insert(collection, rows, partition=partition or None, timeout=self._deadline_s())
+            )
 
     async def _upsert(self) -> None:
         partition = self._partition_of("b")
         puts = self._puts("b", 1, replace=True, partition=partition)
-        async with self.notes.call(self._client, puts) as tick:
-            tick.append((await self.node.upsert("b", _rows(puts), partition=partition or None)).time_tick)
+        rows = self._as_it_comes(puts)
+        async with self.notes.call(self._client, puts) as told:
+            told.append(await self.node.upsert("b", rows, partition=partition or None, timeout=self._deadline_s()))
 
     async def _delete(self) -> None:
         key = self._choose.randrange(KEYS)
-        async with self.notes.call(self._client, drops=(Drop(self.reading.name("b"), key),)) as tick:
-            tick.append((await self.node.delete("b", [key])).time_tick)
+        async with self.notes.call(self._client, drops=(Drop(self.reading.name("b"), key),)) as told:
+            told.append(await self.node.delete("b", [key], timeout=self._deadline_s()))
+
+    def _as_it_comes(self, puts: tuple[Put, ...]) -> list[dict[str, int]] | pa.RecordBatch:
+        """Return rows as dicts or as Arrow."""
+        rows = dicts_of(puts)
+        return rows if self._choose.random() < 0.7 else pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+    def _deadline_s(self) -> float | None:
+        """Return a deadline, mostly none; who misses it knows whether the log had the write."""
+        return None if self._choose.random() > 0.1 else self._choose.random() * 0.01 + 1e-6
 
     async def _buffered(self) -> None:
         partition = self._partition_of("b")
         puts = (*self._puts("a", 1), *self._puts("b", 1, partition=partition))
-        async with self.notes.call(self._client, puts) as tick:
+        async with self.notes.call(self._client, puts) as told:
             async with self.node.transaction() as txn:
                 for put in puts:
-                    await txn.insert(_collection(put), _rows((put,)), partition=put.partition or None)
+                    await txn.insert(collection_of(put), dicts_of((put,)), partition=put.partition or None)
             assert txn.result is not None
-            tick.append(txn.result.time_tick)
+            told.append(txn.result)
 
     async def _streamed(self) -> None:
         partition = self._partition_of("b")
         puts = (*self._puts("a", 1), *self._puts("b", 2, partition=partition))
-        async with self.notes.call(self._client, puts) as tick:
+        async with self.notes.call(self._client, puts) as told:
             txn_id = await self.node.begin_transaction(keepalive_s=self._choose.choice([0.02, 5.0]))
             for put in puts:
-                await self.node.insert(_collection(put), _rows((put,)), txn_id=txn_id, partition=put.partition or None)
+                await self.node.insert(
+                    collection_of(put), dicts_of((put,)), txn_id=txn_id, partition=put.partition or None
+                )
                 if self._choose.random() < 0.3:
                     await asyncio.sleep(self._choose.random() * 0.2)
             if self._choose.random() < 0.3:
                 await self.node.rollback_transaction(txn_id)
                 raise TransactionExpired("rolled back by its client")
-            tick.append((await self.node.commit_transaction(txn_id)).time_tick)
+            told.append(await self.node.commit_transaction(txn_id))
 
     async def _overlapping(self) -> None:
         """Have a transaction end in another, and a cut before that one ends."""
         first, second = self._puts("a", 1), self._puts("a", 1)
-        async with self.notes.call(self._client, second) as later_tick:
-            async with self.notes.call(self._client, first) as tick:
+        async with self.notes.call(self._client, second) as told_later:
+            async with self.notes.call(self._client, first) as told:
                 inner = await self.node.begin_transaction()
                 outer = await self.node.begin_transaction()
-                await self.node.insert("a", _rows(first), txn_id=inner)
-                await self.node.insert("a", _rows(second), txn_id=outer)
-                await self._insert()
-                tick.append((await self.node.commit_transaction(inner)).time_tick)
+                await self.node.insert("a", dicts_of(first), txn_id=inner)
+                await self.node.insert("a", dicts_of(second), txn_id=outer)
+                await self._insert_into("a")
+                told.append(await self.node.commit_transaction(inner))
             await self._cut()
-            await self._insert()
-            later_tick.append((await self.node.commit_transaction(outer)).time_tick)
-
-    async def _produce(self) -> None:
-        """Write through a named producer, after repeating what has no answer yet, perhaps for lives."""
-        notes = self.notes
-        async with self._producing:
-            producer = await self.node.producer(PRODUCER)
-            (put,) = self._puts("a", 1)
-            notes.sequences += 1
-            notes.unanswered.append((notes.sequences, notes.asked("producer", (put,)), put))
-            while notes.unanswered:
-                sequence, op, put = notes.unanswered[0]
-                notes.tried(op)
-                result = await producer.insert(_collection(put), _rows((put,)), sequence=sequence)
-                notes.unanswered.pop(0)
-                notes.told(op, "ok", result.time_tick)
-                notes.answered.append((sequence, result.time_tick, put))
-            if self._choose.random() < 0.5:
-                await self._repeat(producer, *self._choose.choice(notes.answered))
-
-    async def _repeat(self, producer: Producer, sequence: int, tick: int, put: Put) -> None:
-        """Write again what was written, maybe lives ago: the original result, and no second row."""
-        again = await producer.insert(_collection(put), _rows((put,)), sequence=sequence)
-        if again.time_tick != tick:
-            raise PromiseBroken(f"sequence {sequence} was written at tick {tick}, and again at {again.time_tick}")
+            await self._insert_into("a")
+            told_later.append(await self.node.commit_transaction(outer))
 
     async def _cut(self) -> None:
         result = await self.node.flush()
@@ -230,11 +239,3 @@ class Clients:
 
     def _puts(self, collection: str, count: int, *, replace: bool = False, partition: str = "") -> tuple[Put, ...]:
         return self.notes.puts(self.reading.name(collection), count, replace=replace, partition=partition)
-
-
-def _collection(put: Put) -> str:
-    return put.collection.partition("#")[0]
-
-
-def _rows(puts: tuple[Put, ...]) -> list[dict[str, int]]:
-    return [{"key": put.key, "value": put.value} for put in puts]

@@ -16,7 +16,7 @@ from tests.chaos.judge.verdict import judged
 from tests.chaos.simulation.clients import Clients
 from tests.chaos.simulation.notes import Notes
 from tests.chaos.simulation.store import StoreFaults
-from tests.chaos.simulation.world import Faults, World
+from tests.chaos.simulation.world import Faults, World, groups_of
 from wal import packer
 from wal.errors import StreamingNodeError
 
@@ -42,6 +42,12 @@ class SeedReport:
     lives: int
     power_cuts: int
     turns: int
+    packs: int
+    """Entries with the writes of several callers."""
+    packed: int
+    """Writes in them."""
+    packs_lost: int
+    """Such entries that a power cut took."""
 
 
 def run_seed(seed: int) -> SeedReport:
@@ -57,6 +63,9 @@ def run_seed(seed: int) -> SeedReport:
             lives=scenario.lives,
             power_cuts=scenario.power_cuts,
             turns=world.turns,
+            packs=scenario.packs,
+            packed=scenario.packed,
+            packs_lost=world.packs_lost,
         )
 
 
@@ -66,7 +75,7 @@ class Scenario:
     def __init__(self, world: World) -> None:
         self.world = world
         self.notes = Notes(world)
-        self.lives = self.power_cuts = self.operations = 0
+        self.lives = self.power_cuts = self.operations = self.packs = self.packed = 0
         self._settings = _settings(world)
         self._packing = {name: self._settings.pop(name) for name in ("PACKS_IN_FLIGHT_MAX", "PACK_GROUPS_MAX")}
 
@@ -83,8 +92,10 @@ class Scenario:
             return [*self.world.broken, *(f"{type(each).__name__}: {each}" for each in _leaves(error))]
         verdict = judged(self.notes.events)
         self.operations = verdict.operations
-        entries = judge_entries(self.world.log_entries())
-        return [*self.world.broken, *map(str, verdict.anomalies), *entries]
+        entries = list(self.world.log_entries())
+        together = [count for entry in entries if (count := groups_of(entry)) > 1]
+        self.packs, self.packed = len(together), sum(together)
+        return [*self.world.broken, *map(str, verdict.anomalies), *judge_entries(entries)]
 
     def _live_somehow(self) -> None:
         choose = self.world.choose
@@ -109,7 +120,8 @@ class Scenario:
         self.world.lose_power()
         if self.world.syncs_late:
             self.notes.events.append(Died(self.world.now_ns(), suffix_lost=True))
-            self.notes.answered.clear()  # what is lost with them is written again
+            for produced in self.notes.produced.values():
+                produced.answered.clear()  # what is lost with them is written again
 
     def _live(self, *, calls: int, turns: int, look: bool) -> None:
         self.lives += 1

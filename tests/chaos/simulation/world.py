@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -34,7 +34,7 @@ from scanner.named_reader import ReaderPosition
 from streamingnode import composition
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.opening import OpenNode
-from tests.chaos.simulation.disk import Disk, EntryWritten
+from tests.chaos.simulation.disk import Disk, EntryWritten, Written
 from tests.chaos.simulation.node_files import SimulatedFiles
 from tests.chaos.simulation.store import WAL_NAME, SimulatedStore, StoreFaults
 from tests.chaos.simulation.virtual_loop import OrderedScope, VirtualLoop, run_inline
@@ -76,7 +76,7 @@ class World:
         self.syncs_late = self.choose.random() < 0.2
         self._loop: VirtualLoop | None = None
         self._digest = hashlib.blake2b(digest_size=16)
-        self.turns = 0
+        self.turns = self.packs_lost = 0
         self.answers_left = 0
         """So many answers, and the process is killed; 0 for no such end."""
         self.broken: list[str] = []
@@ -157,15 +157,15 @@ class World:
 
     def lose_power(self) -> None:
         """Cut the power, while no process lives."""
+        written = list(self.disk.writes)
         lost = self.disk.lose_power(self.choose)
+        self.packs_lost += sum(groups_of(entry) > 1 for entry in _decoded(written[len(self.disk.writes) :]))
         self.files.lose_power()
         self.note("power", lost)
 
     def log_entries(self) -> Iterator[LogEntry]:
-        """Yield all entries of the node's log that are on the disk, truncated ones too."""
-        for written in self.disk.writes:
-            if isinstance(written, EntryWritten):
-                yield decode_entry(written.data, wal_name=WAL_NAME, previous_crc32c=None)
+        """Return all entries of the node's log that are on the disk, truncated ones too."""
+        return _decoded(self.disk.writes)
 
     def open_node(self, **settings: object) -> OpenNode:
         """Return a node on this machine; only within `live`."""
@@ -227,6 +227,17 @@ class _CheckedStore(SimulatedStore):
     def _break(self, what: str) -> None:
         self._world.broken.append(what)  # whatever becomes of the error
         raise PromiseBroken(what)
+
+
+def groups_of(entry: LogEntry) -> int:
+    """Return how many writes went into an entry."""
+    return 1 if entry.rows is None else len(entry.rows.ticks)
+
+
+def _decoded(writes: Iterable[Written]) -> Iterator[LogEntry]:
+    for written in writes:
+        if isinstance(written, EntryWritten):
+            yield decode_entry(written.data, wal_name=WAL_NAME, previous_crc32c=None)
 
 
 @cache
