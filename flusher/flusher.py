@@ -135,7 +135,7 @@ class Flusher:
         self._last_cut: Cut | None = None
         self._changed = anyio.Event()
         self._asked = anyio.Event()  # ends a pause: somebody waits for a cut
-        self._failure: StreamingNodeError = OnShutdown("the flusher is closed")
+        self._failure: StreamingNodeError | None = None
         self._short: StorageFull | Overloaded | None = None  # why the last run ended, if it was that
         self._faults = self._file_faults = 0
         self._last_error = ""
@@ -162,7 +162,7 @@ class Flusher:
         faults = self._faults
         while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
-                raise self._failure
+                raise self._failure or OnShutdown("the flusher is closed")
             is_new_fault = self._faults > faults
             if is_new_fault and self._short is not None:
                 raise self._short

@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
+from interceptors.chain import FINAL
 from interceptors.errors import ProducerFenced
 from interceptors.window import Places, ProducerLimits, Window, Write
 from wal.append import AppendGroup, AppendPack, AppendResult, Interceptor, Pack
@@ -230,8 +231,8 @@ def _joined(
 ) -> None:
     """Tell a group what the other try of its write came to, or let it look again."""
     error = None if outcome.cancelled() else outcome.exception()
-    if error is None or isinstance(error, Indeterminate):
-        group.doubt = error or group.doubt
+    if error is None or isinstance(error, FINAL):  # the term ends: what becomes of the write is told in the next one
+        group.doubt = error if isinstance(error, Indeterminate) else group.doubt
         come_again(group)
     else:
         assert isinstance(error, Exception), "a try ends with an error"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from wal.entry import PackedRows
 from wal.headers import DDL, DML, DeleteHeader, InsertHeader, MessageType
 from wal.message import AnyMessage, Message, TransactionMessage
-from wal.position import MessageId
+from wal.position import MessageId, message_id_kind
 
 DELIVERED_TYPES = DML | DDL
 """What a reader gets unless it asks for certain types; the rest is the node's own bookkeeping."""
@@ -152,15 +152,15 @@ def merge_tick(
     messages: Sequence[AnyMessage], vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
 ) -> ReadMessage | None:
     """Return the messages of one tick as one message, None if none of them is of the collection and of the types."""
-    last = messages[-1]
+    last, kind = messages[-1], message_id_kind(messages[-1].wal_name)
     if isinstance(last, TransactionMessage):
         bodies = _bodies([body for body in last.bodies if body.vchannel in vchannels and body.type in types], schemas)
         if not bodies:
             return None
         return ReadMessage(
             type=MessageType.TXN,
-            message_id=last.message_id,
-            last_confirmed=last.last_confirmed,
+            message_id=kind(last.position),
+            last_confirmed=kind(last.last_confirmed_position),
             time_tick=last.time_tick,
             vchannels=tuple(sorted({vchannel for body in bodies for vchannel in body.vchannels})),
             num_rows=sum(body.num_rows for body in bodies),
@@ -183,11 +183,11 @@ def _bodies(bodies: Sequence[Message], schemas: PayloadSchemas) -> tuple[ReadMes
 
 
 def _merged(parts: Sequence[Message], schemas: PayloadSchemas) -> ReadMessage:
-    last = parts[-1]
+    last, kind = parts[-1], message_id_kind(parts[-1].wal_name)
     return ReadMessage(
         type=last.type,
-        message_id=last.message_id,
-        last_confirmed=last.last_confirmed,
+        message_id=kind(last.position),
+        last_confirmed=kind(last.last_confirmed_position),
         time_tick=last.time_tick,
         vchannels=tuple(part.vchannel for part in parts),
         num_rows=sum(part.header.rows for part in parts if isinstance(part.header, (InsertHeader, DeleteHeader))),

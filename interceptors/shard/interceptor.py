@@ -51,8 +51,9 @@ class ShardManager(Interceptor):
         self._bodies_of = bodies_of
         self._next_id = 0
         self._closed = False
-        self._pending: tuple[Pack, Sequence[Change]] | None = None
-        """The pack admitted last: its place is known once the log's end has run, and until then nothing else can run."""
+        self._pending: tuple[Pack, int, Sequence[Change] | None] | None = None
+        """The pack admitted last, how many messages it has, and what they change, None for rows. Its place is known once the
+        log's end has run, and until then nothing else can run."""
 
     @property
     def state(self) -> ShardState:
@@ -76,7 +77,7 @@ class ShardManager(Interceptor):
             message.header = header
         pack.groups[0].row_offsets = offsets or {}
         if changes is not None:
-            self._pending = (pack, changes)
+            self._pending = (pack, len(pack.messages), changes)
         return append(pack)  # nothing to do afterwards: the state takes the pack in at the next look
 
     async def _append_rows(self, pack: Pack, append: AppendPack) -> None:
@@ -109,7 +110,7 @@ class ShardManager(Interceptor):
         for group, of_group in zip(groups, offsets, strict=True):
             group.row_offsets = of_group
         pack.stamp(last_tick, pack.last_confirmed)  # again: some may have left
-        self._pending = (pack, ())
+        self._pending = (pack, pack.message_count, None)
         await append(pack)
 
     def _refuse_misfits(self, pack: Pack) -> None:
@@ -182,9 +183,9 @@ class ShardManager(Interceptor):
         """Apply the pending pack once the log has it; one that the log refused is replaced by the next."""
         if self._pending is None or (ticket := self._pending[0].ticket) is None:
             return
-        (pack, changes), self._pending = self._pending, None
-        position = ticket.first_position + pack.message_count - 1
-        if pack.has_packed_rows:
+        (pack, count, changes), self._pending = self._pending, None
+        position = ticket.first_position + count - 1
+        if changes is None:
             self._state.apply_rows(pack.batches, tick=pack.time_tick, position=position)
         else:
             self._state.apply(changes, tick=pack.time_tick, position=position)
