@@ -6,9 +6,10 @@ import pytest
 
 from interceptors.chain import Redo
 from interceptors.shard.catalog import CollectionInfo
-from tests.interceptors.live_channel import Fails, group_of, insert
+from tests.interceptors.live_channel import Fails, group_of, insert, settle_tasks
 from tests.interceptors.live_wal import FEED, LiveWal
 from wal.append import AppendGroup, AppendResult, Pack
+from wal.errors import StorageFull
 from wal.headers import MessageType
 from wal.position import ProducerStamp
 
@@ -103,3 +104,31 @@ async def test_group_whose_caller_gave_up_when_it_had_left_a_repeated_pack_is_no
         script.until.set_result(None)
         await live.wal.drain()
         assert await rows_in(live) == [10, 1]
+
+
+async def test_retry_in_a_pack_goes_on_in_the_next_term_with_the_first_try_that_it_joined() -> None:
+    async with LiveWal.open() as live:
+        info, new = await created(live), await created(live, "new")
+        await live.wal.append(group_of(insert(info, 10)))
+        live.log.refusal, live.channel.allocator._sleep = refuse_segments, for_ever
+        stamp = ProducerStamp(FEED, 1, 5)
+        (first,) = start(live, group_of(insert(new, 1), producer=stamp))
+        await settle_tasks()  # it waits for a segment, alone, until the term ends
+        retry, other = start(live, group_of(insert(new, 1), producer=stamp), group_of(insert(info, 2)))
+        assert (await other).row_offsets == {info.vchannels[0]: (10, 2)}
+        live.fail_once(Fails.LOST)
+        (last,) = start(live, group_of(insert(info, 4)))
+        await last
+        assert live.wal.status.reopened == 1
+        live.log.refusal = lambda _: None
+        assert await retry == await first
+        assert await rows_in(live) == [10, 2, 4, 1]
+
+
+async def for_ever(_: float) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def refuse_segments(pack: Pack) -> Exception | None:
+    is_segment = pack.message is not None and pack.message.type is MessageType.CREATE_SEGMENT
+    return StorageFull("disk", 1, 2) if is_segment else None
