@@ -24,13 +24,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.stamped import OneShard, append_messages, append_rows
 from flusher.data_file import ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, encodings
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher
 from flusher.manifest import NO_CHECKPOINT, OFFSET, TICK, VCHANNEL
 from flusher.run import FlushContext, FlushOptions
-from wal.append import AppendGroup
-from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, InsertHeader, MessageType
+from wal.headers import CreateCollectionHeader, CreateSegmentHeader, CutHeader, MessageType
 from wal.log import Log
 from wal.memory_store import MemoryLogStore, MemoryOptions
 from wal.message import MutableMessage
@@ -150,22 +150,25 @@ def fill(log: Log, table: pa.Table, case: Case) -> None:
     for shard, name in enumerate(names):
         segment = CreateSegmentHeader(COLLECTION, PARTITION, 10 + shard, 1, 1 << 40, 1 << 40)
         append(log, [MutableMessage(MessageType.CREATE_SEGMENT, segment, name)])
-    offsets = [0] * case.shards
+    offsets, targets = [0] * case.shards, [OneShard(COLLECTION, PARTITION, name) for name in names]
     for number, batch in enumerate(table.to_batches(max_chunksize=case.batch_rows)):
         shard = number % case.shards
-        header = InsertHeader(COLLECTION, PARTITION, 1, batch.num_rows, 10 + shard, offsets[shard])
-        payload = batch.serialize().to_pybytes()
-        append(log, [MutableMessage(MessageType.INSERT, header, names[shard], payload)])
+        append_rows(
+            log,
+            targets[shard],
+            batch.serialize().to_pybytes(),
+            rows=batch.num_rows,
+            segment_id=10 + shard,
+            offset=offsets[shard],
+            tick=FIRST_TICK + log.next_position,
+        )
         offsets[shard] += batch.num_rows
     append(log, [MutableMessage(MessageType.CUT, CutHeader(1, tuple(10 + shard for shard in range(case.shards))))])
 
 
 def append(log: Log, messages: list[MutableMessage]) -> None:
     """Append one group at the next tick."""
-    group = AppendGroup(messages)
-    group.stamp_time_tick(FIRST_TICK + log.next_position, None)
-    group.stamp_wal_term(1)
-    log.append(group)
+    append_messages(log, messages, tick=FIRST_TICK + log.next_position)
 
 
 async def flush(store: MemoryLogStore, log: Log, root: Path) -> Spent:

@@ -18,14 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.baseline import measure_plain_scan, scratch
+from bench.stamped import OneShard, append_rows
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
-from wal.append import AppendGroup
 from wal.entry import LogEntry
-from wal.headers import InsertHeader, MessageType
 from wal.live_tail import LiveTail
 from wal.log import Log
-from wal.message import MutableMessage
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import open_rocks_store
 
@@ -99,14 +97,11 @@ async def _log_at(path: Path) -> AsyncIterator[Log]:
 
 
 async def _fill(log: Log, count: int, payloads: Sequence[bytes]) -> None:
-    header = InsertHeader(1, 1, 1, 1, 1, 0)
+    target = OneShard(1, 1, "p0_1v0")
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     for tick, payload in zip(range(1, count + 1), itertools.cycle(payloads), strict=False):
         await log.admit(len(payload))
-        group = AppendGroup([MutableMessage(MessageType.INSERT, header, "p0_1v0", payload)])
-        group.stamp_time_tick(tick, None)
-        group.stamp_wal_term(1)
-        durable = log.append(group).durable
+        durable = append_rows(log, target, payload, rows=1, segment_id=1, offset=tick - 1, tick=tick).durable
     await durable
 
 
