@@ -66,6 +66,8 @@ class Gatekeeper(Interceptor):
         if self.refusal is not None:
             raise self.refusal
         last_tick = pack.time_tick
+        if pack.has_packed_rows:
+            pack.drop_cancelled()
         for group in list(pack.groups):
             if (error := self.refused.get(group)) is not None:
                 pack.leave(group, error)
