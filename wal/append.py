@@ -119,8 +119,9 @@ class AppendGroup:
     @property
     def begun(self) -> bool:
         """Whether the write has, or may have, its place in the log: by this group or by the one that stands for it."""
-        in_log = self.pack is not None and self.pack.ticket is not None
-        return in_log or (self.other_try is not None and self.other_try.begun)
+        if isinstance(self.outcome, AppendResult) or (self.pack is not None and self.pack.ticket is not None):
+            return True
+        return self.other_try is not None and self.other_try.begun
 
     @property
     def cancelled(self) -> bool:
@@ -173,7 +174,7 @@ class AppendGroup:
             replace(message, header=header, txn_id=txn_id)
             for message, (header, txn_id) in zip(self.messages, unstamped, strict=True)
         ]
-        return AppendGroup(
+        again = self.other_try = AppendGroup(
             messages,
             self.pieces,
             self.is_transaction,
@@ -183,6 +184,7 @@ class AppendGroup:
             earlier=self,
             doubt=doubt,
         )
+        return again
 
 
 def in_doubt(doubt: Indeterminate, error: StreamingNodeError) -> Indeterminate:

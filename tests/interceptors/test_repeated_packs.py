@@ -106,6 +106,33 @@ async def test_group_whose_caller_gave_up_when_it_had_left_a_repeated_pack_is_no
         assert await rows_in(live) == [10, 1]
 
 
+async def test_group_that_comes_again_has_begun_once_the_log_may_have_it() -> None:
+    async with LiveWal.open() as live:
+        info = await created(live)
+        await live.wal.append(group_of(insert(info, 10)))
+        script, group = Script(live, Fails.LOST, "the second leaves"), group_of(insert(info, 2))
+        first, second = start(live, group_of(insert(info, 1)), group)
+        await first
+        assert not group.begun
+        live.log.hold()
+        script.until.set_result(None)
+        await settle_tasks()
+        assert await rows_in(live) == [10, 1, 2]
+        assert group.begun
+        live.log.release()
+        await second
+
+
+async def test_group_that_a_repeated_pack_finds_in_the_log_has_begun() -> None:
+    async with LiveWal.open() as live:
+        info = await created(live)
+        await live.wal.append(group_of(insert(info, 10)))
+        live.fail_once(Fails.KEPT)
+        group = group_of(insert(info, 2))
+        await asyncio.gather(*start(live, group_of(insert(info, 1)), group))
+        assert group.begun, "a deadline that strikes now says that it may have happened"
+
+
 async def test_retry_in_a_pack_goes_on_in_the_next_term_with_the_first_try_that_it_joined() -> None:
     async with LiveWal.open() as live:
         info, new = await created(live), await created(live, "new")
