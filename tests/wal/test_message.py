@@ -3,13 +3,13 @@
 import pytest
 
 from tests.wal.entries import into_entry
-from wal.append import AppendGroup
+from tests.wal.entries import stamped as stamped_pack
+from wal.append import AppendGroup, Pack
 from wal.entry import assemble_transaction
 from wal.headers import (
     BodyAssignment,
     CommitTxnHeader,
     DeleteHeader,
-    DropCollectionHeader,
     InsertHeader,
     MessageType,
 )
@@ -22,9 +22,7 @@ def insert(vchannel: str = "p0_1v0", payload: bytes = b"rows", txn_id: int = 0) 
 
 
 def stamped(messages: list[MutableMessage], tick: int, position: int) -> tuple[Message, ...]:
-    group = AppendGroup(messages)
-    group.stamp_time_tick(tick, None)
-    group.stamp_wal_term(1)
+    stamped_pack(Pack([AppendGroup(messages)]), tick=tick)
     return into_entry(messages, wal_name="memory", first_position=position, crc32c=0, size_bytes=0).messages
 
 
@@ -55,16 +53,6 @@ def test_a_frozen_message_does_not_see_later_changes_of_the_mutable_one() -> Non
     (frozen,) = stamped([mutable], tick=9, position=7)
     mutable.with_time_tick(10)
     assert frozen.time_tick == 9
-
-
-def test_a_group_names_each_of_its_vchannels_once_and_in_lock_order() -> None:
-    assert AppendGroup([insert("b"), insert("a"), insert("b")]).vchannels == ("a", "b")
-
-
-def test_a_group_of_ddl_is_exclusive() -> None:
-    drop = MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), "a")
-    assert AppendGroup([drop]).exclusive
-    assert not AppendGroup([insert()]).exclusive
 
 
 def test_a_transaction_gives_its_bodies_the_tick_and_the_assignments_of_its_commit() -> None:

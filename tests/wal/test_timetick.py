@@ -67,6 +67,20 @@ def test_ticks_ascend_strictly_under_any_clock(steps: list[int], above: int) -> 
     assert all(earlier < later for earlier, later in zip([above, *ticks], ticks, strict=False))
 
 
+@given(steps=st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 600)), max_size=30))
+def test_ticks_allocated_together_follow_one_another_above_all_earlier_ones(steps: list[tuple[int, int]]) -> None:
+    clock = StillClock(NOW_MS)
+    allocator, last = TickAllocator(clock, clock), 0
+    for change_ms, count in steps:
+        clock.now_ms += change_ms
+        first = allocator.allocate(count)
+        assert first > last
+        assert first >= compose_tick(clock.now_ms)
+        last = first + count - 1
+        assert allocator.last == last
+    assert allocator.allocate() > last
+
+
 def test_more_ticks_than_the_counter_holds_run_ahead_into_the_next_millisecond() -> None:
     allocator = TickAllocator(lambda: 5, lambda: 5, above=compose_tick(5, 2**18 - 1))
     assert allocator.allocate() == compose_tick(6, 0)

@@ -3,7 +3,9 @@
 import pytest
 
 from tests.scanner.journal import begin, commit, drop, frozen, insert, rollback, seen
-from wal.entry import LogEntry, TransactionBuffer
+from tests.wal.entries import packed_entry
+from tests.wal.packed import FakeTarget, insert_group, piece, transaction_group
+from wal.entry import LogEntry, TransactionBuffer, messages_of
 from wal.errors import Corrupt
 from wal.headers import InsertHeader
 from wal.message import AnyMessage, Message, MutableMessage, TransactionMessage
@@ -20,7 +22,7 @@ def entries(*groups: list[MutableMessage], first_tick: int = 10) -> list[LogEntr
 
 
 def visible(buffer: TransactionBuffer, made: list[LogEntry]) -> list[AnyMessage]:
-    return [message for entry in made for message in buffer.observe(entry)]
+    return [message for entry in made for message in messages_of(buffer.observe(entry))]
 
 
 def test_plain_messages_pass_as_they_are() -> None:
@@ -82,7 +84,7 @@ def test_transactions_never_expire_however_far_ticks_move() -> None:
     for entry in entries([begin(10)], [body]):
         buffer.observe(entry)
     late = frozen([commit(10, [body])], 1 << 60, 3)
-    assert seen(buffer.observe(late)) == [(1 << 60, (b"body",))]
+    assert seen(list(messages_of(buffer.observe(late)))) == [(1 << 60, (b"body",))]
 
 
 def test_a_commit_whose_begin_must_have_been_seen_is_corrupt() -> None:
@@ -123,3 +125,44 @@ def test_open_transactions_are_listed_in_the_order_they_began() -> None:
 def _bodies(message: AnyMessage) -> tuple[Message, ...]:
     assert isinstance(message, TransactionMessage)
     return message.bodies
+
+
+def packed(tick: int, position: int) -> LogEntry:
+    """Return a plain insert and a whole transaction of two, packed, at a tick and the next one."""
+    target = FakeTarget()
+    transaction = transaction_group(piece(target, (0, b"x")), piece(target, (0, b"y")))
+    return packed_entry(insert_group(target, data=b"p"), transaction, tick=tick, first_position=position)
+
+
+def test_packed_rows_come_out_at_their_place_between_the_pieces_of_a_transaction() -> None:
+    bodies = [insert(b"one", txn_id=10)]
+    before, after = entries([begin(10)], bodies), entries([commit(10, bodies)], first_tick=20)
+    buffer = TransactionBuffer()
+    assert visible(buffer, before) == []
+    plain, whole = visible(buffer, [packed(14, 3)])
+    assert (plain.time_tick, plain.position, whole.time_tick, whole.position) == (14, 3, 15, 7)
+    assert len(_bodies(whole)) == 2
+    assert [each.begin.txn_id for each in buffer.open_transactions] == [10], "packed transactions are never open"
+    assert seen(visible(buffer, after)) == [(20, (b"one",))]
+
+
+def test_transaction_packed_at_the_first_entry_needs_no_begin_and_those_before_it_are_dropped() -> None:
+    missed: list[int] = []
+    buffer = TransactionBuffer(begin_missing=lambda commit: missed.append(commit.txn_id))
+    assert len(visible(buffer, [packed(14, 3)])) == 2
+    assert visible(buffer, entries([commit(13, [])], first_tick=20)) == []
+    assert missed == [13], "its begin lies before the first tick of the first entry"
+    with pytest.raises(Corrupt, match="without its begin"):
+        visible(buffer, entries([commit(14, [])], first_tick=21))
+
+
+def test_packed_transaction_equals_the_same_one_in_pieces() -> None:
+    (_, whole) = visible(TransactionBuffer(), [packed(14, 3)])
+    bodies = [insert(b"x", txn_id=10), insert(b"y", txn_id=10)]
+    (pieces,) = visible(TransactionBuffer(), entries([begin(10)], [*bodies, commit(10, bodies)]))
+    assert [(body.type, body.vchannel) for body in _bodies(whole)] == [
+        (body.type, body.vchannel) for body in _bodies(pieces)
+    ]
+    assert [body.position - whole.position for body in _bodies(whole)] == [-2, -1]
+    assert {body.time_tick for body in _bodies(whole)} == {whole.time_tick}
+    assert {body.txn_id for body in _bodies(whole)} == {whole.txn_id} == {15}

@@ -1,0 +1,272 @@
+"""Groups and packs on their way: what a caller is told, what may still happen, and what a pack is to the chain."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.wal.entries import comparable, stamped
+from tests.wal.manual_log import A, B, begin, commit, insert, time_tick
+from tests.wal.packed import FakeTarget, insert_group, pack_of, piece, rows_group, transaction_group
+from tests.wal.steered_wal import drop
+from wal.append import AppendGroup, AppendResult, AppendTicket, Pack
+from wal.codec import decode_entry, entry_crc32c
+from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StorageFull
+from wal.headers import CutHeader, FlushHeader, InsertHeader, MessageType
+from wal.message import MutableMessage
+from wal.position import MemoryMessageId, ProducerStamp
+from wal.queue import Budget
+
+pytestmark = pytest.mark.anyio
+
+RESULT = AppendResult(kind=MemoryMessageId, first_position=4, count=2, time_tick=7, last_confirmed_position=3)
+DOUBT = Indeterminate("who knows")
+
+
+def a_ticket(pack: Pack, *, first_position: int = 5, synced: bool = True) -> AppendTicket:
+    """Give a stamped pack its place."""
+    loop = asyncio.get_running_loop()
+    written, durable = loop.create_future(), loop.create_future()
+    if synced:
+        durable.set_result(None)
+    data = pack.encode("memory", first_position=first_position, previous_crc32c=0)
+    pack.ticket = AppendTicket(first_position, entry_crc32c(data), len(data), written, durable)
+    return pack.ticket
+
+
+def of(kind: MessageType, header: Any = None) -> Pack:
+    return Pack([AppendGroup([MutableMessage(kind, header, vchannel=A)])])
+
+
+# --- a group ----------------------------------------------------------------------------------------------------------
+
+
+def test_result_names_the_position_of_each_message() -> None:
+    assert RESULT.message_ids == (MemoryMessageId(4), MemoryMessageId(5))
+    assert (RESULT.first_message_id, RESULT.message_id) == (MemoryMessageId(4), MemoryMessageId(5))
+    assert RESULT.last_confirmed == MemoryMessageId(3)
+
+
+async def test_first_outcome_stands_and_is_told_to_who_waits() -> None:
+    group = insert_group()
+    group.waiter = asyncio.get_running_loop().create_future()
+    group.settle(RESULT)
+    group.settle(StorageFull("disk", 0, 1))
+    assert await group.waiter is RESULT
+    assert group.result() is RESULT
+
+
+async def test_who_has_gone_is_told_nothing_and_the_outcome_stands_all_the_same() -> None:
+    group = insert_group()
+    group.waiter = asyncio.get_running_loop().create_future()
+    assert not group.cancelled
+    group.waiter.cancel()
+    assert group.cancelled
+    group.settle(RESULT)
+    assert group.result() is RESULT
+
+
+async def test_memory_is_given_back_once_whichever_end_comes_first() -> None:
+    memory = Budget(1000)
+    group = insert_group()
+    await memory.take(group.size_bytes)
+    group.memory = memory
+    pack = pack_of(group, insert_group())
+    pack.leave(group, OnShutdown("closed"))
+    group.release()
+    group.settle(RESULT)
+    assert memory.held_bytes == 0
+
+
+async def test_outcome_of_another_try_is_that_of_the_write() -> None:
+    first = insert_group()
+    first.waiter = asyncio.get_running_loop().create_future()
+    second = first.copy([], DOUBT)
+    third = second.copy([], DOUBT)
+    third.settle(RESULT)
+    assert await first.waiter is RESULT
+    assert second.result() is RESULT
+
+
+def test_another_try_has_what_the_write_came_with_and_the_sequence_it_was_given() -> None:
+    message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 1, 3), A, b"rows", 5)
+    group = AppendGroup([message])
+    unstamped = [(message.header, message.txn_id)]
+    stamped(Pack([group]), tick=9)
+    message.header, message.txn_id = InsertHeader(1, 2, 1, 3, 7, 40), 9
+    group.producer = ProducerStamp(9, 1, 4)
+    again = group.copy(unstamped, DOUBT)
+    (copied,) = again.messages
+    assert (copied.header, copied.txn_id, copied.payload) == (InsertHeader(1, 2, 1, 3), 5, b"rows")
+    assert again.producer == ProducerStamp(9, 1, 4)
+    copied.txn_id = 11
+    assert message.txn_id == 9, "they share nothing that is stamped"
+
+
+def test_another_try_of_rows_shares_them_and_is_as_large() -> None:
+    group = transaction_group(piece(FakeTarget(), (0, b"row")))
+    again = group.copy([], DOUBT)
+    assert (again.pieces, again.is_transaction, again.size_bytes) == (group.pieces, True, group.size_bytes)
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [(OnShutdown("closed"), Indeterminate), (StorageFull("d", 0, 1), Indeterminate), (InvalidArgument("gone"), None)],
+    ids=["knows nothing", "may pass", "decides"],
+)
+def test_refusal_that_does_not_answer_for_an_earlier_try_leaves_the_write_in_doubt(
+    error: Exception, told: type[Exception] | None
+) -> None:
+    first = insert_group()
+    first.copy([], DOUBT).settle(error)
+    with pytest.raises(told or type(error)) as caught:
+        first.result()
+    assert caught.value is (error if told is None else DOUBT)
+
+
+async def test_try_of_a_write_that_nobody_wants_any_more_is_not_wanted_either() -> None:
+    first = insert_group()
+    first.waiter = asyncio.get_running_loop().create_future()
+    again = first.copy([], DOUBT)
+    assert not again.cancelled
+    first.waiter.cancel()
+    assert again.cancelled
+
+
+async def test_write_has_begun_from_its_place_on_and_not_when_it_left_before() -> None:
+    stays, leaves = insert_group(), insert_group()
+    pack = pack_of(stays, leaves)
+    assert not stays.begun
+    pack.leave(leaves)
+    a_ticket(stamped(pack, tick=9))
+    assert (stays.begun, leaves.begun) == (True, False)
+
+
+async def test_write_whose_other_try_has_its_place_has_begun() -> None:
+    group, other = insert_group(), insert_group()
+    a_ticket(stamped(pack_of(other), tick=9))
+    group.other_try = other
+    assert group.begun
+
+
+# --- a pack -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pack, is_exclusive, has_rows, makes_room, has_books_to_close",
+    [
+        pytest.param(pack_of(insert(A), insert(B)), False, True, False, False, id="rows"),
+        pytest.param(pack_of(insert(A, txn_id=5)), False, True, False, True, id="body of an open transaction"),
+        pytest.param(pack_of(begin()), False, False, False, True, id="begin"),
+        pytest.param(pack_of(commit(A)), False, False, False, True, id="commit"),
+        pytest.param(pack_of(drop()), True, False, True, True, id="drop of a collection"),
+        pytest.param(pack_of(time_tick()), False, False, True, True, id="time tick"),
+        pytest.param(of(MessageType.CUT, CutHeader(1, ())), False, False, True, True, id="cut"),
+        pytest.param(of(MessageType.FLUSH, FlushHeader(1, 2, 3, "full")), False, False, True, True, id="flush"),
+    ],
+)
+def test_chain_treats_a_pack_by_what_is_in_it(
+    pack: Pack, is_exclusive: bool, has_rows: bool, makes_room: bool, has_books_to_close: bool
+) -> None:
+    assert (pack.exclusive, pack.has_rows, pack.makes_room, pack.has_books_to_close) == (
+        is_exclusive,
+        has_rows,
+        makes_room,
+        has_books_to_close,
+    )
+    assert pack.size_bytes == sum(group.size_bytes for group in pack.groups)
+
+
+async def test_group_is_in_one_pack_at_a_time_and_never_in_another_once_it_has_its_place() -> None:
+    group = insert_group()
+    pack = pack_of(group, insert_group())
+    pack.leave(group)
+    assert group.pack is None
+    later = stamped(pack_of(group), tick=9)
+    a_ticket(later)
+    with pytest.raises(AssertionError, match="appended once"):
+        pack_of(group)
+    with pytest.raises(AssertionError, match="stays"):
+        later.leave(group)
+
+
+async def test_groups_that_nobody_wants_leave_their_pack_and_give_their_memory_back() -> None:
+    memory = Budget(1000)
+    groups = [insert_group() for _ in range(3)]
+    for group in groups:
+        group.waiter = asyncio.get_running_loop().create_future()
+        await memory.take(group.size_bytes)
+        group.memory = memory
+    pack = pack_of(*groups)
+    pack.drop_cancelled()
+    assert pack.groups == groups
+    assert groups[1].waiter is not None
+    groups[1].waiter.cancel()
+    pack.drop_cancelled()
+    assert pack.groups == [groups[0], groups[2]]
+    assert groups[1].pack is None
+    assert memory.held_bytes == 2 * groups[0].size_bytes
+
+
+def test_groups_get_ticks_one_after_the_other_and_may_get_others_when_it_is_redone() -> None:
+    pack = pack_of(insert_group(), insert_group(), insert_group())
+    for last in (10, 15):
+        pack.stamp(last, None)
+        assert [group.time_tick for group in pack.groups] == [last - 2, last - 1, last]
+    pack.leave(pack.groups[1])
+    pack.stamp(15, None)
+    assert [group.time_tick for group in pack.groups] == [14, 15]
+
+
+def test_tick_that_is_not_above_the_last_one_is_refused_by_the_first_group() -> None:
+    pack = stamped(pack_of(insert_group(), insert_group()), tick=10)
+    pack.require_tick_above(9)
+    with pytest.raises(InvalidArgument, match="tick 10 is not above 10"):
+        pack.require_tick_above(10)
+
+
+async def test_each_group_is_told_its_own_part_of_the_entry() -> None:
+    target = FakeTarget(vchannels=(A, B))
+    groups = [
+        insert_group(target, rows=3),
+        transaction_group(piece(target, (1, b"x"))),
+        rows_group(piece(target, (0, b"y"), (1, b"z"))),
+    ]
+    pack = stamped(pack_of(*groups), tick=100, last_confirmed=2)
+    a_ticket(pack, first_position=5, synced=False)
+    first, second, third = pack.results(MemoryMessageId)
+    assert [(each.first_position, each.count, each.time_tick, each.txn_id) for each in (first, second, third)] == [
+        (5, 1, 100, 0),
+        (6, 3, 101, 101),
+        (9, 2, 102, 0),
+    ]
+    assert [each.row_offsets for each in (first, second, third)] == [{A: (0, 3)}, {B: (0, 1)}, {A: (3, 1), B: (1, 1)}]
+    assert {(each.last_confirmed_position, each.durable) for each in (first, second, third)} == {(2, False)}
+    assert pack.message_count == 6
+
+
+async def test_messages_are_told_as_one_group() -> None:
+    pack = stamped(Pack([commit(A, txn_id=9)]), tick=100)
+    a_ticket(pack)
+    (result,) = pack.results(MemoryMessageId)
+    assert (result.first_position, result.count, result.txn_id, result.durable) == (5, 1, 9, True)
+    assert result.last_confirmed_position == 5, "where it is itself"
+
+
+@pytest.mark.parametrize("groups", [[insert(A), insert(B)], [begin()]], ids=["rows", "messages"])
+async def test_entry_of_a_pack_is_what_its_bytes_decode_to(groups: list[AppendGroup]) -> None:
+    pack = stamped(pack_of(*groups), tick=100, term=3)
+    pack.producer = ProducerStamp(1, 3, 8)
+    a_ticket(pack)
+    data = pack.encode("memory", first_position=5, previous_crc32c=0)
+    expected = decode_entry(data, wal_name="memory", previous_crc32c=0)
+    assert comparable(pack.entry("memory")) == comparable(expected)
+    assert expected.producer == ProducerStamp(1, 3, 8)
+
+
+def test_stamp_of_an_entry_is_that_of_its_messages_or_of_the_pack() -> None:
+    named, node = ProducerStamp(9, 1, 4), ProducerStamp(1, 3, 8)
+    messages, rows = Pack([begin()], producer=node), Pack([insert()], producer=node)
+    assert (messages.stamp_of_entry, rows.stamp_of_entry) == (node, node)
+    messages.groups[0].producer = rows.groups[0].producer = named
+    assert (messages.stamp_of_entry, rows.stamp_of_entry) == (named, node), "rows have stamps of their own beside it"
