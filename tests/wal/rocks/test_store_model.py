@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.copying import copy_at_rest
+from tests.wal.entries import stamped
 from tests.wal.log_contract import read_all, stamped_pack
+from tests.wal.packed import FakeTarget, insert_group, pack_of
 from wal.entry import LogEntry
 from wal.errors import Truncated
 from wal.rocks.layout import RocksOptions
@@ -21,6 +23,8 @@ from wal.rocks.store import RocksStore, open_rocks_store
 OPTIONS = RocksOptions(free_bytes_min=0, memtable_bytes=1 << 20)
 NAMES = ("p0", "p01")
 names = st.sampled_from(NAMES)
+Kept = tuple[int, int, list[bytes]]
+"""First position, messages, and payloads of an entry."""
 payloads = st.lists(st.sampled_from([0, 1, 300, 40_000]).map(bytes), min_size=1, max_size=4)
 
 
@@ -34,7 +38,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.path = self.directory / "0"
         self.copies = count(1)
         self.ticks = count(1)
-        self.entries: dict[str, list[tuple[int, list[bytes]]]] = {name: [] for name in NAMES}
+        self.entries: dict[str, list[Kept]] = {name: [] for name in NAMES}
         self.next_position = dict.fromkeys(NAMES, 1)
         self.meta: dict[str, bytes] = {}
         self.promised = self.term = 0
@@ -57,11 +61,27 @@ class StoreMachine(RuleBasedStateMachine):
             tickets = [log.append(stamped_pack(*group, tick=self.next_tick())) for group in groups]
             for ticket, group in zip(tickets, groups, strict=True):
                 assert ticket.first_position == self.next_position[name]
-                self.entries[name].append((ticket.first_position, group))
+                self.entries[name].append((ticket.first_position, len(group), group))
                 self.next_position[name] += len(group)
                 await ticket.written
 
         self.runner.run(appended())
+
+    @rule(name=names, rows=st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=5))
+    def append_rows(self, name: str, rows: list[bytes]) -> None:
+        """Append packed inserts of a row each, which share a payload."""
+        first_tick, *_ = [self.next_tick() for _ in rows]
+        target = FakeTarget()
+        pack = stamped(pack_of(*[insert_group(target, data=row) for row in rows]), tick=first_tick)
+
+        async def appended() -> None:
+            ticket = self.logs[name].append(pack)
+            assert ticket.first_position == self.next_position[name]
+            await ticket.written
+
+        self.runner.run(appended())
+        self.entries[name].append((self.next_position[name], len(rows), [b"".join(rows)]))
+        self.next_position[name] += len(rows)
 
     @rule(name=names, part=st.floats(0, 1))
     def truncate(self, name: str, part: float) -> None:
@@ -80,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
         except Truncated:
             assert position < kept[0][0]
             return
-        wanted = [entry for entry in kept if entry[0] + len(entry[1]) > position]
+        wanted = [entry for entry in kept if entry[0] + entry[1] > position]
         assert plain(found) == wanted
 
     @rule(key=st.sampled_from(["a", "ab", "b"]), value=st.none() | st.binary(max_size=5))
@@ -127,9 +147,16 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
-def plain(entries: list[LogEntry]) -> list[tuple[int, list[bytes]]]:
+def plain(entries: list[LogEntry]) -> list[Kept]:
     """Return entries as the model keeps them."""
-    return [(entry.first_position, [bytes(message.payload) for message in entry.messages]) for entry in entries]
+    return [
+        (
+            entry.first_position,
+            entry.count,
+            [bytes(each.payload) for each in (entry.messages if entry.rows is None else entry.rows.batches)],
+        )
+        for entry in entries
+    ]
 
 
 TestStoreModel = StoreMachine.TestCase
