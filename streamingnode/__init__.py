@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from streamingnode.read_message import ReadMessage
     from streamingnode.reader import CollectionReader
     from streamingnode.writing.producer import Producer
-    from streamingnode.writing.result import WriteResult
     from streamingnode.writing.transaction import Transaction
+    from streamingnode.writing.write import WriteResult
     from wal.errors import StreamingNodeError
     from wal.headers import MessageType
     from wal.position import MessageId
@@ -64,7 +64,7 @@ _PLACES = {
     "ReadMessage": "streamingnode.read_message",
     "StreamingNodeError": "wal.errors",
     "Transaction": "streamingnode.writing.transaction",
-    "WriteResult": "streamingnode.writing.result",
+    "WriteResult": "streamingnode.writing.write",
     "load_config": "streamingnode.config",
     "open_node": "streamingnode.opening",
     "tick_to_time": "wal.timetick",

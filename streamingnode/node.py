@@ -28,9 +28,8 @@ from streamingnode.rows import Keys, Rows
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
-from streamingnode.writing.write import Writes, append_rows, check_txn_id, within
+from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType

@@ -24,8 +24,8 @@ from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction
+from streamingnode.writing.write import WriteResult
 from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed
 from wal.rocks.layout import Durability

@@ -20,7 +20,7 @@ from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.node import Node
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteResult
 from tests.failing_disk import FailingDisk, Fault
 from tests.model_node import ModelNode
 from wal.errors import Indeterminate

@@ -20,7 +20,7 @@ from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from streamingnode.reader import CollectionReader
 from streamingnode.snapshot import take_snapshot
-from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteResult
 from wal.errors import Truncated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]

@@ -9,9 +9,8 @@ from functools import partial
 
 from interceptors.idempotency import ProducerRecord, Producers
 from streamingnode.rows import Keys, Rows
-from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction
-from streamingnode.writing.write import Write, Writes, within
+from streamingnode.writing.write import Write, WriteResult, Writes, within
 from wal.adaptor import Wal
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument

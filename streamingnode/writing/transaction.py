@@ -16,15 +16,16 @@ import pyarrow as pa
 
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
-from streamingnode.writing.result import WriteResult, nothing_at
 from streamingnode.writing.target import copied, messages_of
 from streamingnode.writing.write import (
     TRANSACTION_OVERHEAD_BYTES,
     Kind,
     Write,
+    WriteResult,
     Writes,
     check_seconds,
     messages_within,
+    nothing_at,
     rows_group,
     slices_within,
 )

@@ -16,21 +16,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from anyio import to_thread
+from msgspec.structs import replace
 
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
-from streamingnode.writing.result import WriteResult, combined, nothing_at
 from streamingnode.writing.target import PLAIN_ROWS_MAX, Cells, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument, Overloaded, TooLarge
 from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
+from wal.position import MessageId
 from wal.queue import PendingBytes
 from wal.rows import Piece
 
 T = TypeVar("T")
 Kind = Literal["insert", "upsert", "delete"]
+WriteResult = AppendResult
 
 TARGETS_MAX = 1_024
 """Collections whose shape is kept; it is worked out again in about 50 us."""
@@ -253,6 +255,25 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
         return bool(results) or any(group.begun for group in last)
 
     return within(timeout, run, f"the {write.kind}", begun=begun)
+
+
+def nothing_at(tick: int) -> WriteResult:
+    """Return the result of a write without rows, as of a consistent tick: whoever reads on from there misses nothing."""
+    return WriteResult(kind=MessageId, first_position=0, count=0, time_tick=tick, last_confirmed_position=0)
+
+
+def combined(results: Sequence[WriteResult]) -> WriteResult:
+    """Return the result of a write that took these groups, at least one, in order."""
+    if len(results) == 1:
+        return results[0]
+    row_offsets: dict[str, tuple[int, int]] = {}
+    for result in results:
+        for vchannel, (first, count) in result.row_offsets.items():
+            known_first, known_count = row_offsets.get(vchannel, (first, 0))
+            row_offsets[vchannel] = known_first, known_count + count
+    return replace(
+        results[-1], row_offsets=row_offsets, durable=all(result.durable for result in results), groups=tuple(results)
+    )
 
 
 def check_txn_id(txn_id: int) -> int:

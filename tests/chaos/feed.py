@@ -9,7 +9,7 @@ import os
 import anyio
 
 import streamingnode as sn
-from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteResult
 from tests.chaos.operations import Row, RowWrite
 from tests.chaos.produced import row_number
 from tests.chaos.rows import as_batch

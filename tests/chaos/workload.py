@@ -18,7 +18,7 @@ import anyio
 import pyarrow as pa
 
 import streamingnode as sn
-from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteResult
 from tests.chaos.operations import Begun, Ended, Kind, OperationWriter, Outcome, Row, RowWrite
 from tests.chaos.rows import PRIMARY_KEY, REPLACED, SCHEMA, as_batch
 

@@ -25,7 +25,7 @@ from streamingnode import snapshot
 from streamingnode.collections import Collection
 from streamingnode.node import Node
 from streamingnode.snapshot import take_snapshot
-from streamingnode.writing.result import nothing_at
+from streamingnode.writing.write import nothing_at
 from tests.streamingnode.append_double import schema_of
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError

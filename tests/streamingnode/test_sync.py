@@ -20,8 +20,8 @@ from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
 from streamingnode.sync import SyncNode, SyncProducer, SyncReader, SyncTransaction
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import WriteResult
 from streamingnode.writing.transaction import Transaction
+from streamingnode.writing.write import WriteResult
 from tests.streamingnode.append_double import schema_of
 from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown
 from wal.timetick import physical_ms

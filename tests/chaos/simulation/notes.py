@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from interceptors.errors import CollectionNotFound, PartitionNotFound, ProducerFenced, SequenceTooOld
 from streamingnode.read_message import ReadMessage
-from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteResult
 from tests.chaos.journal import Asked, Clear, Drop, Event, Outcome, Put, Removed, Seen, Span, Told
 from tests.chaos.simulation.world import PromiseBroken, World
 from wal.errors import StreamingNodeError

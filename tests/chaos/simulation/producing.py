@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from interceptors.errors import ProducerFenced, SequenceTooOld
 from streamingnode.node import Node
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteResult
 from tests.chaos.journal import Drop, Put
 from tests.chaos.simulation.notes import KEYS, Notes, Produced, ProducedWrite, collection_of, dicts_of
 from tests.chaos.simulation.reading import Reading

@@ -9,7 +9,7 @@ import pyarrow as pa
 import streamingnode as sn
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
-from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteResult
 from tests.failing_disk import FailingDisk
 from wal.entry import LogEntry
 

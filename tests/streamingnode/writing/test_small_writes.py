@@ -12,8 +12,8 @@ from interceptors.errors import CollectionNotFound, PartitionNotFound, SchemaMis
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.rows import row_shape, to_batches
-from streamingnode.writing.result import WriteResult
 from streamingnode.writing.target import PLAIN_TEXT_BYTES_MAX
+from streamingnode.writing.write import WriteResult
 from tests.streamingnode.append_double import schema_of
 from tests.streamingnode.writing.held_node import (
     SCHEMA,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, SchemaMismatch, TransactionExpired
-from streamingnode.writing.result import nothing_at
 from streamingnode.writing.transaction import Transaction, TransactionState
+from streamingnode.writing.write import nothing_at
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of, writes_on
 from wal.append import AppendGroup
 from wal.errors import StorageFull

@@ -11,7 +11,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.writing.result import WriteResult
+from streamingnode.writing.write import WriteResult
 from tests.failing_disk import FailingDisk
 from tests.streamingnode.writing.held_node import (
     HANGS_S,
