@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chaos.gate import Settings
-from tests.chaos.gates.fuzz import INPUT_S_MAX, MEMORY_BYTES_MAX, Decoder, collect_decoders, fuzz_once
+from tests.chaos.gates.fuzz import INPUT_S_MAX, MEMORY_BYTES_MAX, Decoder, collect_decoders, fuzz_once, mutated
 from tests.chaos.registry import GATES
+from wal.codec import decode_entry
+from wal.entry import PackedRows
 from wal.errors import StreamingNodeError
 
 NAMES = (
@@ -46,6 +48,36 @@ def test_every_decoder_has_valid_bytes_to_start_from(decoders: dict[str, Decoder
         for data in decoder.corpus:
             decoder.decode(data)
             decoder.decode(decoder.sign(data))
+
+
+def rows_in(data: bytes) -> PackedRows | None:
+    return decode_entry(data, wal_name="rocks", previous_crc32c=None).rows
+
+
+def test_entries_to_start_from_have_both_forms_and_all_that_packed_rows_may_have(decoders: dict[str, Decoder]) -> None:
+    corpus = decoders["log entry"].corpus
+    packed = [rows for data in corpus if (rows := rows_in(data)) is not None]
+    assert 0 < len(packed) < len(corpus)
+    assert any(len(rows.ticks) > 1 for rows in packed)
+    assert any(rows.transactions.any() for rows in packed)
+    assert any(rows.producers for rows in packed)
+
+
+def test_whatever_passes_for_packed_rows_can_be_gone_through(decoders: dict[str, Decoder]) -> None:
+    seed = random.randrange(2**31)
+    choose, decoder = random.Random(seed), decoders["log entry"]
+    packed = tuple(data for data in decoder.corpus if rows_in(data) is not None)
+    gone_through = 0
+    for _ in range(3000):
+        data = mutated(choose, Decoder(decoder.decode, packed, decoder.sign))
+        with suppress(StreamingNodeError):
+            if (rows := rows_in(data)) is not None:
+                seen = len(list(rows.messages()))
+                assert 0 < seen <= rows.count, seed
+                assert rows.tick_at(rows.position) == rows.time_tick, seed
+                assert rows.within(above=rows.time_tick) is None, seed
+                gone_through += 1
+    assert gone_through, seed
 
 
 def test_mutated_bytes_give_typed_errors(decoders: dict[str, Decoder]) -> None:
