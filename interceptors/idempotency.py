@@ -7,7 +7,7 @@ or all of a pack that is nobody's: the node's own.
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +71,8 @@ class IdempotencyInterceptor(Interceptor):
             return
         if pack.producer is not None:
             tries.append(self._begin(pack, pack.producer))
+        if tries:
+            pack.check, pack.draw = partial(self._refuse_fenced, pack, tries), partial(self._draw, pack, tries)
         try:
             await append(pack)
         except BaseException as error:
@@ -142,22 +144,26 @@ class IdempotencyInterceptor(Interceptor):
         attempt = _Try(write)
         if stamp.sequence:
             self._give_key(attempt, stamp)
-        else:
-            write.draw = partial(self._draw, attempt, stamp)
-            if isinstance(write, AppendGroup):
-                write.check = partial(self._check_drawable, stamp)
         return attempt
 
-    def _check_drawable(self, stamp: ProducerStamp) -> None:
-        """Raise what keeps a producer from its next sequence: it may have been fenced since, and others share the pack."""
-        self.window.check_epoch(stamp)  # `settled` knows only what is under way
-        self._places.check_drawable(stamp.producer_id)
+    def _refuse_fenced(self, pack: Pack, tries: Sequence[_Try]) -> None:
+        """Let those leave whose producer has no next sequence: it may have been fenced since, and others share the pack."""
+        for attempt in tries:
+            group, stamp = attempt.write, attempt.stamp
+            if isinstance(group, AppendGroup) and group.pack is pack and not stamp.sequence:
+                try:
+                    self.window.check_epoch(stamp)  # `settled` knows only what is under way
+                    self._places.check_drawable(stamp.producer_id)
+                except StreamingNodeError as error:
+                    pack.leave(group, error)
 
-    def _draw(self, attempt: _Try, stamp: ProducerStamp) -> None:
-        """Give a write its sequence, in the step of its place in the log."""
-        drawn = attempt.write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
-        attempt.write.draw = None
-        self._give_key(attempt, drawn)
+    def _draw(self, pack: Pack, tries: Sequence[_Try]) -> None:
+        """Give the writes of a pack their sequences, in the step of its place in the log."""
+        for attempt in tries:
+            write, stamp = attempt.write, attempt.stamp
+            if not stamp.sequence and (write is pack or (isinstance(write, AppendGroup) and write.pack is pack)):
+                drawn = write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
+                self._give_key(attempt, drawn)
 
     def _give_key(self, attempt: _Try, stamp: ProducerStamp) -> None:
         attempt.key = (stamp.producer_id, stamp.sequence)
@@ -166,11 +172,7 @@ class IdempotencyInterceptor(Interceptor):
     def _ended(self, attempt: _Try, pack: Pack) -> None:
         """End a try whose append returned: what it came to, or nothing, when it left its pack."""
         write = attempt.write
-        comes_again = isinstance(write, AppendGroup) and write.pack is not pack and write.outcome is None
-        if attempt.key is None:
-            if not comes_again:
-                write.draw = None  # it came nowhere near the log
-        elif self._under_way.get(attempt.key) is attempt:
+        if attempt.key is not None and self._under_way.get(attempt.key) is attempt:  # else it came nowhere near the log
             if isinstance(write, AppendGroup):
                 self._end(attempt, write.outcome)
             else:

@@ -88,7 +88,7 @@ class AppendGroup:
     """One write, on one pchannel: at one tick and in the log as a whole, or not at all.
 
     It is messages, or rows: `pieces` that go with those of others, as a transaction where `is_transaction`. `producer` says
-    which write of a named producer this is; `draw` gives it the producer's next sequence where it has none yet, and `place`
+    which write of a named producer this is, with sequence 0 for its next one, whichever that will be, and `place`
     keeps that of a write with a sequence. `pack` is what it goes with; `outcome` is what its appender is told, who may wait
     in `waiter`. `earlier` is the try that this one repeats, which then hears of the outcome.
     """
@@ -99,9 +99,6 @@ class AppendGroup:
     rows_bytes: int = 0
     producer: ProducerStamp | None = None
     place: Place | None = None
-    draw: Callable[[], None] | None = None
-    check: Callable[[], None] | None = None
-    """Raises what would keep `draw` from giving a sequence; asked before anything of the pack is stamped."""
     time_tick: int = 0
     row_offsets: Mapping[str, tuple[int, int]] | None = None
     pack: "Pack | None" = None
@@ -199,14 +196,17 @@ class Pack:
     """Groups that go into the log as one entry: rows of any number of groups, or the messages of one.
 
     The chain settles single groups, or lets them leave and come again (`come_again`); what is left when the pack gets its
-    `ticket` is in the entry. `producer`, `place` and `draw` are those of the entry as a whole, a write of the node's own.
+    `ticket` is in the entry. `producer` and `place` are those of the entry as a whole, a write of the node's own.
     """
 
     groups: list[AppendGroup]
     come_again: "Callable[[AppendGroup], None] | None" = None
     producer: ProducerStamp | None = None
     place: Place | None = None
+    check: Callable[[], None] | None = None
+    """Lets those groups leave that `draw` could not give a sequence; called before anything is stamped."""
     draw: Callable[[], None] | None = None
+    """Gives the entry and its groups the next sequences of their producers, where they have none yet."""
     wal_term: int = 0
     time_tick: int = 0
     """Of the last group; the others have those before it."""

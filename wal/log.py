@@ -125,9 +125,6 @@ def log_end(log: Log) -> AppendPack:
         # In the step of the queue: so a producer's own sequences ascend with positions, without gaps.
         if pack.draw is not None:
             pack.draw()
-        for group in pack.groups:
-            if group.draw is not None:
-                group.draw()
         ticket = pack.ticket = log.append(pack)
         failpoint("append.queued")
         await ticket.written

@@ -83,12 +83,8 @@ class ShardManager(Interceptor):
     async def _append_rows(self, pack: Pack, append: AppendPack) -> None:
         state, last_tick = self.state, pack.time_tick
         pack.drop_cancelled()
-        for group, check in [(group, group.check) for group in pack.groups if group.draw is not None]:
-            assert check is not None, "they come together"
-            try:
-                check()
-            except StreamingNodeError as error:
-                pack.leave(group, error)
+        if pack.check is not None:
+            pack.check()
         self._refuse_misfits(pack)
         if not pack.groups:
             return
