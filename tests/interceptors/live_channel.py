@@ -139,6 +139,7 @@ class LiveChannel:
         limits: Limits,
         *,
         log: SteerableLog | None = None,
+        places: Places | None = None,
     ) -> None:
         self.memory = memory
         self.log = log or SteerableLog(memory)
@@ -158,7 +159,7 @@ class LiveChannel:
         self.shard = ShardManager(recovered.shard_state, bodies_of=self.txn.bodies_of, limits=limits.segment)
         self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
-        self.places = Places()
+        self.places = Places() if places is None else places
         self.idempotency = IdempotencyInterceptor(recovered.window, self.places, MemoryMessageId)
         interceptors: list[Interceptor] = [
             self.idempotency,

@@ -8,11 +8,13 @@ from typing import Self, cast
 import anyio
 
 from interceptors.recovery import recover
+from interceptors.window import Places
 from tests.interceptors.live_channel import START_MS, Fails, Limits, LiveChannel, SteerableLog
 from tests.wal.steered_wal import Store
 from wal.adaptor import Wal
-from wal.append import Append, AppendPack, Pack
+from wal.append import Append, AppendPack, AppendTicket, Pack
 from wal.entry import LogEntry
+from wal.errors import LogReopening
 from wal.lifecycle import RetryLimits
 from wal.log import Log
 from wal.memory_store import MemoryLog, MemoryLogStore
@@ -21,6 +23,19 @@ from wal.timetick import TickAllocator
 
 FEED, OTHER = 7, 8
 """Producers that every term knows."""
+
+
+class FailingLog(SteerableLog):
+    """Takes nothing more once a write has failed, until the store is reopened."""
+
+    def __init__(self, log: MemoryLog, store: Store) -> None:
+        super().__init__(log)
+        self._store = store
+
+    def append(self, pack: Pack) -> AppendTicket:
+        if not self._store.taking_writes:
+            raise LogReopening("a write has failed")
+        return super().append(pack)
 
 
 class LiveTerm:
@@ -52,7 +67,8 @@ class LiveWal:
     channel: LiveChannel
 
     def __init__(self, memory: MemoryLog, retry: RetryLimits) -> None:
-        self.memory, self.log, self.store = memory, SteerableLog(memory), Store()
+        self.memory, self.store, self.places = memory, Store(), Places()
+        self.log = FailingLog(memory, self.store)
         self.store.may_reopen.set()
         self._terms = 0
         self.wal = Wal(
@@ -93,9 +109,12 @@ class LiveWal:
 
     async def _open_term(self, _first_tick: LogEntry, _end: AppendPack) -> LiveTerm:
         self._terms += 1
-        now_ms = START_MS + 1000 * self._terms
-        self.channel = LiveChannel(self.memory, await recover(self.memory), now_ms, Limits(), log=self.log)
+        now_ms, recovered = START_MS + 1000 * self._terms, await recover(self.memory, held=self.places.writes())
+        window = recovered.window
         for producer_id in (FEED, OTHER):
-            self.channel.idempotency.window.fence(producer_id, 1)
-        self.channel.idempotency.window.fence(NODE_PRODUCER_ID, 0)
+            window.fence(producer_id, 1)
+            self.places.reach(producer_id, window.last_sequence(producer_id))
+        window.fence(NODE_PRODUCER_ID, 0)
+        window.held = self.places
+        self.channel = LiveChannel(self.memory, recovered, now_ms, Limits(), log=self.log, places=self.places)
         return LiveTerm(self.channel)
