@@ -147,8 +147,10 @@ class BatchTarget:
         counts = [len(each) for each in pieces]
         if len(self.vchannels) == 1:
             return [ShardRows(0, encoded(batch), range(len(pieces)), counts)]
-        numbers = np.arange(len(pieces), dtype=U4)
         shards = shards_of(key_hashes(batch.column(self._key_index)), len(self.vchannels))
+        if (shards == shards[0]).all():
+            return [ShardRows(int(shards[0]), encoded(batch), range(len(pieces)), counts)]
+        numbers = np.arange(len(pieces), dtype=U4)
         piece_of_row = np.repeat(numbers, counts)
         # A stable sort keeps rows of a shard in order; 16-bit numbers are sorted by radix, in linear time.
         order = np.argsort(shards.astype(np.uint16), kind="stable")
