@@ -19,7 +19,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.ownership import ROOT_PACKAGES
-from wal.append import AppendGroup, AppendTicket
+from wal.append import AppendTicket, Pack
 from wal.rocks.log import RocksLog
 
 pytestmark = pytest.mark.anyio
@@ -127,11 +127,11 @@ async def test_few_coroutines_are_nested_between_the_caller_of_an_insert_and_the
     depths: list[int] = []
     append = RocksLog.append
 
-    def counted(log: RocksLog, group: AppendGroup) -> AppendTicket:
+    def counted(log: RocksLog, pack: Pack) -> AppendTicket:
         stack = [frame.f_code for frame, _ in traceback.walk_stack(None)]
         own = [code for code in stack if any(code.co_filename.startswith(f"{ROOT / name}/") for name in ROOT_PACKAGES)]
         depths.append(sum(bool(code.co_flags & inspect.CO_COROUTINE) for code in own))
-        return append(log, group)
+        return append(log, pack)
 
     async with sn.open_node(tmp_path / "node") as node:
         await node.create_collection("orders", pa.schema([pa.field("id", pa.int64())]), primary_key="id")
