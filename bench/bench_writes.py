@@ -156,7 +156,7 @@ async def _measure_behind(settings: Settings) -> list[Measurement]:
     for _ in range(settings.repeats):
         note("scan and flush of upserts")
         with scratch(settings.directory) as path:
-            async with open_node(path, cut_every=None) as node:
+            async with open_node(path, cut_interval_s=3600) as node:
                 append = await writes_of(node, "upsert")
                 left = itertools.repeat(None, count)
 
@@ -166,7 +166,7 @@ async def _measure_behind(settings: Settings) -> list[Measurement]:
 
                 await asyncio.gather(*(upserting() for _ in range(64)))
                 until = await node.consistent_tick()
-            async with open_node(path, cut_every=None) as node:
+            async with open_node(path, cut_interval_s=3600) as node:
                 began, rows = time.perf_counter(), 0
                 async with node.read("orders", until=until) as reader:
                     async for batch in reader.batches():
