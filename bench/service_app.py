@@ -33,14 +33,15 @@ Commit = Callable[[Order], Awaitable[None]]
 Store = Callable[[Path], AbstractAsyncContextManager[Commit]]
 
 
-def make_app(store: Store, directory: Path) -> FastAPI:
-    """Return the app; its store is open as long as it serves."""
+def make_app(store: Store, directory: Path, opened: Callable[[], None]) -> FastAPI:
+    """Return the app; its store is open as long as it serves, and `opened` is called when it is."""
     commits: list[Commit] = []
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with store(directory) as commit:
             commits.append(commit)
+            opened()
             yield
 
     app = FastAPI(lifespan=lifespan)
@@ -123,12 +124,15 @@ def main() -> None:
     parser.add_argument("store", choices=STORES)
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
-    app = make_app(STORES[arguments.store], arguments.directory)
     listening = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+
+    def say_port() -> None:
+        print(listening.getsockname()[1], flush=True)  # who connects before uvicorn accepts waits in the backlog
+
+    app = make_app(STORES[arguments.store], arguments.directory, say_port)
     config = uvicorn.Config(
         app, http="httptools", loop="uvloop", backlog=BACKLOG, log_level="warning", access_log=False
     )
-    print(listening.getsockname()[1], flush=True)  # whoever connects before the store is open waits in the backlog
     uvicorn.Server(config).run(sockets=[listening])
 
 

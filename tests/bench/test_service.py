@@ -52,6 +52,15 @@ def test_the_service_is_measured_beside_its_baseline(tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+@needs_service
+def test_a_service_whose_store_does_not_open_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConnectionError, match="the service with sqlite3 did not start"),
+        serving("sqlite3", tmp_path / "missing"),
+    ):
+        pass
+
+
 def test_a_load_whose_requests_are_refused_measures_nothing() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"}")
