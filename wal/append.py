@@ -116,16 +116,22 @@ class AppendGroup:
     @property
     def begun(self) -> bool:
         """Whether the write has, or may have, its place in the log: by this group or by the one that stands for it."""
-        if isinstance(self.outcome, AppendResult) or (self.pack is not None and self.pack.ticket is not None):
-            return True
-        return self.other_try is not None and self.other_try.begun
+        tried: AppendGroup | None = self
+        while tried is not None:
+            if isinstance(tried.outcome, AppendResult) or (tried.pack is not None and tried.pack.ticket is not None):
+                return True
+            tried = tried.other_try
+        return False
 
     @property
     def cancelled(self) -> bool:
         """Whether nobody wants it any more, by this try or by the one that it repeats."""
-        if self.waiter is not None and self.waiter.done():
-            return True
-        return self.earlier is not None and self.earlier.cancelled
+        tried: AppendGroup | None = self
+        while tried is not None:
+            if tried.waiter is not None and tried.waiter.done():
+                return True
+            tried = tried.earlier
+        return False
 
     @property
     def size_bytes(self) -> int:
@@ -135,25 +141,26 @@ class AppendGroup:
     def settle(self, outcome: "AppendResult | Exception") -> None:
         """Tell the appender what became of the group; the first outcome stands."""
         self.release()
-        if self.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
-            outcome = in_doubt(self.doubt, outcome)
-        if self.outcome is None:
-            self.outcome = outcome
-            if self.earlier is not None:
-                self.earlier.settle(outcome)
-        if self.waiter is not None and not self.waiter.done():
-            if isinstance(outcome, Exception):
-                self.waiter.set_exception(outcome)
-            else:
-                self.waiter.set_result(outcome)
+        tried: AppendGroup | None = self
+        while tried is not None:
+            if tried.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
+                outcome = in_doubt(tried.doubt, outcome)
+            tried.outcome = outcome if tried.outcome is None else tried.outcome
+            if tried.waiter is not None and not tried.waiter.done():
+                if isinstance(outcome, Exception):
+                    tried.waiter.set_exception(outcome)
+                else:
+                    tried.waiter.set_result(outcome)
+            tried = tried.earlier
 
     def release(self) -> None:
         """Give back the memory it holds, by this try or by the one that it repeats."""
-        memory, self.memory = self.memory, None
-        if memory is not None:
-            memory.give_back(self.size_bytes)
-        if self.earlier is not None:
-            self.earlier.release()
+        tried: AppendGroup | None = self
+        while tried is not None:
+            memory, tried.memory = tried.memory, None
+            if memory is not None:
+                memory.give_back(tried.size_bytes)
+            tried = tried.earlier
 
     def result(self) -> "AppendResult":
         """Return the outcome, or raise it."""
