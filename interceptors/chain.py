@@ -159,7 +159,15 @@ class RedoInterceptor(Interceptor):
             if pack.come_again is not None and 0 < len(signal.groups) < len(pack.groups):
                 self._send_back(pack, pack.come_again, signal)
                 continue
-            await self._wait(signal, self._give_up_at_s(pack.groups))
+            give_up_at_s = self._give_up_at_s(pack.groups)
+            try:
+                await self._wait(signal, give_up_at_s)
+            except Overloaded as error:
+                overdue = [group for group in pack.groups if group.waits_until_s <= give_up_at_s]
+                if len(overdue) == len(pack.groups) or asyncio.get_running_loop().time() < give_up_at_s:
+                    raise
+                for group in overdue:  # others of the pack have come later
+                    pack.leave(group, error)
             pack.drop_cancelled()
             if not pack.groups:
                 return None

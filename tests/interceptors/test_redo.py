@@ -265,3 +265,18 @@ async def test_groups_that_wait_when_the_chain_closes_come_again_for_the_next_on
     await redo.close()
     assert (came, waiting.outcome) == ([waiting], None)
     assert redo._tasks == set()
+
+
+async def test_only_the_groups_whose_time_is_over_give_up_a_wait_that_others_came_to_later() -> None:
+    early, late, until = insert_group(), insert_group(), new_future()
+    early.waits_until_s = asyncio.get_running_loop().time()
+    inner = Inner(until, new_future())
+    redo = RedoInterceptor(wait_s_max=60)
+    append = asyncio.ensure_future(redo.do_append(Pack([early, late]), inner))
+    await settle()
+    assert isinstance(early.outcome, Overloaded)
+    assert late.outcome is None
+    assert not append.done()
+    await redo.close()
+    with pytest.raises(OnShutdown):
+        await append
