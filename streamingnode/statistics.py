@@ -121,9 +121,10 @@ class AppendMeter:
         self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](lambda: (Histogram(), Histogram()))
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
-        """Count the groups of an append; only those that succeeded are timed and sized."""
+        """Count the groups of an append, those that were refused too; only those that succeeded are timed and sized."""
         groups = len(pack.groups)
         self._ended[status] += groups
+        self._ended["error"] += pack.refused
         if status == "ok" and groups:
             messages, size_bytes = pack.message_count, pack.size_bytes
             self._seconds.record(seconds, groups)

@@ -202,6 +202,7 @@ class Wal:
             term, status, started = self._term, "error", time.perf_counter()
             detached = pack.has_books_to_close
             pack.stamp_wal_term(self.term)
+            pack.refused = 0
             self._in_flight.add(pack)
             try:
                 await (self._run_detached(term, pack) if detached else term.append(pack))

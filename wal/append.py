@@ -223,6 +223,8 @@ class Pack:
     batches: Sequence[RowBatch] = ()
     rows: PackedRows | None = None
     ticket: AppendTicket | None = None
+    refused: int = 0
+    """How many groups left it with an error."""
     messages: Sequence[MutableMessage] = field(init=False)
     """Those of its only group; none for rows."""
 
@@ -283,6 +285,7 @@ class Pack:
         while left is not None:  # none of its tries is in the log
             left.pack, left = None, left.earlier
         if outcome is not None:
+            self.refused += isinstance(outcome, Exception)
             group.settle(outcome)
 
     def drop_cancelled(self) -> None:

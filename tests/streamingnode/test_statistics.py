@@ -1,5 +1,6 @@
 """What a node tells about itself, over whole nodes: the numbers are those of what was done."""
 
+import asyncio
 import io
 import os
 import re
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from interceptors.errors import ProducerFenced
 from streamingnode import statistics
 from streamingnode.cli.output import Output
 from streamingnode.config import load_config
@@ -72,6 +74,19 @@ async def test_appends_are_counted_timed_and_sized(node: Node) -> None:
     assert 0 < after.seconds.p50 <= after.seconds.p99 <= after.seconds.max
     assert after.seconds.count == after.succeeded
     assert (after.cancelled, after.in_flight, after.interceptors) == (0, 0, ())
+
+
+async def test_write_that_is_refused_among_others_counts_as_failed(node: Node) -> None:
+    await insert(node, 1)
+    fenced = await node.producer("feed")
+    await node.producer("feed")
+    before = node.statistics().appends
+    writes = [node.insert("orders", [{"id": number, "item": "tea"}]) for number in range(2, 5)]
+    refused = [fenced.insert("orders", [{"id": 5, "item": "tea"}]) for _ in range(2)]
+    outcomes = await asyncio.gather(*writes, *refused, return_exceptions=True)
+    assert [isinstance(outcome, ProducerFenced) for outcome in outcomes] == [False] * 3 + [True] * 2
+    after = node.statistics().appends
+    assert (after.succeeded - before.succeeded, after.failed - before.failed) == (3, 2)
 
 
 async def test_observer_hears_every_append_and_every_interceptor() -> None:
