@@ -107,6 +107,38 @@ async def test_append_cancelled_at_any_step_is_in_the_log_once_or_never_and_leav
     assert first_uncancelled > 18, "cancelled while it waited for the lock, for the redo, and for the log"
 
 
+async def cancelled_in_a_pack_after(steps: int) -> bool:
+    """Cancel the second of three that go together after so many steps, as above; the other two are always written."""
+    steered = await SteeredWal().open()
+    until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    lone = await start(steered.wal, insert())
+    steered.gatekeeper.until = until
+    groups = [insert() for _ in range(3)]
+    appends = [asyncio.ensure_future(steered.wal.append(group)) for group in groups]
+    script = {4: steered.log.write, 10: lambda: until.set_result(None), 18: steered.log.write}
+    for step in range(30):
+        if step == steps:
+            appends[1].cancel()
+        if step in script:
+            script[step]()
+        await asyncio.sleep(0)
+    await lone
+    written = 2 + groups[1].begun
+    assert steered.log.next_position == 3 + written, "the others are in the log once"
+    assert [(await appends[number]).first_position for number in (0, 2)] == [3, 2 + written]
+    assert steered.tail.confirmed_tick == groups[2].time_tick
+    assert steered.settled
+    assert appends[1].cancelled() or groups[1].begun
+    return appends[1].cancelled()
+
+
+async def test_append_cancelled_in_a_pack_at_any_step_is_there_once_or_never_and_the_others_are_there() -> None:
+    outcomes = [await cancelled_in_a_pack_after(step) for step in range(30)]
+    assert outcomes[0]
+    assert not outcomes[-1], "the script is long enough to reach the end"
+    assert outcomes.index(False) > 18, "cancelled while its pack waited for the redo, and for the log"
+
+
 async def test_many_appends_cancelled_at_random_leave_an_unbroken_log() -> None:
     steered = await SteeredWal().open()
     appends = [await start(steered.wal, drop() if number % 7 == 0 else insert()) for number in range(60)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.wal.manual_log import begin, insert, settle, time_tick
 from tests.wal.steered_wal import SteeredWal, drop, start
-from wal.append import AppendResult
+from wal.append import AppendGroup, AppendResult
 from wal.errors import LogReopening, OnShutdown
 from wal.lifecycle import LogState
 
@@ -125,8 +125,9 @@ class Callers:
 
     def __init__(self, steered: SteeredWal) -> None:
         self.steered = steered
-        self.appends: list[asyncio.Task[AppendResult]] = []
-        self.late: list[asyncio.Task[AppendResult]] = []
+        self.appends: list[asyncio.Future[AppendResult]] = []
+        self.late: list[asyncio.Future[AppendResult]] = []
+        self.inserts: list[AppendGroup] = []
         self.closing: asyncio.Task[None] | None = None
 
     def step(self, action: str, number: int) -> None:  # one arm for each action
@@ -134,7 +135,9 @@ class Callers:
         match action:
             case "append":
                 kinds = [insert, begin, drop, time_tick]
-                append = asyncio.ensure_future(self.steered.wal.append(kinds[number]()))
+                group = kinds[number]()
+                self.inserts += [group] * bool(group.pieces)
+                append = asyncio.ensure_future(self.steered.wal.append(group))
                 (self.late if self.closing else self.appends).append(append)
             case "cancel" if self.appends:
                 self.appends[number % len(self.appends)].cancel()
@@ -148,6 +151,7 @@ class Callers:
                 self.let_in()
             case "send back":
                 gatekeeper.until = asyncio.get_running_loop().create_future()
+                gatekeeper.waiting = self.inserts[number : number + 2]  # none: whatever comes
             case "let pass":
                 self.let_pass()
             case "close" if self.closing is None:
@@ -162,6 +166,7 @@ class Callers:
 
     def let_pass(self) -> None:
         until, self.steered.gatekeeper.until = self.steered.gatekeeper.until, None
+        self.steered.gatekeeper.waiting = []
         if until is not None and not until.done():
             until.set_result(None)
 

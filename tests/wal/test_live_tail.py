@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from scanner.source import Closing, EntrySource, LogReads, Read
 from tests.scanner.journal import frozen, insert
+from tests.wal.entries import packed_entry
+from tests.wal.packed import insert_group
 from wal.entry import LogEntry
 from wal.errors import OnShutdown
 from wal.live_tail import LiveTail
@@ -107,6 +109,20 @@ async def test_entries_of_several_messages_are_handed_out_once() -> None:
     reading = asyncio.create_task(reader.next())
     assert await asleep(reading)
     reading.cancel()
+
+
+async def test_a_pack_is_handed_out_once_with_the_last_of_its_ticks() -> None:
+    tail = LiveTail()
+    tail.append(entry(1))
+    tail.append(packed_entry(*[insert_group() for _ in range(3)], tick=200, first_position=2))
+    reader = reader_at(tail, 1, read_bytes=1)
+    first, second = await reader.next(), await reader.next()
+    assert (positions(first), first.confirmed_tick) == ([1], 100)
+    assert (positions(second), second.confirmed_tick) == ([2], 202)
+    reading = asyncio.create_task(reader.next())
+    assert await asleep(reading)
+    tail.append(entry(5))
+    assert positions(await reading) == [5]
 
 
 async def test_a_reader_that_was_too_slow_is_evicted() -> None:

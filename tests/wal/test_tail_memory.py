@@ -3,6 +3,8 @@
 import pytest
 
 from tests.scanner.journal import frozen, insert
+from tests.wal.entries import packed_entry
+from tests.wal.packed import insert_group
 from wal.entry import LogEntry
 from wal.live_tail import LiveTail
 
@@ -97,3 +99,32 @@ def test_a_restart_sends_everyone_below_the_new_position_away(tail: LiveTail) ->
     assert snapshot(tail, 7) == []
     tail.append(entry(201, 5, 7))
     assert ticks(snapshot(tail, 7)) == [201]
+
+
+def pack(tick: int, position: int, groups: int = 3) -> LogEntry:
+    return packed_entry(*[insert_group() for _ in range(groups)], tick=tick, first_position=position, size_bytes=50)
+
+
+def test_a_pack_confirms_the_last_of_its_ticks_and_takes_the_positions_of_all_its_groups(tail: LiveTail) -> None:
+    tail.append(pack(105, 5))
+    assert (tail.confirmed_tick, tail.next_position) == (107, 8)
+    for position in (5, 6, 7):
+        assert ticks(snapshot(tail, position)) == [107]
+    with pytest.raises(AssertionError):
+        tail.append(entry(107, 1, 8))
+    tail.append(entry(108, 1, 8))
+
+
+def test_a_pack_of_which_any_tick_is_confirmed_already_is_refused(tail: LiveTail) -> None:
+    tail.advance(105)
+    with pytest.raises(AssertionError):
+        tail.append(pack(105, 5))
+    tail.append(pack(106, 5))
+
+
+def test_a_pack_goes_as_a_whole_when_the_capacity_is_passed(tail: LiveTail) -> None:
+    tail.append(pack(105, 5))
+    tail.append(entry(108, 60, 8))
+    assert tail.first_position == 8
+    with pytest.raises(AssertionError):
+        snapshot(tail, 7)
