@@ -138,7 +138,8 @@ class Callers:
                 group = kinds[number]()
                 self.inserts += [group] * bool(group.pieces)
                 append = asyncio.ensure_future(self.steered.wal.append(group))
-                (self.late if self.closing else self.appends).append(append)
+                is_closed = self.steered.wal.state is LogState.CLOSED  # until then it may go with what came before
+                (self.late if is_closed else self.appends).append(append)
             case "cancel" if self.appends:
                 self.appends[number % len(self.appends)].cancel()
             case "write":
