@@ -116,7 +116,17 @@ def _call(operation: Operation, *, tried_ns: int) -> Iterator[Event]:
         ended_ns = max(ended_ns or 0, tried_ns)
     if ended_ns is not None:
         error = "" if operation.error == GIVEN_UP else operation.error
-        yield Told(op=operation.op, at_ns=ended_ns, outcome=outcome, tick=operation.tick, error=error)
+        yield Told(
+            op=operation.op,
+            at_ns=ended_ns,
+            outcome=outcome,
+            tick=operation.tick,
+            error=error,
+            position=max(operation.positions, default=0),
+            spans=tuple(
+                Span(operation.tick, vchannel, first, count) for vchannel, (first, count) in operation.offsets.items()
+            ),
+        )
 
 
 def _rows(name: str, message: SeenMessage) -> Iterator[Seen]:

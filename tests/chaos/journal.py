@@ -160,7 +160,7 @@ class Below(msgspec.Struct, frozen=True, tag="below"):
     """What lies below a node that was read before and is closed: the log, and the values in the files of its cuts."""
 
     entries: tuple[tuple[int, int, int], ...]
-    """First position, last position and tick of each entry kept."""
+    """First position, last position and tick of each write in the entries kept."""
     files: dict[str, tuple[int, ...]]
     cut_tick: int = 0
     findings: tuple[str, ...] = ()

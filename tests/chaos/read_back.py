@@ -4,6 +4,7 @@ In: an open node, or a closed directory for `audit`. Out: a `ReadBack` for the c
 """
 
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """What lies below a closed node: the entries of its log, and the rows in its files by collection."""
 
     entries: tuple[tuple[int, int, int], ...]
-    """First position, last position and tick of each entry kept."""
+    """First position, last position and tick of each write in the entries kept."""
     in_files: dict[str, tuple[Row, ...]]
     cut_tick: int = 0
     findings: tuple[str, ...] = ()
@@ -153,11 +154,20 @@ async def audit(directory: Path) -> Audit:
     cuts = _manifests(directory)
     findings = [finding for before, after in pairwise(cuts) for finding in _follows(before, after)]
     return Audit(
-        entries=tuple((entry.first_position, entry.last_position, entry.time_tick) for entry in entries),
+        entries=tuple(write for entry in entries for write in _writes_in(entry)),
         in_files={name: tuple(_rows_in_files(directory, cuts, name, findings)) for name in ADDED_ONLY},
         cut_tick=cuts[-1][1].tick if cuts else 0,
         findings=tuple(findings),
     )
+
+
+def _writes_in(entry: LogEntry) -> Iterator[tuple[int, int, int]]:
+    rows = entry.rows
+    if rows is None:
+        yield entry.first_position, entry.last_position, entry.time_tick
+        return
+    for first, count, tick in zip(rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist(), strict=True):
+        yield first, first + count - 1, tick
 
 
 def _manifests(directory: Path) -> list[tuple[bytes, CutManifest]]:

@@ -18,7 +18,7 @@ import anyio
 import pyarrow as pa
 
 import streamingnode as sn
-from streamingnode.writing.write import WriteResult
+from streamingnode.writing.write import WriteResult, nothing_at
 from tests.chaos.operations import Begun, Ended, Kind, OperationWriter, Outcome, Row, RowWrite
 from tests.chaos.rows import PRIMARY_KEY, REPLACED, SCHEMA, as_batch
 
@@ -256,4 +256,4 @@ def until(end_s: float | None) -> Iterator[None]:
 
 
 async def _flushed(node: sn.Node) -> WriteResult:
-    return WriteResult(time_tick=(await node.flush()).tick, row_offsets={}, message_ids=())
+    return nothing_at((await node.flush()).tick)

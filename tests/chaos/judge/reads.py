@@ -71,6 +71,7 @@ def judge_reads(history: History, *, gaps: bool) -> Iterator[Anomaly]:
     yield from _readers(history)
     yield from _ranges(history)
     yield from _never_seen(history)
+    yield from _removals_met(history)
     yield from _whole(history)
     yield from _offsets(history, gaps=gaps)
     yield from _told_offsets(history)
@@ -124,6 +125,31 @@ def _never_seen(history: History) -> Iterator[Anomaly]:
             for put in history.asked[op].puts:
                 if put.value not in history.place and whole[put.collection] > told.at_ns:
                     yield Anomaly(Kind.LOST, f"value {put.value} of {put.collection}, acknowledged to call {op}")
+
+
+def _removals_met(history: History) -> Iterator[Anomaly]:
+    """Every read of a range that notes removals has those of acknowledged calls in it."""
+    due: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    """By collection: tick, key and call."""
+    for op, told in history.told.items():
+        if history.outcome(op) == "ok" and told.tick:
+            asked = history.asked[op]
+            removed = {(drop.collection, drop.key) for drop in asked.drops}
+            removed |= {(put.collection, put.key) for put in asked.puts if put.replace}
+            for name, key in removed:
+                due[name].append((told.tick, key, op))
+    for listed in due.values():
+        listed.sort()
+    for scan in history.scans:
+        if scan.removed is not None and scan.collection in due:
+            have = {(removed.tick, key) for removed in scan.removed for key in removed.keys}
+            listed = due[scan.collection]
+            start = bisect_right(listed, scan.after_tick, key=lambda item: item[0])
+            end = bisect_right(listed, scan.until_tick, key=lambda item: item[0])
+            for tick, key, op in listed[start:end]:
+                if (tick, key) not in have:
+                    text = f"{scan.reader} of {scan.collection} was not told at tick {tick} that call {op} removed key {key}"
+                    yield Anomaly(Kind.SKIPPED, text)
 
 
 def _whole(history: History) -> Iterator[Anomaly]:

@@ -1,6 +1,6 @@
 """All seeded bugs: the first twelve are tried at each commit, every one in long runs."""
 
-from tests.chaos.seeded import cuts, disk, readers, ticks, writes
+from tests.chaos.seeded import cuts, disk, packs, readers, ticks, writes
 from tests.chaos.seeded.bug import SeededBug
 
 EACH_COMMIT: tuple[SeededBug, ...] = (
@@ -24,4 +24,5 @@ BUGS: tuple[SeededBug, ...] = (
     *readers.OTHERS,
     *writes.OTHERS,
     *cuts.OTHERS,
+    *packs.OTHERS,
 )

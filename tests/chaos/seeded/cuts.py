@@ -14,14 +14,14 @@ import flusher.cuts
 import flusher.run
 import flusher.snapshot
 import streamingnode.snapshot
-from flusher.data_file import ParquetFile
+from flusher.data_file import ParquetFile, Rows
 from flusher.directory import TEMPORARY_SUFFIX, file_paths
 from flusher.retention import Retention
 from flusher.run import FlushRun, OpenCut
 from interceptors.shard.state import ShardState
 from scanner.named_reader import NamedReaders
 from tests.chaos.seeded.bug import Right, SeededBug
-from wal.headers import MessageType
+from wal.entry import RowBatch
 from wal.message import TransactionMessage
 
 OFFSET = "_offset"
@@ -37,29 +37,28 @@ def _body_lost(right: Right) -> Right:
 
 
 def _row_dropped(right: Right) -> Right:
-    def insert(cut: OpenCut, message: Any, header: Any) -> None:
-        if header.rows == 1 and header.first_offset % 5 == 4:
-            return
-        right(cut, message, header)
+    def insert(cut: OpenCut, batch: RowBatch, rows: Rows) -> None:
+        if batch.rows > 1 or rows.offsets[0] % 5 != 4:
+            right(cut, batch, rows)
 
     return insert
 
 
 def _delete_dropped(right: Right) -> Right:
-    def delete(cut: OpenCut, message: Any, header: Any) -> None:
+    def delete(cut: OpenCut, batch: RowBatch, rows: Rows) -> None:
         if len(cut.files) < 3:
-            right(cut, message, header)
+            right(cut, batch, rows)
 
     return delete
 
 
 def _rows_twice(right: Right) -> Right:
-    async def take_in_one(run: FlushRun, message: Any, writers: Any) -> None:
-        await right(run, message, writers)
-        if message.type is MessageType.INSERT and message.header.first_offset % 5 == 4:
-            await right(run, message, writers)
+    def insert(cut: OpenCut, batch: RowBatch, rows: Rows) -> None:
+        right(cut, batch, rows)
+        if rows.offsets[0] % 5 == 4:
+            right(cut, batch, rows)
 
-    return take_in_one
+    return insert
 
 
 def _row_group_lost(right: Right) -> Right:
@@ -177,7 +176,7 @@ CUT_DROPS_A_ROW = SeededBug("cut drops a row", OpenCut, "insert", _row_dropped)
 CHECKPOINT_TOO_FAR = SeededBug("checkpoint ahead of open transactions", FlushRun, "_advance", _checkpoint_too_far)
 OTHERS = (
     SeededBug("delete lost in a cut", OpenCut, "delete", _delete_dropped),
-    SeededBug("rows twice in a cut", FlushRun, "_take_in_one", _rows_twice),
+    SeededBug("rows twice in a cut", OpenCut, "insert", _rows_twice),
     SeededBug("a row group lost", ParquetFile, "write", _row_group_lost),
     SeededBug("manifest before its files", flusher.run, "publish_cut", _manifest_first),
     SeededBug("rows at the border of a cut twice", streamingnode.snapshot, "_read_tail", _border_read_twice),

@@ -7,7 +7,7 @@ import msgspec
 
 import scanner.source
 import streamingnode.read_message
-import wal.message
+import wal.entry
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.source import EntrySource, StartingPoint
 from streamingnode.reader import CollectionReader
@@ -149,7 +149,7 @@ OTHERS = (
     SeededBug("an entry lost at the switch to the tail", EntrySource, "_switch_to", _lost_at_the_switch),
     SeededBug("readers are told of a tick too many", EntrySource, "_read_tail", _told_one_tick_too_many),
     SeededBug("bodies before their commit", TransactionBuffer, "_observe_message", _bodies_at_once),
-    SeededBug("half a transaction", wal.message, "assemble_transaction", _half_a_transaction),
+    SeededBug("half a transaction", wal.entry, "assemble_transaction", _half_a_transaction),
     SeededBug("one shard of an insert", streamingnode.read_message, "_merged", _one_shard_of_a_tick),
     SeededBug("a read ends early", CollectionReader, "__init__", _ends_early),
     SeededBug("acknowledged messages come again", CollectionReader, "_scan", _repeats_what_was_acknowledged),

@@ -13,9 +13,10 @@ from wal.timetick import TickAllocator, compose_tick
 
 
 def _tick_goes_back(_right: Right) -> Right:
-    def allocate(ticks: TickAllocator) -> int:
-        ticks.last = compose_tick(ticks._now_ms()) + (ticks.last & 0xFF) + 1
-        return ticks.last
+    def allocate(ticks: TickAllocator, count: int = 1) -> int:
+        first: int = compose_tick(ticks._now_ms()) + (ticks.last & 0xFF) + 1
+        ticks.last = first + count - 1
+        return first
 
     return allocate
 
@@ -28,12 +29,12 @@ def _stale_tick(_right: Right) -> Right:
 
 
 def _confirmed_when_queued(right: Right) -> Right:
-    def decide(interceptor: TimeTickInterceptor, group: Any, acker: Any) -> None:
-        ticket, durable = group.ticket, asyncio.get_running_loop().create_future()
+    def decide(interceptor: TimeTickInterceptor, pack: Any, acker: Any) -> None:
+        ticket, durable = pack.ticket, asyncio.get_running_loop().create_future()
         durable.set_result(None)
-        group.ticket = None if ticket is None else msgspec.structs.replace(ticket, durable=durable)
-        right(interceptor, group, acker)
-        group.ticket = ticket
+        pack.ticket = None if ticket is None else msgspec.structs.replace(ticket, durable=durable)
+        right(interceptor, pack, acker)
+        pack.ticket = ticket
 
     return decide
 

@@ -1,10 +1,10 @@
 """Bugs of transactions, retries, and what recovery makes of the log."""
 
 import itertools
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 import streamingnode.channel
 from interceptors.recovery import RecoveredChannel
@@ -13,7 +13,7 @@ from interceptors.txn import TxnInterceptor
 from interceptors.window import Window
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.adaptor import Wal
-from wal.append import AppendGroup
+from wal.append import AppendGroup, Pack
 from wal.entry import LogEntry
 from wal.headers import CommitTxnHeader, MessageType
 from wal.position import RocksMessageId
@@ -22,10 +22,10 @@ from wal.position import RocksMessageId
 def _abort_lost(_right: Right) -> Right:
     """A rollback commits: nobody looked at what was appended."""
 
-    async def rollback(interceptor: TxnInterceptor, group: AppendGroup, append: Any) -> Any:
-        message = group.messages[0]
+    async def rollback(interceptor: TxnInterceptor, pack: Pack, append: Any) -> None:
+        message = pack.messages[0]
         message.type, message.header = MessageType.COMMIT_TXN, CommitTxnHeader()
-        return await interceptor._commit(group, append)
+        await interceptor._commit(pack, append)
 
     return rollback
 
@@ -57,14 +57,13 @@ def _offsets_of_the_last_row_but_one(right: Right) -> Right:
 def _offsets_of_inserts(right: Right) -> Right:
     """Row offsets count calls instead of rows."""
 
-    def insert(state: ShardState, header: Any, change: Any, tick: int) -> Any:
-        before = state.next_offsets.get(change.vchannel)
-        fits = right(state, header, change, tick)
+    def add_rows(state: ShardState, vchannel: str, *arguments: Any) -> None:
+        before = state.next_offsets.get(vchannel)
+        right(state, vchannel, *arguments)
         if before is not None:
-            state.next_offsets[change.vchannel] = before + 1
-        return fits
+            state.next_offsets[vchannel] = before + 1
 
-    return insert
+    return add_rows
 
 
 def _retry_not_recognised(_right: Right) -> Right:
@@ -89,25 +88,28 @@ def _result_of_another(right: Right) -> Right:
 def _second_id_for_a_retry(right: Right) -> Right:
     numbers = itertools.count(1 << 40)
 
-    def copier(first: AppendGroup) -> Any:
-        copy = right(first)
+    async def repeat(wal: Wal, again: Callable[[], Pack], first: Exception) -> None:
+        def again_as_another() -> Pack:
+            pack = again()
+            writes: list[Pack | AppendGroup] = [pack, *pack.groups]
+            for write in writes:
+                if write.producer is not None:
+                    write.producer = replace(write.producer, sequence=next(numbers))
+            return pack
 
-        def other() -> AppendGroup:
-            group: AppendGroup = copy()
-            assert group.producer is not None, "what is repeated is stamped"
-            group.producer = msgspec.structs.replace(group.producer, sequence=next(numbers))
-            return group
+        await right(wal, again_as_another, first)
 
-        return other
-
-    return copier
+    return repeat
 
 
 def _indeterminate_is_done(_right: Right) -> Right:
-    async def repeat(_wal: Any, group: AppendGroup, _copy: Any, error: BaseException) -> Any:
-        if group.ticket is None:
-            raise error
-        return group.result(RocksMessageId)
+    async def repeat(_wal: Wal, again: Callable[[], Pack], first: Exception) -> None:
+        for group in again().groups:
+            assert group.earlier is not None, "it repeats that try"
+            tried = group.earlier.pack
+            if tried is None or tried.ticket is None:
+                raise first
+            group.settle(tried.results(RocksMessageId)[tried.groups.index(group.earlier)])
 
     return repeat
 
@@ -118,9 +120,9 @@ WINDOW_NOT_PERSISTED = SeededBug("window not persisted", streamingnode.channel, 
 OTHERS = (
     SeededBug("recovery ends early", streamingnode.channel, "recover", _recovery_ends_early),
     SeededBug("row offsets used again after recovery", ShardState, "restore", _offsets_of_the_last_row_but_one),
-    SeededBug("row offsets count inserts", ShardState, "_insert", _offsets_of_inserts),
+    SeededBug("row offsets count inserts", ShardState, "_add_rows", _offsets_of_inserts),
     SeededBug("window not rebuilt", Window, "observe", _window_not_rebuilt),
     SeededBug("another result for a retry", Window, "add", _result_of_another),
-    SeededBug("a retry is given a second id", AppendGroup, "copier", _second_id_for_a_retry),
+    SeededBug("a retry is given a second id", Wal, "_repeat", _second_id_for_a_retry),
     SeededBug("an indeterminate write is taken for done", Wal, "_repeat", _indeterminate_is_done),
 )

@@ -133,7 +133,7 @@ class Clients:
         rows = self._as_it_comes(puts)
         async with self.notes.call(self._client, puts) as told:
             told.append(
-                await self.node.insert(collection, rows, partition=partition or None, timeout=self._deadline_s())
+                await self.node.insert(collection, rows, partition=partition or None, timeout=self.notes.deadline_s())
             )
 
     async def _upsert(self) -> None:
@@ -141,27 +141,26 @@ class Clients:
         puts = self._puts("b", 1, replace=True, partition=partition)
         rows = self._as_it_comes(puts)
         async with self.notes.call(self._client, puts) as told:
-            told.append(await self.node.upsert("b", rows, partition=partition or None, timeout=self._deadline_s()))
+            told.append(await self.node.upsert("b", rows, partition=partition or None, timeout=self.notes.deadline_s()))
 
     async def _delete(self) -> None:
         key = self._choose.randrange(KEYS)
         async with self.notes.call(self._client, drops=(Drop(self.reading.name("b"), key),)) as told:
-            told.append(await self.node.delete("b", [key], timeout=self._deadline_s()))
+            told.append(await self.node.delete("b", [key], timeout=self.notes.deadline_s()))
 
     def _as_it_comes(self, puts: tuple[Put, ...]) -> list[dict[str, int]] | pa.RecordBatch:
         """Return rows as dicts or as Arrow."""
         rows = dicts_of(puts)
         return rows if self._choose.random() < 0.7 else pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
-    def _deadline_s(self) -> float | None:
-        """Return a deadline, mostly none; who misses it knows whether the log had the write."""
-        return None if self._choose.random() > 0.1 else self._choose.random() * 0.01 + 1e-6
-
     async def _buffered(self) -> None:
         partition = self._partition_of("b")
-        puts = (*self._puts("a", 1), *self._puts("b", 1, partition=partition))
-        async with self.notes.call(self._client, puts) as told:
+        puts = (*self._puts("a", self._choose.randint(1, 2)), *self._puts("b", 1, partition=partition))
+        drops = (Drop(self.reading.name("b"), self._choose.randrange(KEYS)),) if self._choose.random() < 0.3 else ()
+        async with self.notes.call(self._client, puts, drops) as told:
             async with self.node.transaction() as txn:
+                for drop in drops:
+                    await txn.delete("b", [drop.key])
                 for put in puts:
                     await txn.insert(collection_of(put), dicts_of((put,)), partition=put.partition or None)
             assert txn.result is not None

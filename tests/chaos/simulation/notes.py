@@ -62,6 +62,11 @@ class Notes:
             puts.append(Put(name, self.world.choose.randrange(KEYS), self.values, replace, partition))
         return tuple(puts)
 
+    def deadline_s(self) -> float | None:
+        """Return a deadline for a call, mostly none; who misses it knows whether the log had the write."""
+        choose = self.world.choose
+        return None if choose.random() > 0.1 else choose.random() * 0.01 + 1e-6
+
     def asked(
         self, client: str, puts: tuple[Put, ...], drops: tuple[Drop, ...] = (), clears: tuple[Clear, ...] = ()
     ) -> int:

@@ -1,7 +1,11 @@
 """The readers of a simulated node: whole scans, resumed ones, followers, named readers, states."""
 
+from collections.abc import AsyncIterator
+
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.node import Node
+from streamingnode.read_message import ReadMessage
+from streamingnode.reader import CollectionReader
 from tests.chaos.journal import Listed, Removed, Scanned, Seen, Span, State
 from tests.chaos.simulation.notes import Notes, removed_of, rows_of, spans_of
 from tests.chaos.simulation.world import PromiseBroken
@@ -43,7 +47,7 @@ class Reading:
         rows, spans, removed = list[Seen](), list[Span](), list[Removed]()
         first_tick, name = 0, self.name(collection)  # now: it may be another one than when the tick was asked for
         async with self._node.read(collection, policy, until=until) as messages:
-            async for message in messages:
+            async for message in self._all_of(messages):
                 first_tick = first_tick or message.time_tick
                 rows += rows_of(message)
                 spans += spans_of(message)
@@ -65,13 +69,28 @@ class Reading:
             if not self._truncated:
                 raise PromiseBroken("truncated, and nothing was given up") from None
 
+    async def _all_of(self, messages: CollectionReader) -> AsyncIterator[ReadMessage]:
+        """Yield what a reader delivers, asked for in one of three ways."""
+        match self._choose.randrange(3):
+            case 0:
+                async for message in messages:
+                    yield message
+            case 1:
+                while found := await messages.next_messages():
+                    for message in found:
+                        yield message
+            case _:
+                async for batch in messages.batches(max_rows=self._choose.randint(1, 5), max_wait_s=0.01):
+                    for message in batch:
+                        yield message
+
     async def follow(self, collection: str) -> None:
         """Read for ever, and note what has come whenever a tick says that it is complete."""
         name, reader, reached = self.name(collection), self.reader("follower"), 0
         rows = list[Seen]()
         try:
             async with self._node.read(collection, include_ticks=True) as messages:
-                async for message in messages:
+                async for message in self._all_of(messages):
                     rows += rows_of(message)
                     reached = reached or message.time_tick - 1
                     if self._choose.random() < 0.3:
@@ -89,7 +108,7 @@ class Reading:
         after = acknowledged.get(name, -1)
         rows = list[Seen]()
         async with self._node.read(collection, name="billing", until=until) as messages:
-            async for message in messages:
+            async for message in self._all_of(messages):
                 after = message.time_tick - 1 if after < 0 else after
                 rows += rows_of(message)
                 if self._choose.random() < 0.3:
