@@ -53,7 +53,7 @@ GATES: dict[str, Gate] = {
         _gate("recovery", each_commit=3, target=100, unit="opens"),
         _gate("soak", each_commit=60, target=24 * 3600, unit="seconds"),
         _gate("simulation", each_commit=2_000, target=1_000_000, unit="seeds"),
-        _gate("bugs", each_commit=12, target=40, unit="seeded bugs"),
+        _gate("bugs", each_commit=16, target=70, unit="seeded bugs"),
         _gate("steps", each_commit=20_000, target=10_000_000, unit="steps"),
         _gate("fuzz", each_commit=50_000, target=200_000_000, unit="inputs"),
         _gate("power", each_commit=20, target=2_000, unit="power cuts", lacking=lacking_for_power),

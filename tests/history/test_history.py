@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chaos.journal import Asked, Drop, Event, Put, Scanned, Seen, State, Told
+from tests.chaos.journal import Asked, Drop, Event, Put, Removed, Scanned, Seen, Span, State, Told
 from tests.chaos.judge.anomaly import Kind
 from tests.chaos.judge.verdict import check
 
@@ -28,6 +28,8 @@ class Perfect:
     value: int = 0
     op: int = 0
     reached: dict[str, int] = field(default_factory=lambda: dict.fromkeys(NAMES, 0))
+    spans: list[Span] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(NAMES, 0))
 
     def run(self, steps: int) -> "Perfect":
         for _ in range(steps):
@@ -57,8 +59,13 @@ class Perfect:
         if outcome in {"ok", "there"}:
             self.tick += self.choose.randint(1, 5)
             self.log.append((self.tick, len(self.log) + 1, asked))
+            for name in sorted({put.collection for put in puts}):
+                count = sum(put.collection == name for put in puts)
+                self.spans.append(Span(self.tick, name, self.ends[name], count))
+                self.ends[name] += count
         if outcome == "ok":
-            self.events.append(Told(self.op, self.moment(), "ok", self.tick))
+            spans = tuple(span for span in self.spans if span.tick == self.tick)
+            self.events.append(Told(self.op, self.moment(), "ok", self.tick, position=len(self.log), spans=spans))
         elif outcome == "failed":
             self.events.append(Told(self.op, self.moment(), "failed"))
 
@@ -78,7 +85,14 @@ class Perfect:
             for put in asked.puts
             if put.collection == name and tick > after
         ]
-        self.events.append(Scanned(name, reader, asked_ns, self.moment(), after, self.tick, tuple(rows)))
+        removed = [
+            Removed(tick, position, tuple(keys))
+            for tick, position, asked in self.log
+            if tick > after and (keys := [each.key for each in removals(asked) if each.collection == name])
+        ]
+        spans = tuple(span for span in self.spans if span.vchannel == name and span.tick > after)
+        read = (tuple(rows), spans, tuple(removed))
+        self.events.append(Scanned(name, reader, asked_ns, self.moment(), after, self.tick, *read))
 
     def state(self, name: str | None = None) -> None:
         name = name or self.choose.choice(NAMES)
@@ -94,6 +108,10 @@ class Perfect:
                     rows.setdefault(put.key, set()).add(put.value)
         values = sorted(value for found in rows.values() for value in found)
         self.events.append(State(name, self.moment(), self.moment(), self.tick, tuple(values)))
+
+
+def removals(asked: Asked) -> list[Put | Drop]:
+    return [*asked.drops, *(put for put in asked.puts if put.replace)]
 
 
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(0, 60))
@@ -143,6 +161,19 @@ def change_told(op: int, **changes: object) -> list[Event]:
     ]
 
 
+def with_spans(told: Span, *found: Span) -> list[Event]:
+    events = change_told(2, spans=(told,))
+    for at in scans(events):
+        events[at] = msgspec.structs.replace(events[at], spans=found)
+    return events
+
+
+def with_removals(*removed: Removed) -> list[Event]:
+    """A fourth write, which removes a key at tick 350, and a reader of its range."""
+    asked, told = Asked(5, "c", 75, drops=(Drop("a", 9),)), Told(5, 76, "ok", 350)
+    return [*simple(), asked, told, Scanned("a", "t", 80, 81, 300, 400, (), removed=removed)]
+
+
 def replaced_state(values: tuple[int, ...]) -> list[Event]:
     events = simple()
     events[-2] = State("a", 70, 71, 300, values)
@@ -163,6 +194,14 @@ LIES: dict[str, tuple[list[Event], Kind]] = {
         Kind.POSITION,
     ),
     "acknowledged at another tick": (change_told(2, tick=201), Kind.POSITION),
+    "acknowledged at another place": (change_told(2, position=3), Kind.POSITION),
+    "acknowledged with offsets of another": (with_spans(Span(200, "v", 1, 1), Span(200, "v", 2, 1)), Kind.OFFSET),
+    "acknowledged with half of its offsets": (
+        with_spans(Span(200, "v", 1, 1), Span(200, "v", 1, 1), Span(200, "v", 2, 1)),
+        Kind.OFFSET,
+    ),
+    "a removal of which a reader is not told": (with_removals(), Kind.SKIPPED),
+    "a removal at another tick": (with_removals(Removed(351, 4, (9,))), Kind.SKIPPED),
     "ticks go back": (change_rows(lambda rows: [rows[1], rows[0], rows[2]]), Kind.BACKWARDS),
     "a reader goes past its end": (change_rows(lambda rows: [*rows[:2], Seen(301, 3, 30)]), Kind.BACKWARDS),
     "half of a transaction": (change_rows(lambda rows: rows[:1] + rows[2:], name="b"), Kind.TORN),
@@ -185,6 +224,11 @@ def test_each_lie_is_found(lie: str) -> None:
 
 def test_the_truth_has_no_anomaly() -> None:
     assert check(simple()) == []
+
+
+def test_a_write_of_several_bodies_is_told_of_their_offsets_together() -> None:
+    assert check(with_spans(Span(200, "v", 1, 3), Span(200, "v", 1, 1), Span(200, "v", 2, 2))) == []
+    assert check(with_removals(Removed(350, 4, (9,)))) == []
 
 
 def test_a_write_that_ended_before_another_began_has_the_lower_tick() -> None:

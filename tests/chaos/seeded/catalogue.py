@@ -1,4 +1,4 @@
-"""All seeded bugs: the first twelve are tried at each commit, every one in long runs."""
+"""All seeded bugs: the first sixteen are tried at each commit, every one in long runs."""
 
 from tests.chaos.seeded import cuts, disk, packs, readers, ticks, writes
 from tests.chaos.seeded.bug import SeededBug
@@ -16,6 +16,10 @@ EACH_COMMIT: tuple[SeededBug, ...] = (
     ticks.CONFIRMED_WHEN_QUEUED,
     ticks.STALE_TICK,
     cuts.CHECKPOINT_TOO_FAR,
+    packs.BOUNDARY_OFF_BY_ONE,
+    packs.RESULT_OF_ANOTHER,
+    packs.CANCELLED_AND_WRITTEN,
+    packs.TORN_ENTRY,
 )
 BUGS: tuple[SeededBug, ...] = (
     *EACH_COMMIT,

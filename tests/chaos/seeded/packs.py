@@ -288,14 +288,18 @@ def _lost_at_a_split(right: Right) -> Right:
     return split
 
 
+BOUNDARY_OFF_BY_ONE = SeededBug(
+    "boundaries off by one", interceptors.shard.interceptor, "lay_out", _boundary_off_by_one
+)
+RESULT_OF_ANOTHER = SeededBug("one caller's result given to another", Pack, "results", _result_of_the_next)
+CANCELLED_AND_WRITTEN = SeededBug("a cancelled caller's rows are written", Packer, "_join", _cancelled_and_written)
+TORN_ENTRY = SeededBug("a torn entry loses only some of its writes", SimulatedStore, "_fail", _torn_entry)
 OTHERS = (
-    SeededBug("boundaries off by one", interceptors.shard.interceptor, "lay_out", _boundary_off_by_one),
     SeededBug("stored boundaries off by one", wal.codec, "_decode_rows", _stored_boundary_off_by_one),
     SeededBug("a delete among others has no place", interceptors.shard.interceptor, "lay_out", _offsets_by_batch),
     SeededBug("two writes of one entry turned round", interceptors.shard.interceptor, "lay_out", _offsets_turned_round),
     SeededBug("an entry is delivered batch by batch", PackedRows, "_bodies", _delivered_by_batch),
     SeededBug("half a packed transaction", PackedRows, "_whole", _half_a_packed_transaction),
-    SeededBug("one caller's result given to another", Pack, "results", _result_of_the_next),
     SeededBug("one caller's offsets given to another", interceptors.shard.interceptor, "lay_out", _offsets_of_the_next),
     SeededBug("one caller's error given to another too", Pack, "leave", _error_for_the_others_too),
     SeededBug(
@@ -307,9 +311,7 @@ OTHERS = (
     SeededBug("a stamp checked against another's window", IdempotencyInterceptor, "_look", _window_of_another),
     SeededBug("stamps of an entry given to the next write", wal.append, "encode_rows", _stamps_of_the_next),
     SeededBug("stamps in an entry forgotten", wal.codec, "_decode_rows", _stamps_of_the_entry_only),
-    SeededBug("a cancelled caller's rows are written", Packer, "_join", _cancelled_and_written),
     SeededBug("what comes again comes twice", Packer, "come_again", _comes_again_twice),
-    SeededBug("a torn entry loses only some of its writes", SimulatedStore, "_fail", _torn_entry),
     SeededBug("the rest of an entry is skipped", PackedRows, "within", _rest_of_an_entry_skipped),
     SeededBug("an entry comes again from its begin", ScanFilter, "_select_rows", _entry_again_from_its_begin),
     SeededBug("lost where a reader's batch ends", ReadRows, "split", _lost_at_a_split),
