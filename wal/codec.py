@@ -135,7 +135,9 @@ def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerSta
             )
         )
         columns = (batch.groups, batch.places, batch.parts, batch.counts, batch.offsets)
-        boundaries = [column.astype(kind, copy=False).tobytes() for column, kind in zip(columns, _BOUNDARY, strict=True)]
+        boundaries = [
+            column.astype(kind, copy=False).tobytes() for column, kind in zip(columns, _BOUNDARY, strict=True)
+        ]
         fixed = _BATCH.pack(len(header), len(batch.payload), len(batch.groups))
         parts += b"".join((fixed, header, *boundaries)), batch.payload
     checked = (previous_crc32c, count, first_position, first_tick, rows.time_tick)
