@@ -24,6 +24,7 @@ from streamingnode.opening import OpenNode
 from streamingnode.read_message import ReadMessage
 from tests.chaos.journal import Asked, Drop, Journal, Outcome, Put, Scanned, Seen, State, Told
 from wal import failpoint
+from wal.append import AppendResult
 from wal.errors import StorageFailed, StreamingNodeError
 
 FIELDS: dict[str, pa.DataType] = {"key": pa.int64(), "value": pa.int64()}
@@ -96,26 +97,29 @@ class Life:
             await node.create_collection(name, SCHEMA, primary_key="key", shards=2, if_not_exists=True)
 
     async def _write(self, node: Node) -> None:
+        """Write in several ways at once, which go together, and then one by one."""
         async with asyncio.TaskGroup() as tasks:
             for key in range(6):
                 tasks.create_task(self._insert(node, NAMES[key % 2], key))
+            for write in (self._buffered, self._upsert, self._delete):
+                tasks.create_task(write(node))
         await self._upsert(node)
         await self._delete(node)
 
     async def _insert(self, node: Node, name: str, key: int) -> None:
         op = next(self._calls)
         async with self._call(op, (Put(name, key, op * 10),)) as outcome:
-            outcome.append((await node.insert(name, [{"key": key, "value": op * 10}])).time_tick)
+            outcome.append(await node.insert(name, [{"key": key, "value": op * 10}]))
 
     async def _upsert(self, node: Node) -> None:
         op = next(self._calls)
         async with self._call(op, (Put("a", 1, op * 10, replace=True),)) as outcome:
-            outcome.append((await node.upsert("a", [{"key": 1, "value": op * 10}])).time_tick)
+            outcome.append(await node.upsert("a", [{"key": 1, "value": op * 10}]))
 
     async def _delete(self, node: Node) -> None:
         op = next(self._calls)
         async with self._call(op, (), (Drop("b", 3),)) as outcome:
-            outcome.append((await node.delete("b", [3])).time_tick)
+            outcome.append(await node.delete("b", [3]))
 
     async def _transactions(self, node: Node) -> None:
         await self._buffered(node)
@@ -130,7 +134,7 @@ class Life:
                 for put in puts:
                     await txn.insert(put.collection, [{"key": put.key, "value": put.value}])
             assert txn.result is not None
-            outcome.append(txn.result.time_tick)
+            outcome.append(txn.result)
 
     async def _streamed(self, node: Node, *, commit: bool) -> None:
         op, puts = self._pair()
@@ -139,7 +143,7 @@ class Life:
             for put in puts:
                 await node.insert(put.collection, [{"key": put.key, "value": put.value}], txn_id=txn_id)
             if commit:
-                outcome.append((await node.commit_transaction(txn_id)).time_tick)
+                outcome.append(await node.commit_transaction(txn_id))
             else:
                 await node.rollback_transaction(txn_id)
                 raise TransactionExpired("rolled back by its client")
@@ -160,18 +164,21 @@ class Life:
         return op, (Put("a", 7, op * 10), Put("b", 7, op * 10 + 1))
 
     @asynccontextmanager
-    async def _call(self, op: int, puts: tuple[Put, ...], drops: tuple[Drop, ...] = ()) -> AsyncIterator[list[int]]:
+    async def _call(
+        self, op: int, puts: tuple[Put, ...], drops: tuple[Drop, ...] = ()
+    ) -> AsyncIterator[list[AppendResult]]:
         """Note a call and what became of it; what it raised stays inside."""
         self._journal.note(Asked(op, self._client, time.monotonic_ns(), puts, drops))
-        tick: list[int] = []
+        results: list[AppendResult] = []
         outcome: Outcome = "ok"
         try:
-            yield tick
+            yield results
         except StreamingNodeError as error:
             outcome = "open" if error.retryable == "indeterminate" else "failed"
         except OSError:
             outcome = "open"
-        self._journal.note(Told(op, time.monotonic_ns(), outcome, tick[0] if tick else 0))
+        tick, position = (results[0].time_tick, results[0].message_id.position) if results else (0, 0)
+        self._journal.note(Told(op, time.monotonic_ns(), outcome, tick, position=position))
 
     # --- reads and cuts -------------------------------------------------------------------------------------------------
 

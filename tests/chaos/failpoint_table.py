@@ -11,8 +11,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
 BEGIN, END = "<!-- failpoints: begin -->", "<!-- failpoints: end -->"
 
 _APPEND = {
-    "append.admitted": "nothing; the append never happened",
-    "append.stamped": "nothing; its tick was given to nobody",
+    "append.admitted": "nothing; the append, one write or several that go together, never happened",
+    "append.stamped": "nothing; its ticks were given to nobody",
     "append.queued": "nothing yet on disk; the append never happened",
     "append.taken": "nothing yet on disk; the append never happened",
     "append.staged": "nothing yet on disk; the append never happened",
@@ -32,8 +32,8 @@ _APPEND = {
 }
 
 _TXN = {
-    "txn.group_stamped": "nothing; the transaction never happened",
-    "txn.group_durable": "the whole transaction in one entry; it happened, and nobody was told",
+    "txn.group_stamped": "nothing; the transaction and what goes with it never happened",
+    "txn.group_durable": "the entry with the whole transaction and what went with it; it happened, and nobody was told",
     "txn.beginning": "nothing; the transaction never began",
     "txn.begun": "a begin without an end; expired by the next owner, none of its rows appears",
     "txn.body_joined": "a begin without an end; as above",

@@ -171,7 +171,7 @@ async def _insert(asked: _Asked) -> bool:
     rows = asked.new_rows(asked.choose.randint(1, ROWS_MAX))
 
     async def call() -> WriteResult:
-        if len(rows) <= 2:  # few dicts are put together with those of others, a batch goes by itself
+        if len(rows) <= 2:  # few dicts become Arrow together with those of others, a batch is it already
             return await asked.node.insert("events", as_batch(rows).to_pylist())
         return await asked.node.insert("events", as_batch(rows))
 
