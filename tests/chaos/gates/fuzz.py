@@ -159,7 +159,8 @@ def collect_decoders() -> dict[str, Decoder]:
 
 
 def _decode_entry(data: bytes) -> object:
-    return decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=None)
+    entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=None)
+    return entry.messages if entry.rows is None else list(entry.rows.messages())
 
 
 def _decode_position(data: bytes) -> object:
