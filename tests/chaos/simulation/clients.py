@@ -155,14 +155,15 @@ class Clients:
 
     async def _buffered(self) -> None:
         partition = self._partition_of("b")
-        puts = (*self._puts("a", self._choose.randint(1, 2)), *self._puts("b", 1, partition=partition))
+        puts = (*self._puts("a", self._choose.choice([1, 2, 6])), *self._puts("b", 1, partition=partition))
         drops = (Drop(self.reading.name("b"), self._choose.randrange(KEYS)),) if self._choose.random() < 0.3 else ()
         async with self.notes.call(self._client, puts, drops) as told:
             async with self.node.transaction() as txn:
                 for drop in drops:
                     await txn.delete("b", [drop.key])
                 for put in puts:
-                    await txn.insert(collection_of(put), dicts_of((put,)), partition=put.partition or None)
+                    rows = self._as_it_comes((put,))
+                    await txn.insert(collection_of(put), rows, partition=put.partition or None)
             assert txn.result is not None
             told.append(txn.result)
 

@@ -168,6 +168,7 @@ def _settings(world: World) -> dict[str, Any]:
         "tail.capacity_bytes": choose.choice([0, 1000, 1 << 20]),
         "PACKS_IN_FLIGHT_MAX": choose.choice([1, packer.PACKS_IN_FLIGHT_MAX]),
         "PACK_GROUPS_MAX": choose.choice([3, packer.PACK_GROUPS_MAX, packer.PACK_GROUPS_MAX]),
+        "wal.group_bytes_max": choose.choice([1000, 4 << 20, 4 << 20]),
         "segments.rows_max": choose.choice([0, 0, 5]),
         "flush.row_group_bytes": choose.choice([200, 1 << 20]),
     }
