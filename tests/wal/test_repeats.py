@@ -307,6 +307,36 @@ async def test_write_that_was_settled_or_left_before_the_doubt_is_not_repeated_w
     await wal.close()
 
 
+async def test_each_try_knows_all_those_before_it_since_any_of_them_may_be_the_one_in_the_log() -> None:
+    log = PackedLog(OPEN, OPEN)
+    wal = await wal_on(log.append)
+    await asyncio.gather(*await in_one_pack(wal, insert_group(), some_rows()))
+    first, second, third = [pack.groups for pack in log.packs]
+    assert [group.earlier for group in third] == second
+    assert [group.earlier for group in second] == first
+    await wal.close()
+
+
+async def test_write_that_left_a_repeated_pack_is_not_written_by_its_next_try_as_well() -> None:
+    log = PackedLog(OPEN, OPEN)
+    left: list[AppendGroup] = []
+
+    async def append(pack: Pack) -> None:
+        if len(log.packs) == 1:
+            left.append(pack.groups[1])
+            pack.leave(left[0])
+        await log.append(pack)
+
+    wal = await wal_on(append)
+    first, second = await in_one_pack(wal, insert_group(rows=1), insert_group(rows=2))
+    await first
+    assert [len(pack.groups) for pack in log.packs] == [2, 1, 1]
+    assert log.packs[0].come_again is not None
+    log.packs[0].come_again(left[0])
+    assert (await second).time_tick == RESULT.time_tick, "what comes again is heard by the caller of the first try"
+    await wal.close()
+
+
 async def test_write_whose_caller_gave_up_before_the_log_is_not_written_by_a_repeated_pack() -> None:
     log = PackedLog(OPEN)
     groups = [insert_group() for _ in range(2)]
