@@ -160,7 +160,7 @@ async def _measure_behind(settings: Settings) -> list[Measurement]:
                 append = await writes_of(node, "upsert")
                 left = itertools.repeat(None, count)
 
-                async def upserting(append: Append = append, left: itertools.repeat[None] = left) -> None:
+                async def upserting(append: Append = append, left: "itertools.repeat[None]" = left) -> None:
                     for _ in left:
                         await append()
 
@@ -226,7 +226,7 @@ async def _measure_peers(load: Load, directory: Path) -> dict[str, Measured]:
                 numbers = itertools.count(1)
 
                 async def command(
-                    make: Callable[[int], tuple[bytes, int]] = make, numbers: itertools.count[int] = numbers
+                    make: Callable[[int], tuple[bytes, int]] = make, numbers: "itertools.count[int]" = numbers
                 ) -> None:
                     data, lines = make(next(numbers))
                     await connection.send(data, lines)
