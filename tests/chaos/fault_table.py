@@ -136,7 +136,7 @@ FAULTS = (
         number="F14",
         happens="an answer is lost and the write repeated",
         promised="the first result, no second write; over kills too",
-        lost="nothing; beyond 256 later writes of the producer, `SEQUENCE_TOO_OLD`",
+        lost="nothing; beyond 1,024 later writes of the producer, `SEQUENCE_TOO_OLD`",
         gates=("kill", "takeover", "simulation"),
         tests=("tests/test_retries.py", "tests/test_killed_feed.py", "tests/interceptors/idempotency"),
     ),
