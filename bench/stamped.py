@@ -37,7 +37,7 @@ def append_rows(
     laid_out = lay_out(
         [pieces], [False], encoded, next_offsets={target.vchannels[0]: offset}, segment_of=lambda _: segment_id
     )
-    pack.message_counts, pack.batches = laid_out.counts, laid_out.batches
+    pack.take_rows(laid_out)
     return _append(log, pack, tick)
 
 

@@ -101,9 +101,9 @@ class RoomInterceptor(Interceptor):
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
         """Append once there is room; the pack's bytes count until the log has acknowledged it, or it failed."""
         size_bytes = pack.size_bytes
-        # Appends that hold room wait for packs without rows: a segment that is made, a commit or a schema change that ends.
-        # If those waited for room in turn, nobody would go on.
-        held_bytes = size_bytes if pack.has_rows else 0
+        # Rows that go together hold theirs since they came to wait. Appends that hold room wait for those without rows: a
+        # segment that is made, a commit or a schema change that ends. If these waited in turn, nobody would go on.
+        held_bytes = size_bytes if pack.has_bodies else 0
         if held_bytes and not self._memory.try_take(held_bytes):
             await self._memory.take(held_bytes)
         try:

@@ -2,7 +2,8 @@
 
 A write that is in the window gets its first result back. While another try of it is under way, this one waits for that
 outcome. Otherwise it passes, as the first try, and what becomes of it is remembered. A write is a group of a named producer,
-or all of a pack that is nobody's: the node's own.
+or all of a pack that is nobody's: the node's own. The node repeats those only when nobody knows what became of them, and
+what the log has of them it tells itself when it is opened again: so the ones that succeed are not remembered.
 """
 
 import asyncio
@@ -27,12 +28,12 @@ from wal.runtime import carry_on
 
 @dataclass(slots=True, eq=False)
 class _Try:
-    """A first try under way, of a group or a pack; `waiting` is made when somebody waits for it.
+    """A first try under way; `waiting` is made when somebody waits for it.
 
     `key` is there once its sequence is. A group that leaves its pack to come again has another try then, not this one.
     """
 
-    write: AppendGroup | Pack
+    write: AppendGroup
     key: Write | None = None
     waiting: asyncio.Future[AppendResult | None] | None = None
 
@@ -69,18 +70,20 @@ class IdempotencyInterceptor(Interceptor):
             await asyncio.shield(other.outcome())  # its error is this one's, which may be repeated then
         if not pack.groups:
             return
-        if pack.producer is not None:
-            tries.append(self._begin(pack, pack.producer))
+        pack.draw = partial(self._draw, tries)
         if tries:
-            pack.check, pack.draw = partial(self._refuse_fenced, pack, tries), partial(self._draw, pack, tries)
+            pack.check = partial(self._refuse_fenced, tries)
         try:
             await append(pack)
         except BaseException as error:
+            if pack.producer is not None and pack.producer.sequence:
+                self._hold(pack, pack.producer)
             for attempt in tries:
                 self._failed(attempt, pack, error)
             raise
+        pack.place = None
         for attempt in tries:
-            self._ended(attempt, pack)
+            self._ended(attempt)
 
     async def settled(self, producer_id: int) -> None:
         """Return once no write of this producer is under way; fence it first, or new ones may come."""
@@ -132,7 +135,6 @@ class IdempotencyInterceptor(Interceptor):
                 group.other_try = None
                 tries.append(self._begin(group, stamp))
             else:
-                assert isinstance(other.write, AppendGroup), "callers name groups"
                 group.other_try = other.write
                 if pack.come_again is None or len(pack.groups) == 1:
                     return other
@@ -140,28 +142,31 @@ class IdempotencyInterceptor(Interceptor):
                 other.outcome().add_done_callback(partial(_joined, group, pack.come_again))
         return None
 
-    def _begin(self, write: AppendGroup | Pack, stamp: ProducerStamp) -> _Try:
-        attempt = _Try(write)
+    def _begin(self, group: AppendGroup, stamp: ProducerStamp) -> _Try:
+        attempt = _Try(group)
         if stamp.sequence:
             self._give_key(attempt, stamp)
         return attempt
 
-    def _refuse_fenced(self, pack: Pack, tries: Sequence[_Try]) -> None:
+    def _refuse_fenced(self, tries: Sequence[_Try], pack: Pack) -> None:
         """Let those leave whose producer has no next sequence: it may have been fenced since, and others share the pack."""
         for attempt in tries:
             group, stamp = attempt.write, attempt.stamp
-            if isinstance(group, AppendGroup) and group.pack is pack and not stamp.sequence:
+            if group.pack is pack and not stamp.sequence:
                 try:
                     self.window.check_epoch(stamp)  # `settled` knows only what is under way
                     self._places.check_drawable(stamp.producer_id)
                 except StreamingNodeError as error:
                     pack.leave(group, error)
 
-    def _draw(self, pack: Pack, tries: Sequence[_Try]) -> None:
-        """Give the writes of a pack their sequences, in the step of its place in the log."""
+    def _draw(self, tries: Sequence[_Try], pack: Pack) -> None:
+        """Give a pack and its writes their sequences, in the step of its place in the log."""
+        own = pack.producer
+        if own is not None and not own.sequence:
+            pack.producer = self._places.draw(own.producer_id, own.epoch)
         for attempt in tries:
             write, stamp = attempt.write, attempt.stamp
-            if not stamp.sequence and (write is pack or (isinstance(write, AppendGroup) and write.pack is pack)):
+            if not stamp.sequence and write.pack is pack:
                 drawn = write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
                 self._give_key(attempt, drawn)
 
@@ -169,31 +174,31 @@ class IdempotencyInterceptor(Interceptor):
         attempt.key = (stamp.producer_id, stamp.sequence)
         self._under_way[attempt.key] = attempt
 
-    def _ended(self, attempt: _Try, pack: Pack) -> None:
+    def _ended(self, attempt: _Try) -> None:
         """End a try whose append returned: what it came to, or nothing, when it left its pack."""
         write = attempt.write
         if attempt.key is not None and self._under_way.get(attempt.key) is attempt:  # else it came nowhere near the log
-            if isinstance(write, AppendGroup):
-                self._end(attempt, write.outcome)
-            else:
-                self._end(attempt, None if pack.ticket is None else self._result_in(pack))
+            self._end(attempt, write.outcome)
 
     def _failed(self, attempt: _Try, pack: Pack, error: BaseException) -> None:
         write, stamp = attempt.write, attempt.stamp
-        if attempt.key is None or (isinstance(write, AppendGroup) and write.pack is not pack):
-            self._ended(attempt, pack)
+        if attempt.key is None or write.pack is not pack:
+            self._ended(attempt)
             return
-        if write.place is None or write.place.stamp is not stamp:
-            # Its sequence was drawn, and its outcome may be open: from here on whoever has the write may send it again.
-            write.place = self._places.hold(Place(stamp))
+        self._hold(write, stamp)
         if not isinstance(error, asyncio.CancelledError):
             self._end(attempt, error)
         elif pack.ticket is None:
             self._end(attempt, None)  # it leaves no trace, and whoever waits for it comes next
         else:
             # Now, because whoever appended it may use its messages again; shards and offsets are stamped for good.
-            result = self._result_in(pack, write if isinstance(write, AppendGroup) else None)
+            result = self._result_in(pack, write)
             pack.ticket.durable.add_done_callback(partial(self._decided, attempt, result))
+
+    def _hold(self, write: AppendGroup | Pack, stamp: ProducerStamp) -> None:
+        """Hold a write whose outcome may be open: from here on whoever has it may send it again."""
+        if write.place is None or write.place.stamp is not stamp:
+            write.place = self._places.hold(Place(stamp))
 
     def _decided(self, attempt: _Try, result: AppendResult, durable: asyncio.Future[None]) -> None:
         """End a try that was cancelled after the log had it: its ticket alone decides."""
@@ -215,17 +220,9 @@ class IdempotencyInterceptor(Interceptor):
         else:
             waiting.set_result(outcome)
 
-    def _result_in(self, pack: Pack, group: AppendGroup | None = None) -> AppendResult:
-        """Return the result of a group, or of its pack as a whole, once the log has it synced."""
-        results = pack.results(self._message_id)
-        if group is not None:
-            return replace(results[pack.groups.index(group)], durable=True)
-        if not pack.has_packed_rows:
-            return replace(results[0], durable=True)
-        first = results[0]
-        return replace(
-            first, count=pack.message_count, time_tick=pack.time_tick, row_offsets={}, txn_id=0, durable=True
-        )
+    def _result_in(self, pack: Pack, group: AppendGroup) -> AppendResult:
+        """Return the result of a group of a pack once the log has it synced."""
+        return replace(pack.results(self._message_id)[pack.groups.index(group)], durable=True)
 
 
 def _joined(

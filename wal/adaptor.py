@@ -196,9 +196,9 @@ class Wal:
         while True:
             if self.state is not LogState.OPEN:  # does the log take this pack? Now, later, or never
                 await self._wait_open()
-            pack.drop_cancelled()
-            if not pack.groups:
-                return
+                pack.drop_cancelled()
+                if not pack.groups:
+                    return
             term, status, started = self._term, "error", time.perf_counter()
             detached = pack.has_books_to_close
             pack.stamp_wal_term(self.term)

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 
 from wal.codec import encode_entry, encode_rows
-from wal.entry import U4, U8, LogEntry, PackedRows, RowBatch
+from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import DDL, DML, MAKES_ROOM, Header
 from wal.message import Message, MutableMessage
 from wal.position import MessageId, Place, ProducerStamp
 from wal.queue import Budget
-from wal.rows import Piece
+from wal.rows import LaidOut, Piece
 
 
 class AppendTicket(msgspec.Struct, frozen=True):
@@ -83,8 +83,7 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
 
 
-@dataclass(slots=True, eq=False)
-class AppendGroup:
+class AppendGroup(msgspec.Struct, eq=False):
     """One write, on one pchannel: at one tick and in the log as a whole, or not at all.
 
     It is messages, or rows: `pieces` that go with those of others, as a transaction where `is_transaction`. `producer` says
@@ -145,11 +144,15 @@ class AppendGroup:
         while tried is not None:
             if tried.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
                 outcome = in_doubt(tried.doubt, outcome)
-            tried.outcome = outcome if tried.outcome is None else tried.outcome
-            if tried.waiter is not None and not tried.waiter.done():
-                if isinstance(outcome, Exception):
+            if tried.outcome is None:
+                tried.outcome = outcome
+            is_heard = tried.waiter is None or tried.waiter.done()
+            if isinstance(outcome, Exception):
+                if not is_heard:
                     tried.waiter.set_exception(outcome)
-                else:
+            else:
+                tried.pack = None  # nobody asks any more; a busy node has no time for garbage that refers to itself
+                if not is_heard:
                     tried.waiter.set_result(outcome)
             tried = tried.earlier
 
@@ -198,8 +201,7 @@ def in_doubt(doubt: Indeterminate, error: StreamingNodeError) -> Indeterminate:
     return doubt
 
 
-@dataclass(slots=True, eq=False)
-class Pack:
+class Pack(msgspec.Struct, eq=False):
     """Groups that go into the log as one entry: rows of any number of groups, or the messages of one.
 
     The chain settles single groups, or lets them leave and come again (`come_again`); what is left when the pack gets its
@@ -210,26 +212,29 @@ class Pack:
     come_again: "Callable[[AppendGroup], None] | None" = None
     producer: ProducerStamp | None = None
     place: Place | None = None
-    check: Callable[[], None] | None = None
+    check: "Callable[[Pack], None] | None" = None
     """Lets those groups leave that `draw` could not give a sequence; called before anything is stamped."""
-    draw: Callable[[], None] | None = None
+    draw: "Callable[[Pack], None] | None" = None
     """Gives the entry and its groups the next sequences of their producers, where they have none yet."""
     wal_term: int = 0
     time_tick: int = 0
     """Of the last group; the others have those before it."""
     last_confirmed: int | None = None
     """Where readers of the entry resume; None for the entry itself."""
+    message_count: int = 0
+    """How many messages the entry has."""
     message_counts: Sequence[int] = ()
     batches: Sequence[RowBatch] = ()
     rows: PackedRows | None = None
     ticket: AppendTicket | None = None
     refused: int = 0
     """How many groups left it with an error."""
-    messages: Sequence[MutableMessage] = field(init=False)
+    messages: Sequence[MutableMessage] = ()
     """Those of its only group; none for rows."""
 
     def __post_init__(self) -> None:
         self.messages = self.groups[0].messages
+        self.message_count = len(self.messages)
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, "a group is appended once; build a new one"
             group.pack = self
@@ -245,10 +250,10 @@ class Pack:
         return self.messages[0] if self.messages else None
 
     @property
-    def has_rows(self) -> bool:
-        """Whether it has rows or keys, packed or in messages."""
+    def has_bodies(self) -> bool:
+        """Whether it has bodies of an open transaction."""
         message = self.message
-        return message is None or message.type in DML
+        return message is not None and message.type in DML
 
     @property
     def exclusive(self) -> bool:
@@ -302,6 +307,13 @@ class Pack:
         for message in self.messages:
             message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
 
+    def take_rows(self, laid_out: LaidOut) -> None:
+        """Have the rows of the groups as they are laid out."""
+        self.message_counts, self.batches, row_offsets = laid_out
+        self.message_count = sum(laid_out.counts)
+        for group, of_group in zip(self.groups, row_offsets, strict=True):
+            group.row_offsets = of_group
+
     def stamp_wal_term(self, term: int) -> None:
         """Give the pack the term of the WAL that writes it."""
         self.wal_term = term
@@ -323,26 +335,20 @@ class Pack:
         groups, counts = self.groups, self.message_counts
         assert len(counts) == len(groups), "rows are laid out before they come to the log"
         producers = tuple([group.producer for group in groups])
-        positions = [*accumulate(counts[:-1], initial=first_position)]
         self.rows = PackedRows(
             wal_name=wal_name,
             wal_term=self.wal_term,
             last_confirmed_position=first_position if self.last_confirmed is None else self.last_confirmed,
             ticks=np.arange(self.time_tick - len(groups) + 1, self.time_tick + 1, dtype=U8),
-            positions=np.array(positions, U8),
-            counts=np.array(counts, U4),
-            transactions=np.array([group.is_transaction for group in groups], bool),
+            positions=np.array([*accumulate(counts[:-1], initial=first_position)], U8),
+            counts=numbers(counts, U4),
+            transactions=numbers([group.is_transaction for group in groups], BOOL),
             batches=tuple(self.batches),
             producers=producers if any(producers) else (),
             time_tick=self.time_tick,
-            position=positions[-1] + counts[-1] - 1,
+            position=first_position + self.message_count - 1,
         )
         return encode_rows(self.rows, previous_crc32c=previous_crc32c, producer=self.producer)
-
-    @property
-    def message_count(self) -> int:
-        """How many messages the entry has."""
-        return len(self.messages) or sum(self.message_counts)
 
     def entry(self, wal_name: str) -> LogEntry:
         """Return the entry that the pack is in its log, frozen: its messages may be used again afterwards."""

@@ -121,7 +121,7 @@ def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerSta
         groups += (
             np.array(column, kind).tobytes() for column, kind in zip(zip(*stamps, strict=True), _STAMPS, strict=True)
         )
-    parts: list[bytes | memoryview] = [b"".join(groups)]
+    parts: list[bytes | memoryview] = []
     for batch in rows.batches:
         header = _encode(
             BatchHeader(
@@ -139,7 +139,8 @@ def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerSta
             column.astype(kind, copy=False).tobytes() for column, kind in zip(columns, _BOUNDARY, strict=True)
         ]
         fixed = _BATCH.pack(len(header), len(batch.payload), len(batch.groups))
-        parts += b"".join((fixed, header, *boundaries)), batch.payload
+        parts += b"".join((*groups, fixed, header, *boundaries)), batch.payload
+        groups = []
     checked = (previous_crc32c, count, first_position, first_tick, rows.time_tick)
     return _sealed(flags, (*checked, rows.last_confirmed_position, rows.wal_term), producer, len(rows.ticks), parts)
 

@@ -6,6 +6,7 @@ again; `docs/format.md` has the picture.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -18,8 +19,20 @@ from wal.headers import BodyAssignment, CommitTxnHeader, DeleteHeader, InsertHea
 from wal.message import ALL_VCHANNELS, MESSAGE_OVERHEAD_BYTES, AnyMessage, Message, TransactionMessage
 from wal.position import MessageId, ProducerStamp, message_id_kind
 
-U2, U4, U8 = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")
+BOOL, U2, U4, U8 = np.dtype(bool), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")
 Numbers = npt.NDArray[Any]
+
+
+@lru_cache(maxsize=1024)
+def _number(value: int, kind: np.dtype[Any]) -> Numbers:
+    number = np.array([value], kind)
+    number.flags.writeable = False
+    return number
+
+
+def numbers(values: Sequence[int], kind: np.dtype[Any]) -> Numbers:
+    """Return small numbers as an array that nobody changes; for one it is kept, since arrays of one take their time."""
+    return _number(values[0], kind) if len(values) == 1 else np.array(values, kind)
 
 
 class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

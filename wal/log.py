@@ -124,7 +124,7 @@ def log_end(log: Log) -> AppendPack:
     async def append_to_log(pack: Pack) -> None:
         # In the step of the queue: so a producer's own sequences ascend with positions, without gaps.
         if pack.draw is not None:
-            pack.draw()
+            pack.draw(pack)
         ticket = pack.ticket = log.append(pack)
         failpoint("append.queued")
         await ticket.written

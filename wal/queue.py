@@ -11,16 +11,20 @@ class Signal:
     """Wakes those who wait at the moment of `wake`, each to look again for what it waits for."""
 
     def __init__(self) -> None:
-        self._next = asyncio.Event()
+        self._next: asyncio.Event | None = None
+        """There once somebody waits."""
 
     async def wait(self) -> None:
         """Return at the next `wake`."""
+        if self._next is None:
+            self._next = asyncio.Event()
         await self._next.wait()
 
     def wake(self) -> None:
         """End the waits of now; who comes later waits for the next time."""
-        now, self._next = self._next, asyncio.Event()  # a new one: the old goes over all it has woken each time
-        now.set()
+        if self._next is not None:
+            now, self._next = self._next, None  # never again: an event goes over all it has woken each time
+            now.set()
 
 
 class Budget:
@@ -39,7 +43,7 @@ class Budget:
         """Whether so many bytes more fit now, and nobody waits for them."""
         while self._returned:
             self.give_back(self._returned.popleft())
-        return not self._waiting and self._fits(size_bytes)
+        return not self._waiting and self.held_bytes + size_bytes <= self.bytes_max
 
     async def wait(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> None:
         """Return once so many bytes fit, but hold none of them. Raises what `check` raises, each time it looks."""
@@ -47,7 +51,7 @@ class Budget:
         try:
             async with self._turn:
                 check()
-                while not self._fits(size_bytes):
+                while self.held_bytes + size_bytes > self.bytes_max:
                     await self.changed.wait()
                     check()
         finally:
@@ -55,15 +59,15 @@ class Budget:
 
     def try_take(self, size_bytes: int) -> bool:
         """Hold so many bytes more; return False, and hold nothing, when they do not fit now. Raises `TooLarge` for never."""
+        if self.has_room(size_bytes):
+            self.held_bytes += size_bytes
+            return True
         if size_bytes > self.bytes_max:
             raise TooLarge(
                 f"{size_bytes} bytes in one write, {self.bytes_max} may be pending — write fewer at a time, "
                 "or raise writes.pending_bytes_max"
             )
-        if not self.has_room(size_bytes):
-            return False
-        self.held_bytes += size_bytes
-        return True
+        return False
 
     async def take(self, size_bytes: int) -> None:
         """Hold so many bytes more once they fit; cancelled while it waits, it holds nothing. Raises as `try_take`."""
@@ -85,17 +89,14 @@ class Budget:
         """Hold so many bytes less from the next `try_take` on; for any thread."""
         self._returned.append(size_bytes)
 
-    def _fits(self, size_bytes: int) -> bool:
-        return self.held_bytes + size_bytes <= self.bytes_max
-
 
 class PendingBytes:
     """What the writes of a node hold in memory, in three parts that together are at most `bytes_max`.
 
-    A quarter for rows that wait to be put together, a quarter for appends on their way to the log, half for open
-    transactions. Apart, because otherwise they could wait for each other in a circle: rows leave when an append ends, an
-    append ends when the log has it, and a transaction ends when its caller says so, who may be waiting for the other two.
-    So rows and appends wait for room, and a transaction that finds none is refused.
+    A quarter for rows that wait to be put together or are on their way, a quarter for bodies on their way to the log, half
+    for open transactions. Apart, because otherwise they could wait for each other in a circle: rows and bodies leave when
+    the log has them, and a transaction ends when its caller says so, who may be waiting for the other two. So rows and
+    bodies wait for room, and a transaction that finds none is refused.
     """
 
     def __init__(self, bytes_max: int) -> None:

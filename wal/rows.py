@@ -1,13 +1,13 @@
 """Rows of writes on their way into one entry: what may share a batch, and how many writes are laid out. No I/O, no Arrow."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
-from wal.entry import U2, U4, U8, RowBatch
+from wal.entry import U2, U4, U8, RowBatch, numbers
 from wal.headers import MessageType
 
 
@@ -113,52 +113,56 @@ def lay_out(
     before it; a transaction has a begin in front and a commit behind. Rows of a vchannel count up in that order from its
     next offset; a delete gets the offset that the next row would have, so it removes what came before it in the same entry.
     """
-    parts_of: list[list[tuple[int, int]]] = [[] for pieces in groups for _ in pieces]
+    boundaries: list[tuple[int, int, int]] = []
     for number, batch in enumerate(encoded):
-        for piece, count in zip(batch.pieces, batch.counts, strict=True):
-            parts_of[piece].append((number, count))
+        boundaries += zip(batch.pieces, repeat(number), batch.counts)
+    if len(encoded) > 1:
+        boundaries.sort()
+    group_of = [group for group, pieces in enumerate(groups) for _ in pieces]
     vchannels = [batch.vchannel for batch in encoded]
     is_insert = [batch.target.type is MessageType.INSERT for batch in encoded]
-    columns: list[tuple[list[int], ...]] = [([], [], [], []) for _ in encoded]
     offsets = {vchannel: next_offsets[vchannel] for vchannel in vchannels}
-    counts, row_offsets = [], []
-    piece = 0
-    for group, (pieces, is_transaction) in enumerate(zip(groups, transactions, strict=True)):
-        place = int(is_transaction)
-        of_group: dict[str, tuple[int, int]] = {}
-        for parts in parts_of[piece : piece + len(pieces)]:
-            for part, (number, count) in enumerate(parts):
-                vchannel = vchannels[number]
-                offset = offsets[vchannel]
-                for column, value in zip(columns[number], (group, place, part, offset), strict=True):
-                    column.append(value)
-                if is_insert[number]:
-                    offsets[vchannel] = offset + count
-                    first, before = of_group.get(vchannel, (offset, 0))
-                    of_group[vchannel] = first, before + count
-                place += 1
-        piece += len(pieces)
-        counts.append(place + is_transaction)
-        row_offsets.append(of_group)
-    batches = [
-        RowBatch(
-            type=batch.target.type,
-            vchannel=batch.vchannel,
-            collection_id=batch.target.collection_id,
-            partition_id=batch.target.partition_id,
-            schema_version=batch.target.schema_version,
-            segment_id=segment_of(batch),
-            payload=batch.payload,
-            groups=np.array(column[0], U4),
-            places=np.array(column[1], U4),
-            parts=np.array(column[2], U2),
-            starts=np.array([0, *accumulate(batch.counts[:-1])], U4),
-            counts=np.array(batch.counts, U4),
-            offsets=np.array(column[3], U8),
-            rows=sum(batch.counts),
+    counts = [2 * is_transaction for is_transaction in transactions]
+    row_offsets: list[dict[str, tuple[int, int]]] = [{} for _ in groups]
+    columns: list[tuple[list[int], ...]] = [([], [], [], []) for _ in encoded]
+    last, part = -1, 0
+    for piece, number, count in boundaries:
+        group, vchannel = group_of[piece], vchannels[number]
+        last, part = piece, part + 1 if piece == last else 0
+        offset = offsets[vchannel]
+        of_groups, places, parts, first_offsets = columns[number]
+        of_groups.append(group)
+        places.append(counts[group] - transactions[group])
+        parts.append(part)
+        first_offsets.append(offset)
+        counts[group] += 1
+        if is_insert[number]:
+            offsets[vchannel] = offset + count
+            of_group = row_offsets[group]
+            first, before = of_group.get(vchannel, (offset, 0))
+            of_group[vchannel] = first, before + count
+    batches = []
+    for batch, column in zip(encoded, columns, strict=True):
+        target = batch.target
+        of_groups, places, parts, first_offsets = column
+        batches.append(
+            RowBatch(
+                type=target.type,
+                vchannel=batch.vchannel,
+                collection_id=target.collection_id,
+                partition_id=target.partition_id,
+                schema_version=target.schema_version,
+                segment_id=segment_of(batch),
+                payload=batch.payload,
+                groups=numbers(of_groups, U4),
+                places=numbers(places, U4),
+                parts=numbers(parts, U2),
+                starts=numbers([0, *accumulate(batch.counts[:-1])], U4),
+                counts=numbers(batch.counts, U4),
+                offsets=np.array(first_offsets, U8),
+                rows=sum(batch.counts),
+            )
         )
-        for batch, column in zip(encoded, columns, strict=True)
-    ]
     return LaidOut(counts, batches, row_offsets)
 
 

@@ -64,7 +64,9 @@ class ShardManager(Interceptor):
     @property
     def catalog(self) -> Catalog:
         """What exists as of the last group in the log's queue."""
-        return self.state.catalog
+        if self._pending is not None and self._pending[2] is not None:  # rows leave it as it is
+            self._settle()
+        return self._state.catalog
 
     def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
         """Check and stamp what is appended; what does not fit, or lacks a segment, changes nothing."""
@@ -81,10 +83,10 @@ class ShardManager(Interceptor):
         return append(pack)  # nothing to do afterwards: the state takes the pack in at the next look
 
     async def _append_rows(self, pack: Pack, append: AppendPack) -> None:
-        state, last_tick = self.state, pack.time_tick
+        state, stamped = self.state, len(pack.groups)
         pack.drop_cancelled()
         if pack.check is not None:
-            pack.check()
+            pack.check(pack)
         self._refuse_misfits(pack)
         if not pack.groups:
             return
@@ -96,16 +98,16 @@ class ShardManager(Interceptor):
             waiting = {id(group_of[piece]) for batch in missing.values() for piece in batch.pieces}
             raise self._redo(tuple(missing), [group for group in groups if id(group) in waiting])
         # From here on nothing fails, and nothing suspends before the log has the pack.
-        pack.message_counts, pack.batches, offsets = lay_out(
+        laid_out = lay_out(
             pieces,
             [group.is_transaction for group in groups],
             encoded,
             next_offsets=state.next_offsets,
             segment_of=partial(segment_for, state),
         )
-        for group, of_group in zip(groups, offsets, strict=True):
-            group.row_offsets = of_group
-        pack.stamp(last_tick, pack.last_confirmed)  # again: some may have left
+        pack.take_rows(laid_out)
+        if len(groups) < stamped:
+            pack.stamp(pack.time_tick, pack.last_confirmed)  # again, since some have left
         self._pending = (pack, pack.message_count, None)
         await append(pack)
 

@@ -5,7 +5,7 @@ that go together; whatever is not plain becomes Arrow at the call.
 """
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from types import NoneType
@@ -32,6 +32,8 @@ PLAIN_ROWS_MAX = 16
 """Calls of more rows gain nothing from being encoded with others."""
 PLAIN_TEXT_BYTES_MAX = 64 << 10
 """Longer texts and bytes become Arrow at the call, which says exactly what they take."""
+TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
+"""What begin and commit add to the bodies between them."""
 _CELL_BYTES = 16
 """What a cell takes in a batch beside its text, at most."""
 
@@ -140,6 +142,7 @@ class BatchTarget:
         self.shape = shape
         self.plain = PlainRows(shape)
         self._key_index = shape.schema.get_field_index(info.primary_key)
+        self._row_type = pa.struct(list(shape.schema))
 
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
         """Return the rows of pieces, plain or Arrow, in order, for each shard that gets some."""
@@ -168,14 +171,12 @@ class BatchTarget:
         parts: list[pa.RecordBatch] = []
         for is_arrow, run in groupby(pieces, key=_is_arrow):
             together = list(run)
-            parts += together if is_arrow else [self._of_cells(chain.from_iterable(together))]
+            if is_arrow:
+                parts += together
+            else:
+                cells = together[0] if len(together) == 1 else list(chain.from_iterable(together))
+                parts.append(pa.RecordBatch.from_struct_array(pa.array(cells, self._row_type)))
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)  # type: ignore[attr-defined]  # stubs lack it
-
-    def _of_cells(self, cells: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-        schema = self.shape.schema
-        columns = zip(*cells, strict=True)
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _is_arrow(rows: object) -> bool:
@@ -213,6 +214,10 @@ class WriteTarget:
         self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
         """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
         each buffer, and padding never takes that much more."""
+        self.plain_overhead_bytes = (
+            min(PLAIN_ROWS_MAX, len(info.vchannels)) * self.message_bytes + TRANSACTION_OVERHEAD_BYTES
+        )
+        """What a few rows take beside what is in them, at most."""
 
     def inserts(self, partition_id: int) -> BatchTarget:
         """Return where rows of a partition go."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import anyio
 import numpy as np
@@ -21,7 +21,13 @@ from msgspec.structs import replace
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
-from streamingnode.writing.target import PLAIN_ROWS_MAX, Cells, WriteTarget, batch_bytes, messages_of
+from streamingnode.writing.target import (
+    PLAIN_ROWS_MAX,
+    TRANSACTION_OVERHEAD_BYTES,
+    WriteTarget,
+    batch_bytes,
+    messages_of,
+)
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument, Overloaded, TooLarge
@@ -34,10 +40,9 @@ T = TypeVar("T")
 Kind = Literal["insert", "upsert", "delete"]
 WriteResult = AppendResult
 
-TARGETS_MAX = 1_024
-"""Collections whose shape is kept; it is worked out again in about 50 us."""
-TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
-"""What begin and commit add to the bodies between them."""
+NO_TXN = 0
+WRITES_MAX = 4_096
+"""What is kept, three for each collection; it is worked out again in about 50 us."""
 INLINE_ROWS_MAX = 4_096
 """More dicts than this are converted in a thread: about 2 ms of the event loop."""
 INLINE_BYTES_MAX = 4 << 20
@@ -68,29 +73,22 @@ class Write:
         """
         if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
             return None
-        target = self.target
-        if self.kind == "delete":
-            taken = target.deletes.plain.take_values(rows)
-            if taken is None or not self._fits(taken, bytes_max):
-                return None
-            return (Piece(target.deletes, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES),)
-        inserts = target.inserts(self.partition_id)
-        taken = inserts.plain.take(rows)
-        if taken is None or not self._fits(taken, bytes_max):
+        target, kind = self.target, self.kind
+        into = target.deletes if kind == "delete" else target.inserts(self.partition_id)
+        taken = into.plain.take_values(rows) if kind == "delete" else into.plain.take(rows)
+        if taken is None:
             return None
-        insert = Piece(inserts, taken[0], taken[1] + MESSAGE_OVERHEAD_BYTES)
-        if self.kind == "insert":
-            return (insert,)
-        keys = tuple([(cells[target.key_index],) for cells in taken[0]])
+        cells, size_bytes = taken
+        # Whether they fit for sure, as a message on each shard, and twice for an upsert with begin and commit.
+        if 2 * (size_bytes + target.plain_overhead_bytes) > bytes_max:
+            return None
+        piece = Piece(into, cells, size_bytes + MESSAGE_OVERHEAD_BYTES)
+        if kind != "upsert":
+            return (piece,)
+        keys = tuple([(row[target.key_index],) for row in cells])
         if len(keys) > 1 and len(set(keys)) < len(keys):
             return None  # of each key the last row, which Arrow finds
-        return Piece(target.deletes, keys, taken[1] + MESSAGE_OVERHEAD_BYTES), insert
-
-    def _fits(self, taken: tuple[Cells, int], bytes_max: int) -> bool:
-        """Whether plain rows fit one group, however they are encoded."""
-        target = self.target
-        size_bytes = taken[1] + min(len(taken[0]), len(target.info.vchannels)) * target.message_bytes
-        return (size_bytes * 2 if self.kind == "upsert" else size_bytes) <= bytes_max - self._overhead_bytes
+        return Piece(target.deletes, keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
@@ -215,18 +213,24 @@ class Writes:
     limits: WalLimits
     pending: PendingBytes
     txn_age_s_max: float
-    _targets: dict[str, WriteTarget] = field(default_factory=dict)
+    _writes: dict[tuple[str, Kind], Write] = field(default_factory=dict)
+    """By collection and kind, into the default partition."""
 
     def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
         """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and `InvalidArgument`."""
-        check_txn_id(txn_id)
         info = self.find(collection)
-        target = self._targets.get(collection)
-        if target is None or target.info is not info:
-            if len(self._targets) >= TARGETS_MAX:
-                self._targets.clear()
-            target = self._targets[collection] = WriteTarget(info)
-        return Write(kind, target, target.partition_id(partition), txn_id)
+        write = self._writes.get((collection, kind))
+        if write is None or write.target.info is not info:
+            write = self._remember(collection, kind, WriteTarget(info))
+        if partition is None and txn_id is NO_TXN:
+            return write
+        return Write(kind, write.target, write.target.partition_id(partition), check_txn_id(txn_id))
+
+    def _remember(self, collection: str, kind: Kind, target: WriteTarget) -> Write:
+        if len(self._writes) >= WRITES_MAX:
+            self._writes.clear()
+        self._writes |= {(collection, each): Write(each, target, target.partition_id(None)) for each in get_args(Kind)}
+        return self._writes[collection, kind]
 
     def append_within(self, timeout: float | None, group: AppendGroup, what: str) -> Awaitable[AppendResult]:
         """Append one group within `timeout` seconds; to be awaited at once."""

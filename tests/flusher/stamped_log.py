@@ -338,7 +338,7 @@ class StampedLog:
         self.tick = tick + len(writes) - 1
         _check_places(laid_out.batches, assigned)
         pack = pack_of(*groups)
-        pack.message_counts, pack.batches = laid_out.counts, laid_out.batches
+        pack.take_rows(laid_out)
         self._append_pack(pack)
 
     def _assign(self, body: Body) -> BodyAssignment:

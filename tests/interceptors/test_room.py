@@ -12,7 +12,7 @@ from tests.interceptors.idempotency.test_window import result_at
 from tests.wal.packed import FakeTarget, piece, rows_group, transaction_group
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import OnShutdown, StorageFull, TooLarge
-from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, MessageType
+from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader, MessageType
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId, ProducerStamp
 from wal.queue import Budget
@@ -26,6 +26,10 @@ def rows(size_bytes: int, stamp: ProducerStamp | None = None) -> AppendGroup:
     group = rows_group(piece(FakeTarget(), (0, b"x" * size_bytes)))
     group.producer = stamp
     return group
+
+
+def bodies(size_bytes: int) -> AppendGroup:
+    return AppendGroup([MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 3, 1), "p0_1v0", b"x" * size_bytes, 5)])
 
 
 def control(kind: MessageType, header: Header) -> AppendGroup:
@@ -49,7 +53,7 @@ class Path:
             raise FULL
 
     async def end(self, pack: Pack) -> None:
-        if pack.has_packed_rows and self.until is not None and not self.until.done():
+        if pack.has_bodies and self.until is not None and not self.until.done():
             raise Redo(self.until, waiting_for="a segment")
         self.appended.append(pack)
         for group in pack.groups:
@@ -76,11 +80,11 @@ async def test_full_disk_is_no_answer_to_a_retry_of_what_is_in_the_log() -> None
 
 
 async def test_append_that_waits_in_redo_counts_and_the_next_one_waits_for_its_room() -> None:
-    path = Path(Budget(2 * size_of(rows(1000)) - 1))
+    path = Path(Budget(2 * size_of(bodies(1000)) - 1))
     path.until = asyncio.get_running_loop().create_future()
-    first, second = [asyncio.ensure_future(path.append(rows(1000))) for _ in range(2)]
+    first, second = [asyncio.ensure_future(path.append(bodies(1000))) for _ in range(2)]
     await anyio.wait_all_tasks_blocked()
-    assert path.memory.held_bytes == size_of(rows(1000))
+    assert path.memory.held_bytes == size_of(bodies(1000))
     created = await path.append(control(MessageType.CREATE_SEGMENT, CreateSegmentHeader(1, 2, 3, 4, 5, 6)))
     assert created, "what the first one waits for finds its way past both"
     path.until.set_result(None)
@@ -88,43 +92,33 @@ async def test_append_that_waits_in_redo_counts_and_the_next_one_waits_for_its_r
     assert path.memory.held_bytes == 0
 
 
-async def test_whole_transaction_counts_and_a_streamed_end_does_not() -> None:
+async def test_bodies_count_and_neither_the_end_of_their_transaction_nor_rows_that_hold_their_own() -> None:
     path = Path(Budget(300))
     with pytest.raises(TooLarge, match="pending_bytes_max"):
-        await path.append(transaction_group(*rows(1000).pieces))
+        await path.append(bodies(1000))
     assert path.memory.try_take(300)
+    await path.append(rows(1000))
+    await path.append(transaction_group(*rows(1000).pieces))
     await path.append(control(MessageType.BEGIN_TXN, BeginTxnHeader(0)))
     await path.append(control(MessageType.COMMIT_TXN, CommitTxnHeader()))
 
 
-async def test_all_groups_of_a_pack_count_until_it_has_ended() -> None:
+async def test_bodies_count_until_their_append_has_ended() -> None:
     path = Path(Budget(10_000))
     path.until = asyncio.get_running_loop().create_future()
-    groups = [rows(100), rows(200), rows(300)]
-    appending = asyncio.ensure_future(path.chain.append(Pack(groups)))
+    group = bodies(100)
+    appending = asyncio.ensure_future(path.append(group))
     await anyio.wait_all_tasks_blocked()
-    assert path.memory.held_bytes == sum(map(size_of, groups))
+    assert path.memory.held_bytes == size_of(group)
     path.until.set_result(None)
     await appending
     assert path.memory.held_bytes == 0
 
 
-async def test_group_that_leaves_its_pack_counts_no_longer_once_that_has_ended() -> None:
-    path = Path(Budget(10_000))
-    first, second = rows(100), rows(200)
-
-    async def leaving(pack: Pack) -> None:
-        pack.leave(first)
-
-    chain = Chain([path.room], leaving)
-    await chain.append(Pack([first, second]))
-    assert path.memory.held_bytes == 0
-
-
 async def test_closing_sends_away_who_waits_for_room() -> None:
-    path = Path(Budget(size_of(rows(10))))
+    path = Path(Budget(size_of(bodies(10))))
     assert path.memory.try_take(1)
-    waiting = asyncio.ensure_future(path.append(rows(10)))
+    waiting = asyncio.ensure_future(path.append(bodies(10)))
     await anyio.wait_all_tasks_blocked()
     await path.chain.close()
     path.memory.give_back(1)

@@ -268,7 +268,7 @@ class Journal:
         pieces = [group.pieces for group in pack.groups]
         transactions = [group.is_transaction for group in pack.groups]
         laid_out = lay_out(pieces, transactions, encode_pieces(pieces), next_offsets=self._next_offsets)
-        pack.message_counts, pack.batches = laid_out.counts, laid_out.batches
+        pack.take_rows(laid_out)
         for of_group in laid_out.row_offsets:
             self._next_offsets |= {vchannel: first + count for vchannel, (first, count) in of_group.items()}
 

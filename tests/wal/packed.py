@@ -85,6 +85,4 @@ def lay_out(pack: Pack, *, first_offset: int = 0, segment_id: int = 7) -> None:
         next_offsets=defaultdict(lambda: first_offset),
         segment_of=lambda batch: segment_id if batch.target.type is MessageType.INSERT else 0,
     )
-    pack.message_counts, pack.batches = laid_out.counts, laid_out.batches
-    for group, row_offsets in zip(pack.groups, laid_out.row_offsets, strict=True):
-        group.row_offsets = row_offsets
+    pack.take_rows(laid_out)

@@ -153,9 +153,9 @@ async def test_write_whose_other_try_has_its_place_has_begun() -> None:
 
 
 @pytest.mark.parametrize(
-    "pack, is_exclusive, has_rows, makes_room, has_books_to_close",
+    "pack, is_exclusive, has_bodies, makes_room, has_books_to_close",
     [
-        pytest.param(pack_of(insert(A), insert(B)), False, True, False, False, id="rows"),
+        pytest.param(pack_of(insert(A), insert(B)), False, False, False, False, id="rows"),
         pytest.param(pack_of(insert(A, txn_id=5)), False, True, False, True, id="body of an open transaction"),
         pytest.param(pack_of(begin()), False, False, False, True, id="begin"),
         pytest.param(pack_of(commit(A)), False, False, False, True, id="commit"),
@@ -166,11 +166,11 @@ async def test_write_whose_other_try_has_its_place_has_begun() -> None:
     ],
 )
 def test_chain_treats_a_pack_by_what_is_in_it(
-    pack: Pack, is_exclusive: bool, has_rows: bool, makes_room: bool, has_books_to_close: bool
+    pack: Pack, is_exclusive: bool, has_bodies: bool, makes_room: bool, has_books_to_close: bool
 ) -> None:
-    assert (pack.exclusive, pack.has_rows, pack.makes_room, pack.has_books_to_close) == (
+    assert (pack.exclusive, pack.has_bodies, pack.makes_room, pack.has_books_to_close) == (
         is_exclusive,
-        has_rows,
+        has_bodies,
         makes_room,
         has_books_to_close,
     )

@@ -102,7 +102,7 @@ def test_plain_rows_fit_a_group_however_they_are_encoded_or_are_none(texts: list
     keys = [f"{number}{text}" for number, text in enumerate(texts)]
     pieces = write.plain(keys if kind == "delete" else [{"id": key, "count": 1} for key in keys], bytes_max)
     if pieces is None:
-        assert sum(len(key.encode()) for key in keys) * (2 if kind == "upsert" else 1) > bytes_max / 4
+        assert sum(len(key.encode()) for key in keys) * 2 > bytes_max / 4
     else:
         group = write.group(pieces)
         assert group.size_bytes <= bytes_max
