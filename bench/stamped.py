@@ -34,9 +34,7 @@ def append_rows(
     pieces = [Piece(target, (payload, rows), len(payload))]
     encoded = [Encoded(target, target.vchannels[0], payload, [0], [rows])]
     pack = Pack([AppendGroup(pieces=pieces, rows_bytes=len(payload))])
-    laid_out = lay_out(
-        [pieces], [False], encoded, next_offsets={target.vchannels[0]: offset}, segment_of=lambda _: segment_id
-    )
+    laid_out = lay_out([pieces], [False], encoded, next_offsets={target.vchannels[0]: offset}, segments=[segment_id])
     pack.take_rows(laid_out)
     return _append(log, pack, tick)
 

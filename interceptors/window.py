@@ -172,7 +172,8 @@ class Window:
             if len(sequences) - bisect_left(sequences, lowest) <= kept_max:
                 break
             self._forget(known, lowest)
-        while self.results > self.limits.results_max + len(self.held) and self._forget_one():
+        results_max = self.limits.results_max
+        while self.results > results_max and self.results > results_max + len(self.held) and self._forget_one():
             pass
 
     def observe(self, entry: LogEntry, visible: Sequence[Visible]) -> None:

@@ -190,7 +190,8 @@ class Channel:
     @property
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
-        return self.term.shards.catalog
+        assert self._term is not None, "open comes first"
+        return self._term.shards.catalog
 
     def live_ids(self) -> frozenset[int]:
         """Return the ids of the collections that exist."""

@@ -146,14 +146,13 @@ class AppendGroup(msgspec.Struct, eq=False):
                 outcome = in_doubt(tried.doubt, outcome)
             if tried.outcome is None:
                 tried.outcome = outcome
-            is_heard = tried.waiter is None or tried.waiter.done()
-            if isinstance(outcome, Exception):
-                if not is_heard:
-                    tried.waiter.set_exception(outcome)
-            else:
-                tried.pack = None  # nobody asks any more; a busy node has no time for garbage that refers to itself
-                if not is_heard:
-                    tried.waiter.set_result(outcome)
+            waiter = None if tried.waiter is None or tried.waiter.done() else tried.waiter
+            if isinstance(outcome, AppendResult):
+                tried.pack = None  # nobody asks any more, and what refers to itself would wait for garbage collection
+                if waiter is not None:
+                    waiter.set_result(outcome)
+            elif waiter is not None:
+                waiter.set_exception(outcome)
             tried = tried.earlier
 
     def release(self) -> None:

@@ -6,6 +6,7 @@ is moved, repeated or left out is found as surely as one with a flipped bit.
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,6 +66,11 @@ class BatchHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     segment_id: int
 
 
+@lru_cache(maxsize=1024)
+def _batch_header(kind: int, vchannel: str, *place: int) -> bytes:
+    return _encode(BatchHeader(kind, MESSAGE_VERSION, vchannel, *place))
+
+
 _decode_batch_header = msgspec.msgpack.Decoder(BatchHeader).decode
 
 
@@ -105,42 +111,25 @@ def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerSta
     first_position, first_tick = int(rows.positions[0]), int(rows.ticks[0])
     count = rows.position - first_position + 1
     assert count <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
-    flags, groups = (
-        _PACKED,
-        [
-            (rows.ticks - rows.ticks[0]).astype(U4).tobytes(),
-            rows.counts.astype(U4, copy=False).tobytes(),
-            rows.transactions.astype(np.uint8).tobytes(),
-        ],
-    )
+    flags, deltas = _PACKED, (rows.ticks - rows.ticks[0]).astype(U4)
+    small = [deltas.tobytes(), rows.counts.tobytes(), rows.transactions.tobytes()]
     if rows.producers:
         flags |= _STAMPED
         stamps = [
             (0, 0, 0) if each is None else (each.producer_id, each.sequence, each.epoch) for each in rows.producers
         ]
-        groups += (
+        small += (
             np.array(column, kind).tobytes() for column, kind in zip(zip(*stamps, strict=True), _STAMPS, strict=True)
         )
     parts: list[bytes | memoryview] = []
     for batch in rows.batches:
-        header = _encode(
-            BatchHeader(
-                batch.type,
-                MESSAGE_VERSION,
-                batch.vchannel,
-                batch.collection_id,
-                batch.partition_id,
-                batch.schema_version,
-                batch.segment_id,
-            )
-        )
-        columns = (batch.groups, batch.places, batch.parts, batch.counts, batch.offsets)
-        boundaries = [
-            column.astype(kind, copy=False).tobytes() for column, kind in zip(columns, _BOUNDARY, strict=True)
-        ]
-        fixed = _BATCH.pack(len(header), len(batch.payload), len(batch.groups))
-        parts += b"".join((*groups, fixed, header, *boundaries)), batch.payload
-        groups = []
+        place = batch.collection_id, batch.partition_id, batch.schema_version, batch.segment_id
+        header = _batch_header(batch.type, batch.vchannel, *place)
+        boundaries = batch.groups, batch.places, batch.parts, batch.counts, batch.offsets
+        small += _BATCH.pack(len(header), len(batch.payload), len(batch.groups)), header
+        small += [column.tobytes() for column in boundaries]
+        parts += b"".join(small), batch.payload
+        small = []
     checked = (previous_crc32c, count, first_position, first_tick, rows.time_tick)
     return _sealed(flags, (*checked, rows.last_confirmed_position, rows.wal_term), producer, len(rows.ticks), parts)
 

@@ -25,13 +25,11 @@ Numbers = npt.NDArray[Any]
 
 @lru_cache(maxsize=1024)
 def _number(value: int, kind: np.dtype[Any]) -> Numbers:
-    number = np.array([value], kind)
-    number.flags.writeable = False
-    return number
+    return np.array([value], kind)
 
 
 def numbers(values: Sequence[int], kind: np.dtype[Any]) -> Numbers:
-    """Return small numbers as an array that nobody changes; for one it is kept, since arrays of one take their time."""
+    """Return small numbers as an array that nobody may change; one of one is kept, since it takes as long as one of ten."""
     return _number(values[0], kind) if len(values) == 1 else np.array(values, kind)
 
 
@@ -40,6 +38,7 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     They are a message of group `groups[i]`, at `places[i]` in it, part `parts[i]` of a write over several shards;
     `offsets[i]` is the first row offset of an insert or the next one of a delete. Boundaries ascend by group and place.
+    Arrays have the types of the log's format, which has their bytes: U4, but `parts` U2 and `offsets` U8.
     """
 
     type: MessageType
@@ -83,7 +82,7 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     Group i has tick `ticks[i]` and `counts[i]` messages from position `positions[i]` on; where `transactions[i]`, these are
     a begin, its bodies and a commit, and it is seen as one. `producers` is empty, or has the stamp of each group that has
-    one of its own.
+    one of its own. Arrays are U8, but `counts` U4 and `transactions` BOOL.
     """
 
     wal_name: str

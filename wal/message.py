@@ -15,6 +15,8 @@ ALL_VCHANNELS = ""
 """The vchannel of a message that concerns every vchannel of its pchannel."""
 MESSAGE_OVERHEAD_BYTES = 64
 """Charged for each message on top of its payload when sizes are added up: fixed fields and a typical header."""
+TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
+"""What begin and commit add to the bodies between them."""
 
 
 @dataclass(slots=True, eq=False)

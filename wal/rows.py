@@ -1,6 +1,6 @@
 """Rows of writes on their way into one entry: what may share a batch, and how many writes are laid out. No I/O, no Arrow."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple, Protocol
 
@@ -105,29 +105,33 @@ def lay_out(
     encoded: Sequence[Encoded],
     *,
     next_offsets: Mapping[str, int],
-    segment_of: Callable[[Encoded], int] = lambda _: 0,
+    segments: Sequence[int] = (),
 ) -> LaidOut:
-    """Return encoded groups with their places in the entry and their offsets.
+    """Return encoded groups with their places in the entry and their offsets; `segments` are those of the batches.
 
     A piece is a message for each shard that gets rows of it, and its messages follow one another, after those of the pieces
     before it; a transaction has a begin in front and a commit behind. Rows of a vchannel count up in that order from its
     next offset; a delete gets the offset that the next row would have, so it removes what came before it in the same entry.
     """
     boundaries: list[tuple[int, int, int]] = []
+    columns: list[tuple[list[int], ...]] = []
+    offsets: dict[str, int] = {}
     for number, batch in enumerate(encoded):
         boundaries += zip(batch.pieces, repeat(number), batch.counts)
+        columns.append(([], [], [], []))
+        offsets[batch.vchannel] = next_offsets[batch.vchannel]
     if len(encoded) > 1:
         boundaries.sort()
-    group_of = [group for group, pieces in enumerate(groups) for _ in pieces]
-    vchannels = [batch.vchannel for batch in encoded]
-    is_insert = [batch.target.type is MessageType.INSERT for batch in encoded]
-    offsets = {vchannel: next_offsets[vchannel] for vchannel in vchannels}
-    counts = [2 * is_transaction for is_transaction in transactions]
-    row_offsets: list[dict[str, tuple[int, int]]] = [{} for _ in groups]
-    columns: list[tuple[list[int], ...]] = [([], [], [], []) for _ in encoded]
+    group_of: list[int] = []
+    counts: list[int] = []
+    row_offsets: list[dict[str, tuple[int, int]]] = []
+    for group, pieces in enumerate(groups):
+        group_of += [group] * len(pieces)
+        counts.append(2 * transactions[group])
+        row_offsets.append({})
     last, part = -1, 0
     for piece, number, count in boundaries:
-        group, vchannel = group_of[piece], vchannels[number]
+        group, target, vchannel = group_of[piece], encoded[number].target, encoded[number].vchannel
         last, part = piece, part + 1 if piece == last else 0
         offset = offsets[vchannel]
         of_groups, places, parts, first_offsets = columns[number]
@@ -136,13 +140,13 @@ def lay_out(
         parts.append(part)
         first_offsets.append(offset)
         counts[group] += 1
-        if is_insert[number]:
+        if target.type is MessageType.INSERT:
             offsets[vchannel] = offset + count
             of_group = row_offsets[group]
             first, before = of_group.get(vchannel, (offset, 0))
             of_group[vchannel] = first, before + count
     batches = []
-    for batch, column in zip(encoded, columns, strict=True):
+    for batch, column, segment_id in zip(encoded, columns, segments or repeat(0), strict=False):
         target = batch.target
         of_groups, places, parts, first_offsets = column
         batches.append(
@@ -152,7 +156,7 @@ def lay_out(
                 collection_id=target.collection_id,
                 partition_id=target.partition_id,
                 schema_version=target.schema_version,
-                segment_id=segment_of(batch),
+                segment_id=segment_id,
                 payload=batch.payload,
                 groups=numbers(of_groups, U4),
                 places=numbers(places, U4),

@@ -180,23 +180,20 @@ def check_target(state: ShardState, target: RowTarget) -> None:
         )
 
 
-def missing_segments(state: ShardState, encoded: Iterable[Encoded]) -> dict[SegmentKey, Encoded]:
-    """Return the segments that have to be made for batches, and the batch that needs each."""
-    return {
-        SegmentKey(batch.vchannel, batch.target.collection_id, batch.target.partition_id): batch
-        for batch in encoded
-        if batch.target.type is MessageType.INSERT
-        and state.open_segment(batch.vchannel, batch.target.partition_id) is None
-    }
+def open_segments(state: ShardState, encoded: Iterable[Encoded]) -> tuple[list[int], dict[SegmentKey, Encoded]]:
+    """Return the id of the segment that is open for each batch, 0 for deletes, and those to be made, by what needs them.
 
-
-def segment_for(state: ShardState, batch: Encoded) -> int:
-    """Return the id of the segment that is open for a batch's rows, 0 for deletes.
-
-    All rows of a batch go to it: a limit that they cross is soft.
+    All rows of a batch go to one: a limit that they cross is soft.
     """
-    if batch.target.type is MessageType.DELETE:
-        return 0
-    segment = state.open_segment(batch.vchannel, batch.target.partition_id)
-    assert segment is not None, "missing ones are made first"
-    return segment.segment_id
+    segments: list[int] = []
+    missing: dict[SegmentKey, Encoded] = {}
+    for batch in encoded:
+        target, segment_id = batch.target, 0
+        if target.type is MessageType.INSERT:
+            segment = state.open_segment(batch.vchannel, target.partition_id)
+            if segment is None:
+                missing[SegmentKey(batch.vchannel, target.collection_id, target.partition_id)] = batch
+            else:
+                segment_id = segment.segment_id
+        segments.append(segment_id)
+    return segments, missing

@@ -15,8 +15,7 @@ from interceptors.shard.decision import (
     BodiesOf,
     check_target,
     decide,
-    missing_segments,
-    segment_for,
+    open_segments,
 )
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.append import Append, AppendGroup, AppendPack, Interceptor, Pack
@@ -93,19 +92,14 @@ class ShardManager(Interceptor):
         groups = pack.groups
         pieces = [group.pieces for group in groups]
         encoded = encode_pieces(pieces)
-        if missing := missing_segments(state, encoded):
+        segments, missing = open_segments(state, encoded)
+        if missing:
             group_of = [group for group in groups for _ in group.pieces]
             waiting = {id(group_of[piece]) for batch in missing.values() for piece in batch.pieces}
             raise self._redo(tuple(missing), [group for group in groups if id(group) in waiting])
         # From here on nothing fails, and nothing suspends before the log has the pack.
-        laid_out = lay_out(
-            pieces,
-            [group.is_transaction for group in groups],
-            encoded,
-            next_offsets=state.next_offsets,
-            segment_of=partial(segment_for, state),
-        )
-        pack.take_rows(laid_out)
+        transactions = [group.is_transaction for group in groups]
+        pack.take_rows(lay_out(pieces, transactions, encoded, next_offsets=state.next_offsets, segments=segments))
         if len(groups) < stamped:
             pack.stamp(pack.time_tick, pack.last_confirmed)  # again, since some have left
         self._pending = (pack, pack.message_count, None)

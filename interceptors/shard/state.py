@@ -149,7 +149,7 @@ class ShardState:
         """Apply the placed rows of an entry: its last group is at `tick`, its last message at `position`."""
         for batch in batches:
             if batch.type is MessageType.INSERT:
-                end = int(batch.offsets[-1] + batch.counts[-1])
+                end = int(batch.offsets[-1]) + int(batch.counts[-1])
                 self._add_rows(batch.vchannel, batch.segment_id, batch.rows, len(batch.payload), end, tick)
             else:
                 self._delete(batch.rows, batch.vchannel)

@@ -21,7 +21,7 @@ from streamingnode.schema import check_schema, decode_schema, is_bytes, is_text
 from wal.entry import U4
 from wal.errors import InvalidArgument
 from wal.headers import DeleteHeader, InsertHeader, MessageType
-from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
+from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece, ShardRows
 from wal.shard_hash import shards_of
 
@@ -32,8 +32,6 @@ PLAIN_ROWS_MAX = 16
 """Calls of more rows gain nothing from being encoded with others."""
 PLAIN_TEXT_BYTES_MAX = 64 << 10
 """Longer texts and bytes become Arrow at the call, which says exactly what they take."""
-TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
-"""What begin and commit add to the bodies between them."""
 _CELL_BYTES = 16
 """What a cell takes in a batch beside its text, at most."""
 
@@ -169,18 +167,13 @@ class BatchTarget:
 
     def _joined(self, pieces: Sequence[Any]) -> pa.RecordBatch:
         parts: list[pa.RecordBatch] = []
-        for is_arrow, run in groupby(pieces, key=_is_arrow):
-            together = list(run)
-            if is_arrow:
-                parts += together
+        for kind, run in groupby(pieces, type):
+            if kind is pa.RecordBatch:
+                parts += run
             else:
-                cells = together[0] if len(together) == 1 else list(chain.from_iterable(together))
-                parts.append(pa.RecordBatch.from_struct_array(pa.array(cells, self._row_type)))
+                rows = pa.array(list(chain.from_iterable(run)), self._row_type)
+                parts.append(pa.RecordBatch.from_struct_array(rows))  # type: ignore[arg-type]  # a struct's, by its type
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)  # type: ignore[attr-defined]  # stubs lack it
-
-
-def _is_arrow(rows: object) -> bool:
-    return isinstance(rows, pa.RecordBatch)
 
 
 def encoded(batch: pa.RecordBatch) -> memoryview:
@@ -214,9 +207,8 @@ class WriteTarget:
         self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
         """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
         each buffer, and padding never takes that much more."""
-        self.plain_overhead_bytes = (
-            min(PLAIN_ROWS_MAX, len(info.vchannels)) * self.message_bytes + TRANSACTION_OVERHEAD_BYTES
-        )
+        shards = min(PLAIN_ROWS_MAX, len(info.vchannels))
+        self.plain_overhead_bytes = shards * self.message_bytes + TRANSACTION_OVERHEAD_BYTES
         """What a few rows take beside what is in them, at most."""
 
     def inserts(self, partition_id: int) -> BatchTarget:

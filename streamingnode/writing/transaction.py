@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
-from streamingnode.writing.target import TRANSACTION_OVERHEAD_BYTES, copied, messages_of
+from streamingnode.writing.target import copied, messages_of
 from streamingnode.writing.write import (
     Kind,
     Write,
@@ -31,7 +31,7 @@ from streamingnode.writing.write import (
 from wal.append import Append, AppendGroup
 from wal.errors import Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
-from wal.message import MutableMessage
+from wal.message import TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece
 
 TRANSACTION_MESSAGES = 2
@@ -187,8 +187,10 @@ class Transaction:
 
     def _buffer(self, pieces: Sequence[Piece], *, first: bool = True) -> bool:
         """Buffer pieces; return False when what is buffered has to be streamed first."""
-        size_bytes = sum([piece.size for piece in pieces])
-        messages = sum([min(len(piece.rows), len(piece.target.vchannels)) for piece in pieces])
+        size_bytes = messages = 0
+        for piece in pieces:
+            size_bytes += piece.size
+            messages += min(len(piece.rows), len(piece.target.vchannels))
         is_full = (
             self._bodies_bytes + size_bytes > self._bodies_bytes_max or self._messages + messages > self._bodies_max
         )

@@ -21,17 +21,11 @@ from msgspec.structs import replace
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
-from streamingnode.writing.target import (
-    PLAIN_ROWS_MAX,
-    TRANSACTION_OVERHEAD_BYTES,
-    WriteTarget,
-    batch_bytes,
-    messages_of,
-)
+from streamingnode.writing.target import PLAIN_ROWS_MAX, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument, Overloaded, TooLarge
-from wal.message import MESSAGE_OVERHEAD_BYTES, MutableMessage
+from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.position import MessageId
 from wal.queue import PendingBytes
 from wal.rows import Piece

@@ -322,12 +322,13 @@ class StampedLog:
             pieces = [Piece(target, rows, len(rows)) for target, rows in write.pieces]
             groups.append(rows_group(*pieces, is_transaction=write.is_transaction))
         written = [group.pieces for group in groups]
+        encoded = encode_pieces(written)
         laid_out = lay_out(
             written,
             [group.is_transaction for group in groups],
-            encode_pieces(written),
+            encoded,
             next_offsets=self.next_offsets,
-            segment_of=lambda batch: self.segments.get((batch.vchannel, batch.target.partition_id), 0),
+            segments=[self.segments.get((batch.vchannel, batch.target.partition_id), 0) for batch in encoded],
         )
         assigned: dict[tuple[int, int], tuple[Body, BodyAssignment]] = {}
         tick = self._next_tick()

@@ -78,11 +78,12 @@ def pack_of(*groups: AppendGroup, come_again: Callable[[AppendGroup], None] | No
 def lay_out(pack: Pack, *, first_offset: int = 0, segment_id: int = 7) -> None:
     """Do what the shards do with a pack of rows: lay it out, with offsets from one on, inserts in one segment."""
     pieces = [group.pieces for group in pack.groups]
+    encoded = encode_pieces(pieces)
     laid_out = lay_out_rows(
         pieces,
         [group.is_transaction for group in pack.groups],
-        encode_pieces(pieces),
+        encoded,
         next_offsets=defaultdict(lambda: first_offset),
-        segment_of=lambda batch: segment_id if batch.target.type is MessageType.INSERT else 0,
+        segments=[segment_id if batch.target.type is MessageType.INSERT else 0 for batch in encoded],
     )
     pack.take_rows(laid_out)
