@@ -179,7 +179,7 @@ class _Fixed(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> LogEntry:
-    """Return the entry in `data`, its payloads and boundaries as views into it.
+    """Return the entry in `data`, its payloads as views into it.
 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
@@ -239,10 +239,12 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
 
     def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
         nonlocal at
-        found = []
+        part = data[at : at + length * sum([kind.itemsize for kind in kinds])]  # views would keep the whole entry alive
+        at += len(part)
+        found, start = [], 0
         for kind in kinds:
-            found.append(np.frombuffer(data, kind, length, at))
-            at += length * kind.itemsize
+            found.append(np.frombuffer(part, kind, length, start))
+            start += length * kind.itemsize
         return found
 
     since_first, counts, transactions = columns(count, *_GROUP)
