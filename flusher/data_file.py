@@ -8,7 +8,7 @@ import base64
 import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import anyio
 import msgspec
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from anyio import CapacityLimiter, Lock, to_thread
+from msgspec.structs import replace
 
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import OFFSET, TICK, VCHANNEL, DataFile, DeleteFile, SegmentFile, stored_schema
@@ -59,10 +60,18 @@ _IS_WHOLE = (pa.types.is_integer, pa.types.is_timestamp, pa.types.is_date, pa.ty
 
 
 class Rows(msgspec.Struct, frozen=True, gc=False):
-    """A batch of the log, and the tick of each of its boundaries."""
+    """A batch of the log, and the tick of each group of its entry."""
 
     batch: RowBatch
     ticks: Numbers
+
+    @classmethod
+    def of(cls, batch: RowBatch, ticks: Numbers) -> Self:
+        """Return rows that keep no more than twice their bytes in memory: keys deleted would keep the rows beside them."""
+        payload = batch.payload
+        if isinstance(payload, memoryview) and 2 * len(payload) < len(payload.obj):  # type: ignore[arg-type]
+            batch = replace(batch, payload=bytes(payload))
+        return cls(batch, ticks)
 
 
 def encoded_bytes(rows: Iterable[Rows]) -> int:
@@ -369,12 +378,12 @@ def decode_rows(
     decoded = zip(_decode_payloads(rows, schema), rows, strict=True)
     batches = [_chosen(batch, each.batch, vchannel, whole=whole) for batch, each in decoded]
     counts = np.concatenate([each.batch.counts for each in rows]).astype(np.int64)
+    ticks = np.concatenate([each.ticks.take(each.batch.groups) for each in rows]).astype(np.int64)
     table = pa.Table.from_batches(batches, schema=schema)
     if encoded_bytes(rows) < CHUNK_BYTES_MIN * len(batches):
         table = table.combine_chunks()
-    ticks = np.repeat(np.concatenate([each.ticks for each in rows]).astype(np.int64), counts)
-    names = pa.DictionaryArray.from_arrays(np.zeros(len(ticks), np.int32), [vchannel])
-    columns = [*table.columns, ticks, _offsets(rows, counts, kind), names]
+    names = pa.DictionaryArray.from_arrays(np.zeros(len(table), np.int32), [vchannel])
+    columns = [*table.columns, np.repeat(ticks, counts), _offsets(rows, counts, kind), names]
     return pa.table(columns, schema=written_schema(schema))
 
 
@@ -422,8 +431,4 @@ def _offsets(rows: Sequence[Rows], counts: npt.NDArray[np.int64], kind: type[Dat
     given = np.concatenate([each.batch.offsets for each in rows]).astype(np.int64)
     if kind is DeleteFile:
         return np.repeat(given, counts)  # deletes of one boundary all have its offset, rows count up from it
-    total, starts = int(counts.sum()), np.cumsum(counts) - counts
-    # Nearly always: one partition gets all rows for a while.
-    if len(given) and np.array_equal(given, given[0] + starts):
-        return np.arange(given[0], given[0] + total, dtype=np.int64)
-    return np.repeat(given - starts, counts) + np.arange(total, dtype=np.int64)
+    return np.repeat(given - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum(), dtype=np.int64)

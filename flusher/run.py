@@ -228,9 +228,8 @@ class FlushRun:
                             await self._awaited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                for (
-                    file
-                ) in self.open_cut.files.values():  # they stay: statistics, and how much room is missing, count them
+                # They stay: statistics, and how much room is missing, count them.
+                for file in self.open_cut.files.values():
                     await file.discard()
 
     def stop_gathering(self) -> None:
@@ -241,7 +240,7 @@ class FlushRun:
         self.state.observe(visible)
         for batch, ticks in row_batches(visible):
             take_in = self.open_cut.insert if batch.type is MessageType.INSERT else self.open_cut.delete
-            take_in(Rows(batch, ticks))
+            take_in(Rows.of(batch, ticks))
         if isinstance(visible, Message):
             await self._take_in_one(visible, writers)
 

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple, replace
 
 from flusher import data_file
 from flusher.data_file import Rows, decode_rows, split_rows
@@ -74,9 +75,18 @@ def test_boundaries_that_are_left_of_a_batch_give_exactly_their_rows(
         assert expected == []
         return
     before = [message_rows(encode(900, 2), 2, 1, 900)] if others else []
-    rows = [*before, Rows(kept, ticks[kept.groups])]
+    rows = [*before, Rows(kept, ticks)]
     table = decode_rows(rows, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
     assert as_rows(table)[2 * others :] == expected
+
+
+@pytest.mark.parametrize("entry_bytes, is_kept", [(100, True), (200, True), (201, False)])
+def test_rows_keep_no_more_of_their_entry_than_twice_their_bytes(entry_bytes: int, is_kept: bool) -> None:
+    entry = bytes(range(100)) + bytes(entry_bytes - 100)
+    batch, ticks = astuple(message_rows(b"", 1, 1, 0))
+    payload = Rows.of(replace(batch, payload=memoryview(entry)[:100]), ticks).batch.payload
+    assert bytes(payload) == entry[:100]
+    assert (isinstance(payload, memoryview) and payload.obj is entry) == is_kept
 
 
 @pytest.mark.parametrize("chunk_bytes_min, chunks", [(100, 10), (1 << 20, 1)], ids=["chunks", "joined"])
