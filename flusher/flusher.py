@@ -362,7 +362,6 @@ class CutSchedule:
         """
         if self._options.interval_s is None:
             return None
-        interval_ms = max(
-            1, round(self._options.interval_s * 1000)
-        )  # whole ones: a rest of nanoseconds would ask again
+        # Whole ones: a rest of nanoseconds would ask again.
+        interval_ms = max(1, round(self._options.interval_s * 1000))
         return (interval_ms - self._now_ms() % interval_ms) / 1000

@@ -30,7 +30,7 @@ from flusher.manifest import (
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.scanner import Scanner
-from wal.entry import RowBatch, Visible, row_batches
+from wal.entry import Visible, row_batches
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
 from wal.headers import CutHeader, DropCollectionHeader, DropPartitionHeader, FlushHeader, MessageType
@@ -126,8 +126,9 @@ class OpenCut:
         self._catalog = catalog
         self._start_file = start_file
 
-    def insert(self, batch: RowBatch, rows: Rows) -> None:
+    def insert(self, rows: Rows) -> None:
         """Take in rows. Raises `Corrupt` when no collection has them."""
+        batch = rows.batch
         if batch.segment_id not in self.files:
             info = self._collection(batch.collection_id)
             if info.schema_version != batch.schema_version:
@@ -143,11 +144,11 @@ class OpenCut:
             self.files[batch.segment_id] = file
         self.files[batch.segment_id].add(rows)
 
-    def delete(self, batch: RowBatch, rows: Rows) -> None:
+    def delete(self, rows: Rows) -> None:
         """Take in deleted keys, of rows of this cut or not: who reads the cut applies them, by offset."""
-        vchannel = batch.vchannel
+        vchannel = rows.batch.vchannel
         if vchannel not in self.files:
-            info = self._collection(batch.collection_id)
+            info = self._collection(rows.batch.collection_id)
             path = delete_path(info.id, self.number, vchannel)
             place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
             schema = pa.schema([arrow_schema(info).field(info.primary_key)])
@@ -227,9 +228,8 @@ class FlushRun:
                             await self._awaited.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                for (
-                    file
-                ) in self.open_cut.files.values():  # they stay: statistics, and how much room is missing, count them
+                # They stay: statistics, and how much room is missing, count them.
+                for file in self.open_cut.files.values():
                     await file.discard()
 
     def stop_gathering(self) -> None:
@@ -240,7 +240,7 @@ class FlushRun:
         self.state.observe(visible)
         for batch, ticks in row_batches(visible):
             take_in = self.open_cut.insert if batch.type is MessageType.INSERT else self.open_cut.delete
-            take_in(batch, Rows.of(batch, ticks))
+            take_in(Rows.of(batch, ticks))
         if isinstance(visible, Message):
             await self._take_in_one(visible, writers)
 

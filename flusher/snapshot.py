@@ -204,9 +204,9 @@ def _tail(source: SnapshotSource, live: frozenset[int]) -> tuple[list[pa.Table],
         if batch.collection_id != info.id:
             continue
         if batch.type is MessageType.DELETE:
-            deletes[batch.vchannel].append(Rows.of(batch, ticks))
+            deletes[batch.vchannel].append(Rows(batch, ticks))
         elif batch.partition_id in live:
-            rows[batch.vchannel].append(Rows.of(batch, ticks))
+            rows[batch.vchannel].append(Rows(batch, ticks))
     schema = arrow_schema(info)
     keys = pa.schema([schema.field(info.primary_key)])
     inserted = (decode_rows(rows[name], schema, vchannel=name, kind=SegmentFile) for name in sorted(rows))

@@ -76,14 +76,16 @@ class ScanFilter:
         """Return what passes: whole transactions with rows on a wanted vchannel, of plain groups what is wanted there."""
         later = rows.within(above=self.after_tick)
         vchannels, types = self._vchannels, self._types
-        if later is None or (vchannels is None and types is None):
-            return later
 
         def is_there(batch: RowBatch) -> bool:
             return vchannels is None or batch.vchannel in vchannels
 
-        transactions = later.transactions & later.groups_where(is_there)
-        return later.only(transactions, lambda batch: is_there(batch) and (types is None or batch.type in types))
+        def is_wanted(batch: RowBatch) -> bool:
+            return is_there(batch) and (types is None or batch.type in types)
+
+        if later is None or all(map(is_wanted, later.batches)):
+            return later
+        return later.only(later.transactions & later.groups_where(is_there), is_wanted)
 
     def wants_commit(self, commit: Message) -> bool:
         """Whether the transaction of this commit would pass."""

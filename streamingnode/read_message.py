@@ -74,7 +74,7 @@ class ReadRows:
     ) -> None:
         self._rows, self._vchannels, self._types, self._schemas = rows, vchannels, types, schemas
         self.num_rows = sum([batch.rows for batch in rows.batches])
-        self.time_tick = max([int(rows.ticks[batch.groups[-1]]) for batch in rows.batches])
+        self.time_tick = rows.ticks.item(max([batch.groups.item(-1) for batch in rows.batches]))
 
     @classmethod
     def of(
@@ -82,7 +82,9 @@ class ReadRows:
     ) -> "ReadRows | None":
         """Return the rows of these vchannels and types, None when there are none."""
         batches = tuple(batch for batch in rows.batches if batch.vchannel in vchannels and batch.type in types)
-        return cls(replace(rows, batches=batches), vchannels, types, schemas) if batches else None
+        if len(batches) < len(rows.batches):
+            rows = replace(rows, batches=batches)
+        return cls(rows, vchannels, types, schemas) if batches else None
 
     def messages(self) -> list[ReadMessage]:
         """Make the messages, one for each group."""

@@ -48,6 +48,8 @@ _layouts = {
 }
 COPIED_BYTES_MAX = 4096
 """Up to here copying a view takes less time than wrapping it."""
+_GROUP: tuple[np.dtype[Any], ...] = (U4, U4, np.dtype(np.uint8))
+"""tick above the first, messages, whether it is a transaction: an array of each."""
 _STAMPS: tuple[np.dtype[Any], ...] = (U8, U8, U4)
 """producer id, sequence, epoch: an array of each."""
 _BOUNDARY: tuple[np.dtype[Any], ...] = (U4, U4, U2, U4, U8)
@@ -167,7 +169,7 @@ class _Fixed(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> LogEntry:
-    """Return the entry in `data`, its payloads and boundaries as views into it.
+    """Return the entry in `data`, its payloads as views into it.
 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
@@ -225,45 +227,51 @@ def _decode_messages(data: bytes, fixed: _Fixed, wal_name: str) -> tuple[Message
 def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
     view, at, count = memoryview(data), ENTRY_HEADER_BYTES, fixed.groups
 
-    def column(kind: Any, length: int) -> Numbers:
+    def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
         nonlocal at
-        start, at = at, at + length * kind.itemsize
-        return np.frombuffer(view, kind, length, start)
+        part = data[at : at + length * sum([kind.itemsize for kind in kinds])]  # views would keep the whole entry alive
+        at += len(part)
+        found, start = [], 0
+        for kind in kinds:
+            found.append(np.frombuffer(part, kind, length, start))
+            start += length * kind.itemsize
+        return found
 
-    ticks = column(U4, count).astype(U8) + np.uint64(fixed.first_tick)
-    counts, transactions = column(U4, count), column(np.dtype(np.uint8), count).astype(bool)
+    since_first, counts, transactions = columns(count, *_GROUP)
     producers: tuple[ProducerStamp | None, ...] = ()
     if fixed.flags & _STAMPED:
-        ids, sequences, epochs = (column(kind, count).tolist() for kind in _STAMPS)
         producers = tuple(
             ProducerStamp(producer_id, epoch, sequence) if producer_id else None
-            for producer_id, sequence, epoch in zip(ids, sequences, epochs, strict=True)
+            for producer_id, sequence, epoch in zip(*[each.tolist() for each in columns(count, *_STAMPS)], strict=True)
         )
-    ends = np.cumsum(counts, dtype=U8)
+    ends = np.add.accumulate(counts, dtype=U8)
     if (
-        int(ends[-1]) != fixed.count
-        or int(ticks[-1]) != fixed.time_tick
-        or (np.diff(ticks.astype(np.int64)) <= 0).any()
+        ends.item(-1) != fixed.count
+        or since_first.item(-1) != fixed.time_tick - fixed.first_tick
+        or not _ascend(since_first)
     ):
         raise Corrupt(f"the groups of the entry at position {fixed.first_position} do not add up")
+    starts = (ends - counts).astype(U4)
     batches = []
+    messages = 0
     while at < len(data):
-        header_len, payload_len, boundaries = _BATCH.unpack_from(view, at)
+        header_len, payload_len, boundaries = _BATCH.unpack_from(data, at)
         at += _BATCH.size + header_len
         header = _decode_batch_header(view[at - header_len : at])
-        groups, places, parts, rows, offsets = (column(kind, boundaries) for kind in _BOUNDARY)
+        groups, places, parts, rows, offsets = columns(boundaries, *_BOUNDARY)
         payload = view[at : at + payload_len]
         at += payload_len
         kind, _ = _layouts[header.type, header.version]
-        order = (groups.astype(U8) << np.uint64(32)) | places
         if (
             not boundaries
             or kind not in DML
-            or (order[1:] <= order[:-1]).any()
-            or int(groups[-1]) >= count
-            or (places >= counts[groups]).any()
+            or groups.item(-1) >= count
+            or np.count_nonzero(places >= counts[groups])
+            or not _ascend(starts[groups] + places)
         ):
             raise Corrupt(f"a batch of the entry at position {fixed.first_position} has rows of no group")
+        row_ends = np.add.accumulate(rows, dtype=U4)
+        messages += boundaries
         batches.append(
             RowBatch(
                 type=kind,
@@ -276,25 +284,32 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
                 groups=groups,
                 places=places,
                 parts=parts,
-                starts=(np.cumsum(rows, dtype=U4) - rows),
+                starts=row_ends - rows,
                 counts=rows,
                 offsets=offsets,
+                rows=sum(rows.tolist()),
             )
         )
     _check_end(at, data)
-    if sum([len(batch.groups) for batch in batches]) != fixed.count - 2 * int(transactions.sum()):
+    if messages != fixed.count - 2 * np.count_nonzero(transactions):
         raise Corrupt(f"the entry at position {fixed.first_position} has messages without rows")
     return PackedRows(
         wal_name=wal_name,
         wal_term=fixed.term,
         last_confirmed_position=fixed.last_confirmed,
-        ticks=ticks,
-        positions=ends - counts + np.uint64(fixed.first_position),
+        ticks=np.add(since_first, fixed.first_tick, dtype=U8),
+        positions=np.add(starts, fixed.first_position, dtype=U8),
         counts=counts,
-        transactions=transactions,
+        transactions=transactions.astype(bool),
         batches=tuple(batches),
         producers=producers,
+        time_tick=fixed.time_tick,
+        position=fixed.first_position + fixed.count - 1,
     )
+
+
+def _ascend(numbers: Numbers) -> bool:
+    return not np.count_nonzero(numbers[1:] <= numbers[:-1])
 
 
 def _check_end(at: int, data: bytes) -> None:

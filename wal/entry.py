@@ -249,10 +249,10 @@ def up_to(visible: Visible, tick: int) -> Visible | None:
 
 
 def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
-    """Yield rows and deletes as batches, and the tick of each boundary: those of a message are a batch of one."""
+    """Yield rows and deletes as batches, and the tick of each group: those of a message are a batch of one."""
     if isinstance(visible, PackedRows):
         for batch in visible.batches:
-            yield batch, visible.ticks[batch.groups]
+            yield batch, visible.ticks
         return
     for body in visible.bodies:
         match body.header:

@@ -431,9 +431,30 @@ def flusher_of(directory: NodeDirectory, store: LogStore, log: Log, **context: A
     return Flusher(context_of(directory, store, log, **context), NO_CHECKPOINT)
 
 
+def packed_rows(payload: bytes, counts: list[int], ticks: list[int], offsets: list[int]) -> Rows:
+    """Return rows with a boundary for each count, one after the other, each of a group of its own."""
+    groups, starts = np.arange(len(counts), dtype=U4), np.cumsum(counts) - counts
+    batch = RowBatch(
+        type=MessageType.INSERT,
+        vchannel="p0_1v0",
+        collection_id=1,
+        partition_id=2,
+        schema_version=1,
+        segment_id=3,
+        payload=payload,
+        groups=groups,
+        places=groups * 0,
+        parts=groups * 0,
+        starts=starts.astype(U4),
+        counts=np.array(counts, U4),
+        offsets=np.array(offsets, U8),
+    )
+    return Rows(batch, np.array(ticks, U8))
+
+
 def message_rows(payload: bytes, count: int, tick: int, offset: int) -> Rows:
     """Return the rows of one message, which are all that is in its payload."""
-    return Rows(payload, np.zeros(1, U4), np.array([count], U4), np.array([tick], U8), np.array([offset], U8))
+    return packed_rows(payload, [count], [tick], [offset])
 
 
 def _check_places(batches: Sequence[RowBatch], assigned: Mapping[tuple[int, int], tuple[Body, BodyAssignment]]) -> None:

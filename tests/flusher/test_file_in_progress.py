@@ -26,7 +26,7 @@ def message(number: int) -> Rows:
     return message_rows(payload, ROWS, number + 1, number * ROWS)
 
 
-ONE_MESSAGE = len(message(0).payload)
+ONE_MESSAGE = len(message(0).batch.payload)
 
 
 def file_of(root: Path, messages: int, *, threads: int = 2) -> FileInProgress:

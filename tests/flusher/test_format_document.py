@@ -27,7 +27,7 @@ from flusher.manifest import (
 from flusher.run import OpenCut
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardSnapshot
-from wal.entry import RowBatch, row_batches
+from wal.entry import row_batches
 from wal.headers import DeleteHeader, InsertHeader, MessageType
 from wal.message import Message
 
@@ -102,7 +102,7 @@ async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
     )
     cut = OpenCut(1, Catalog([info]), start_file)
 
-    def batch(kind: MessageType, keys: list[int], offset: int, tick: int) -> tuple[RowBatch, Rows]:
+    def batch(kind: MessageType, keys: list[int], offset: int, tick: int) -> Rows:
         payload = pa.record_batch([pa.array(keys)], schema=SCHEMA).serialize().to_pybytes()
         header = InsertHeader(1, 2, 1, len(keys), 3, offset)
         message = Message(
@@ -118,10 +118,10 @@ async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
             txn_id=0,
         )
         ((found, ticks),) = row_batches(message)
-        return found, Rows.of(found, ticks)
+        return Rows(found, ticks)
 
-    cut.insert(*batch(MessageType.INSERT, [7, 8], 0, FIRST_TICK + 2))
-    cut.delete(*batch(MessageType.DELETE, [7], 2, FIRST_TICK + 3))
+    cut.insert(batch(MessageType.INSERT, [7, 8], 0, FIRST_TICK + 2))
+    cut.delete(batch(MessageType.DELETE, [7], 2, FIRST_TICK + 3))
     footers = []
     for file in cut.files.values():
         await file.finish()

@@ -5,14 +5,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple, replace
 
 from flusher import data_file
 from flusher.data_file import Rows, decode_rows, split_rows
 from flusher.manifest import DataFile, DeleteFile, SegmentFile, stored_schema
-from tests.flusher.stamped_log import message_rows
-from wal.entry import U4, U8, RowBatch
+from tests.flusher.stamped_log import message_rows, packed_rows
 from wal.errors import Corrupt
-from wal.headers import MessageType
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "item": pa.string()}
 SCHEMA = pa.schema(COLUMNS)
@@ -21,12 +20,6 @@ SCHEMA = pa.schema(COLUMNS)
 def encode(first: int, count: int) -> bytes:
     ids = list(range(first, first + count))
     return pa.record_batch([ids, [f"item {number}" for number in ids]], schema=SCHEMA).serialize().to_pybytes()
-
-
-def packed(payload: bytes, counts: list[int], ticks: list[int], offsets: list[int]) -> Rows:
-    """Return rows with a boundary for each count, one after the other."""
-    starts = np.cumsum(counts) - counts
-    return Rows(payload, starts.astype(U4), np.array(counts, U4), np.array(ticks, U8), np.array(offsets, U8))
 
 
 def as_rows(table: pa.Table) -> list[tuple[object, ...]]:
@@ -54,7 +47,7 @@ def test_rows_come_back_in_order_with_their_ticks_and_offsets(
             ]
             first, tick, offset = first + count, tick + 1, offset + count + gap
         total = sum(boundaries)
-        batches.append(packed(encode(first - total, total), boundaries, ticks, offsets))
+        batches.append(packed_rows(encode(first - total, total), boundaries, ticks, offsets))
     table = decode_rows(batches, SCHEMA, vchannel="p0_1v0", kind=kind, whole=True) if batches else None
     assert table is None or as_rows(table) == expected
 
@@ -68,24 +61,9 @@ def test_boundaries_that_are_left_of_a_batch_give_exactly_their_rows(
     counts: list[int], chosen: list[bool], others: bool
 ) -> None:
     """As a reader that starts, ends or filters within an entry leaves them."""
-    groups = np.arange(len(counts))
     starts = np.cumsum(counts) - counts
-    batch = RowBatch(
-        type=MessageType.INSERT,
-        vchannel="p0_1v0",
-        collection_id=1,
-        partition_id=2,
-        schema_version=1,
-        segment_id=3,
-        payload=encode(0, sum(counts)),
-        groups=groups,
-        places=groups * 0,
-        parts=groups * 0,
-        starts=starts.astype(U4),
-        counts=np.array(counts, U4),
-        offsets=(starts + 1000).astype(U8),
-    )
-    ticks = (groups + 5).astype(U8)
+    ticks = np.arange(len(counts)) + 5
+    batch = packed_rows(encode(0, sum(counts)), counts, ticks.tolist(), (starts + 1000).tolist()).batch
     kept = batch.of_groups(np.array(chosen[: len(counts)]))
     expected = [
         (first + i, f"item {first + i}", tick, 1000 + first + i, "p0_1v0")
@@ -97,15 +75,29 @@ def test_boundaries_that_are_left_of_a_batch_give_exactly_their_rows(
         assert expected == []
         return
     before = [message_rows(encode(900, 2), 2, 1, 900)] if others else []
-    rows = [*before, Rows.of(kept, ticks[kept.groups])]
+    rows = [*before, Rows(kept, ticks)]
     table = decode_rows(rows, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
     assert as_rows(table)[2 * others :] == expected
 
 
-def test_large_payloads_decode_one_by_one_to_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entry_bytes, is_kept", [(100, True), (200, True), (201, False)])
+def test_rows_keep_no_more_of_their_entry_than_twice_their_bytes(entry_bytes: int, is_kept: bool) -> None:
+    entry = bytes(range(100)) + bytes(entry_bytes - 100)
+    batch, ticks = astuple(message_rows(b"", 1, 1, 0))
+    payload = Rows.of(replace(batch, payload=memoryview(entry)[:100]), ticks).batch.payload
+    assert bytes(payload) == entry[:100]
+    assert (isinstance(payload, memoryview) and payload.obj is entry) == is_kept
+
+
+@pytest.mark.parametrize("chunk_bytes_min, chunks", [(100, 10), (1 << 20, 1)], ids=["chunks", "joined"])
+def test_large_payloads_decode_one_by_one_to_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch, chunk_bytes_min: int, chunks: int
+) -> None:
     monkeypatch.setattr(data_file, "JOINED_PAYLOAD_BYTES_MAX", 100)
+    monkeypatch.setattr(data_file, "CHUNK_BYTES_MIN", chunk_bytes_min)
     messages = [message_rows(encode(start, 50), 50, start + 1, start) for start in range(0, 500, 50)]
     table = decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
+    assert table["id"].num_chunks == chunks
     assert table["id"].to_pylist() == list(range(500))
     assert table["_offset"].to_pylist() == list(range(500))
 
@@ -120,7 +112,7 @@ def test_a_payload_with_other_rows_than_its_header_says_is_corrupt(claimed: int)
 
 def test_a_payload_that_ends_before_its_last_boundary_is_corrupt_for_who_wants_a_part_of_it() -> None:
     for boundaries in ([2, 2], [5]):
-        rows = packed(encode(0, 3), boundaries, [1] * len(boundaries), [0] * len(boundaries))
+        rows = packed_rows(encode(0, 3), boundaries, [1] * len(boundaries), [0] * len(boundaries))
         with pytest.raises(Corrupt, match="boundaries say"):
             decode_rows([rows], SCHEMA, vchannel="p0_1v0", kind=SegmentFile)
 
@@ -137,5 +129,5 @@ def test_parts_are_bounded_and_together_are_everything(sizes: list[int], bytes_m
     parts = list(split_rows(messages, bytes_max))
     assert [message for part in parts for message in part] == messages
     assert all(part for part in parts)
-    totals = [sum(len(message.payload) for message in part) for part in parts]
+    totals = [sum(len(message.batch.payload) for message in part) for part in parts]
     assert all(total <= bytes_max or len(part) == 1 for total, part in zip(totals, parts, strict=True))

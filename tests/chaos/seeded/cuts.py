@@ -21,7 +21,6 @@ from flusher.run import FlushRun, OpenCut
 from interceptors.shard.state import ShardState
 from scanner.named_reader import NamedReaders
 from tests.chaos.seeded.bug import Right, SeededBug
-from wal.entry import RowBatch
 from wal.message import TransactionMessage
 
 OFFSET = "_offset"
@@ -37,26 +36,26 @@ def _body_lost(right: Right) -> Right:
 
 
 def _row_dropped(right: Right) -> Right:
-    def insert(cut: OpenCut, batch: RowBatch, rows: Rows) -> None:
-        if batch.rows > 1 or rows.offsets[0] % 5 != 4:
-            right(cut, batch, rows)
+    def insert(cut: OpenCut, rows: Rows) -> None:
+        if rows.batch.rows > 1 or rows.batch.offsets[0] % 5 != 4:
+            right(cut, rows)
 
     return insert
 
 
 def _delete_dropped(right: Right) -> Right:
-    def delete(cut: OpenCut, batch: RowBatch, rows: Rows) -> None:
+    def delete(cut: OpenCut, rows: Rows) -> None:
         if len(cut.files) < 3:
-            right(cut, batch, rows)
+            right(cut, rows)
 
     return delete
 
 
 def _rows_twice(right: Right) -> Right:
-    def insert(cut: OpenCut, batch: RowBatch, rows: Rows) -> None:
-        right(cut, batch, rows)
-        if rows.offsets[0] % 5 == 4:
-            right(cut, batch, rows)
+    def insert(cut: OpenCut, rows: Rows) -> None:
+        right(cut, rows)
+        if rows.batch.offsets[0] % 5 == 4:
+            right(cut, rows)
 
     return insert
 
