@@ -222,7 +222,7 @@ class FlushRun:
                         await self._make_room(writers)
                         if len(batch.visible) > MESSAGES_PER_STEP:
                             await anyio.lowlevel.checkpoint()
-                    if 0 < len(batch.visible) < MESSAGES_PER_STEP:
+                    if 0 < sum([each.count for each in batch.visible]) < MESSAGES_PER_STEP:
                         # More messages may come before the next look: appends that come one by one share the event loop.
                         with anyio.move_on_after(self._context.options.gather_s):
                             await self._awaited.wait()
