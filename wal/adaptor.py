@@ -156,8 +156,10 @@ class Wal:
         or `TooLarge` for a group that does not fit, `LogReopening`, `StorageFull` or `OnShutdown` when the log does not take
         it, `Indeterminate` when nobody can find out, and what interceptors refuse.
         """
+        if group.pieces and group.rows_bytes <= self._limits.group_bytes_max:
+            return self._packer.append(group)
         self._check_fits(group)
-        return self._packer.append(group) if group.pieces else self._append_messages(group)
+        return self._append_messages(group)
 
     async def _append_messages(self, group: AppendGroup) -> AppendResult:
         await self._append_pack(Pack([group]))
@@ -196,9 +198,6 @@ class Wal:
         while True:
             if self.state is not LogState.OPEN:  # does the log take this pack? Now, later, or never
                 await self._wait_open()
-                pack.drop_cancelled()
-                if not pack.groups:
-                    return
             term, status, started = self._term, "error", time.perf_counter()
             detached = pack.has_books_to_close
             pack.stamp_wal_term(self.term)
@@ -288,9 +287,9 @@ class Wal:
 
     def _check_fits(self, group: AppendGroup) -> None:
         assert group.pack is None, "a group is appended once; build a new one to append again"
-        if not group.messages and not group.pieces:
-            raise InvalidArgument("an append group without messages — skip the append")
         limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
+        if not size_bytes:
+            raise InvalidArgument("an append group without messages — skip the append")
         if count > limits.group_messages_max:
             raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
         if size_bytes > limits.group_bytes_max:

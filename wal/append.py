@@ -161,7 +161,7 @@ class AppendGroup(msgspec.Struct, eq=False):
         while tried is not None:
             memory, tried.memory = tried.memory, None
             if memory is not None:
-                memory.give_back(tried.size_bytes)
+                memory.give_back(tried.rows_bytes)
             tried = tried.earlier
 
     def result(self) -> "AppendResult":

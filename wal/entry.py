@@ -29,7 +29,7 @@ def _number(value: int, kind: np.dtype[Any]) -> Numbers:
 
 
 def numbers(values: Sequence[int], kind: np.dtype[Any]) -> Numbers:
-    """Return small numbers as an array that nobody may change; one of one is kept, since it takes as long as one of ten."""
+    """Return small numbers as an array that nobody may change; those of one are kept, which take as long as those of ten."""
     return _number(values[0], kind) if len(values) == 1 else np.array(values, kind)
 
 

@@ -44,9 +44,9 @@ class Packer:
 
         Cancelled while it waits, it never happened; once the log has it, its outcome is decided without the caller.
         """
-        if not self._has_company:
+        if not (self._waiting or self._in_flight or self._together):
             return self._append_alone(group)
-        if not self._memory.try_take(group.size_bytes):
+        if not self._memory.try_take(group.rows_bytes):
             return self._append_later(group)
         return self._join(group)
 
@@ -64,16 +64,12 @@ class Packer:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    @property
-    def _has_company(self) -> bool:
-        return bool(self._in_flight or self._together or self._waiting)
-
     async def _append_later(self, group: AppendGroup) -> AppendResult:
-        await self._memory.take(group.size_bytes)
+        await self._memory.take(group.rows_bytes)
         return await self._join(group)
 
     async def _append_alone(self, group: AppendGroup) -> AppendResult:
-        if self._has_company or not self._memory.try_take(group.size_bytes):  # since the call
+        if self._in_flight or self._waiting or not self._memory.try_take(group.rows_bytes):  # since the call
             return await self._append_later(group)
         group.memory = self._memory
         self._in_flight += 1
@@ -130,7 +126,7 @@ class Packer:
         taken: list[AppendGroup] = []
         size_bytes, waiting = 0, self._waiting
         while waiting and len(taken) < PACK_GROUPS_MAX:
-            size_bytes += waiting[0].size_bytes
+            size_bytes += waiting[0].rows_bytes
             if taken and size_bytes > PACK_BYTES_MAX:
                 break
             group = waiting.popleft()

@@ -12,7 +12,6 @@ class Signal:
 
     def __init__(self) -> None:
         self._next: asyncio.Event | None = None
-        """There once somebody waits."""
 
     async def wait(self) -> None:
         """Return at the next `wake`."""

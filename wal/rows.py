@@ -147,8 +147,7 @@ def lay_out(
             of_group[vchannel] = first, before + count
     batches = []
     for batch, column, segment_id in zip(encoded, columns, segments or repeat(0), strict=False):
-        target = batch.target
-        of_groups, places, parts, first_offsets = column
+        target, (of_groups, places, parts, first_offsets) = batch.target, column
         batches.append(
             RowBatch(
                 type=target.type,

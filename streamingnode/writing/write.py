@@ -113,19 +113,15 @@ class Write:
         """Return the group that writes pieces."""
         if self.txn_id:
             return AppendGroup(messages_of(pieces, self.txn_id))
-        return rows_group(pieces, is_transaction=self._is_transaction)
+        return rows_group(pieces, is_transaction=self.kind == "upsert")
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
         """Return what the messages of these rows take at most; of one row, exactly that."""
         return self._bytes_of(rows) + (self._bytes_of(self.target.keys_of(rows)) if self.kind == "upsert" else 0)
 
     @property
-    def _is_transaction(self) -> bool:
-        return self.kind == "upsert" and not self.txn_id
-
-    @property
     def _overhead_bytes(self) -> int:
-        return TRANSACTION_OVERHEAD_BYTES if self._is_transaction else 0
+        return TRANSACTION_OVERHEAD_BYTES if self.kind == "upsert" and not self.txn_id else 0
 
     def _bytes_of(self, rows: pa.RecordBatch) -> int:
         shards = min(rows.num_rows, len(self.target.info.vchannels))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flusher.directory import NodeDirectory
-from flusher.run import FlushOptions
+from flusher.run import MESSAGES_PER_STEP, FlushOptions
 from tests.flusher.cut_reading import deletes_in, manifests, read_file, rows_in
 from tests.flusher.stamped_log import StampedLog, Table, flusher_of
 from wal.memory_store import MemoryLogStore
@@ -182,5 +182,35 @@ def test_a_pack_with_rows_of_a_dropped_partition_leaves_the_others(tmp_path: Pat
         log.cut()
         (cut,) = await flushed(tmp_path, log, store, FlushOptions())
         assert [found["id"].to_pylist() for found in cut.values()] == [[3]]
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("writes, waits", [(3, True), (MESSAGES_PER_STEP, False)])
+def test_flusher_waits_for_more_after_a_few_writes_and_not_after_a_full_entry(
+    writes: int, waits: bool, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        store = MemoryLogStore()
+        log = StampedLog(await store.open_log("p0"))
+        table = log.create()
+        flusher = flusher_of(NodeDirectory(tmp_path), store, log.log, options=FlushOptions(gather_s=1e6))
+
+        async def taken(more_than: int = 0) -> int:
+            while flusher._run is None or flusher._run.open_cut.taken_bytes <= more_than:
+                await anyio.lowlevel.checkpoint()
+            return flusher._run.open_cut.taken_bytes
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flusher.run)
+            with log.together():
+                for key in range(writes):
+                    log.insert(table, [key])
+            before = await taken()
+            log.insert(table, [writes])
+            with anyio.move_on_after(0.1 if waits else None):
+                await taken(before)
+                assert not waits
+            tasks.cancel_scope.cancel()
 
     anyio.run(main)

@@ -93,12 +93,12 @@ async def test_messages_take_no_more_than_was_planned_whatever_the_types(
 
 
 @given(
-    texts=st.lists(st.text(max_size=1_000) | st.just("x" * 1_900), min_size=1, max_size=PLAIN_ROWS_MAX),
+    texts=st.lists(st.text(max_size=1_000) | st.just("x" * 5_900), min_size=1, max_size=PLAIN_ROWS_MAX),
     shards=st.integers(1, 8),
     kind=st.sampled_from(["insert", "upsert", "delete"]),
 )
 def test_plain_rows_fit_a_group_however_they_are_encoded_or_are_none(texts: list[str], shards: int, kind: Kind) -> None:
-    write, bytes_max = Write(kind, write_target(TEXT_KEYS, shards=shards), DEFAULT_PARTITION_ID), 8_000
+    write, bytes_max = Write(kind, write_target(TEXT_KEYS, shards=shards), DEFAULT_PARTITION_ID), 30_000
     keys = [f"{number}{text}" for number, text in enumerate(texts)]
     pieces = write.plain(keys if kind == "delete" else [{"id": key, "count": 1} for key in keys], bytes_max)
     if pieces is None:
