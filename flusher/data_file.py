@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
 from flusher.manifest import OFFSET, TICK, VCHANNEL, DataFile, DeleteFile, SegmentFile, stored_schema
 from wal.codec import crc32c
-from wal.entry import Numbers, RowBatch
+from wal.entry import U4, Numbers, RowBatch
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
 
@@ -67,10 +67,12 @@ class Rows(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, batch: RowBatch, ticks: Numbers) -> Self:
-        """Return rows that keep no more than twice their bytes in memory: keys deleted would keep the rows beside them."""
-        payload = batch.payload
+        """Return rows that keep no more than twice their bytes of an entry in memory: keys deleted would keep all of it."""
+        payload, count = batch.payload, len(batch.groups)
         if isinstance(payload, memoryview) and 2 * len(payload) < len(payload.obj):  # type: ignore[arg-type]
             batch = replace(batch, payload=bytes(payload))
+        if 2 * count < len(ticks):
+            ticks, batch = ticks.take(batch.groups), replace(batch, groups=np.arange(count, dtype=U4))
         return cls(batch, ticks)
 
 

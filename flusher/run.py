@@ -133,13 +133,8 @@ class OpenCut:
             info = self._collection(batch.collection_id)
             if info.schema_version != batch.schema_version:
                 raise Corrupt(f"rows of {info.name} have schema version {batch.schema_version}, which it never had")
-            place = {
-                "path": segment_path(info.id, batch.segment_id),
-                "collection_id": info.id,
-                "vchannel": batch.vchannel,
-                "segment_id": batch.segment_id,
-                "partition_id": batch.partition_id,
-            }
+            place = {"collection_id": info.id, "vchannel": batch.vchannel, "partition_id": batch.partition_id}
+            place |= {"path": segment_path(info.id, batch.segment_id), "segment_id": batch.segment_id}
             file = self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
             self.files[batch.segment_id] = file
         self.files[batch.segment_id].add(rows)

@@ -89,7 +89,7 @@ async def _timed(interceptor: Interceptor, inner: AppendPack, observer: AppendOb
 
 
 class RoomInterceptor(Interceptor):
-    """Lets appends in as there is room in `memory`, which is the node's, and in the log's queue (`Log.admit`)."""
+    """Lets bodies in as there is room in `memory`, which is the node's, and all as there is in the log's queue."""
 
     name = "room"
 
@@ -99,7 +99,7 @@ class RoomInterceptor(Interceptor):
         self._closing = False
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
-        """Append once there is room; the pack's bytes count until the log has acknowledged it, or it failed."""
+        """Append once there is room; bodies count until the log has acknowledged them, or they failed."""
         size_bytes = pack.size_bytes
         # Rows that go together hold theirs since they came to wait. Appends that hold room wait for those without rows: a
         # segment that is made, a commit or a schema change that ends. If these waited in turn, nobody would go on.

@@ -49,7 +49,7 @@ class WalLimits:
 
 
 PENDING_BYTES_MAX = 64 << 20
-"""What rows that wait to be packed may hold, unless the node says otherwise."""
+"""What rows that wait to be packed, or are on their way, may hold, unless the node says otherwise."""
 
 
 class Term(Protocol):

@@ -25,7 +25,8 @@ Numbers = npt.NDArray[Any]
 
 @lru_cache(maxsize=1024)
 def _number(value: int, kind: np.dtype[Any]) -> Numbers:
-    return np.array([value], kind)
+    (number := np.array([value], kind)).flags.writeable = False
+    return number
 
 
 def numbers(values: Sequence[int], kind: np.dtype[Any]) -> Numbers:

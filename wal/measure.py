@@ -67,9 +67,9 @@ class Rate:
         self._counts: dict[int, int] = {}
         self.total = 0
 
-    def add(self, count: int) -> None:
-        """Count something that happened now."""
-        second = int(self._clock())
+    def add(self, count: int, at_s: float | None = None) -> None:
+        """Count something that happened now, or at an earlier time of the clock."""
+        second = int(self._clock() if at_s is None else at_s)
         if second not in self._counts:
             self._counts = {each: self._counts[each] for each in self._counts if each >= second - WINDOW_S}
         self._counts[second] = self._counts.get(second, 0) + count

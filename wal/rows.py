@@ -105,7 +105,7 @@ def lay_out(
     encoded: Sequence[Encoded],
     *,
     next_offsets: Mapping[str, int],
-    segments: Sequence[int] = (),
+    segments: Sequence[int] | None = None,
 ) -> LaidOut:
     """Return encoded groups with their places in the entry and their offsets; `segments` are those of the batches.
 
@@ -146,7 +146,7 @@ def lay_out(
             first, before = of_group.get(vchannel, (offset, 0))
             of_group[vchannel] = first, before + count
     batches = []
-    for batch, column, segment_id in zip(encoded, columns, segments or repeat(0), strict=False):
+    for batch, column, segment_id in zip(encoded, columns, segments or [0] * len(encoded), strict=True):
         target, (of_groups, places, parts, first_offsets) = batch.target, column
         batches.append(
             RowBatch(

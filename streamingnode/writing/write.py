@@ -47,7 +47,7 @@ _FILL = 0.9
 """How full slices are planned: rows differ in size."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Write:
     """An insert, an upsert or a delete on one collection: how rows or keys become append groups.
 

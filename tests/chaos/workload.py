@@ -231,8 +231,7 @@ async def _streamed(asked: _Asked) -> bool:
             raise _GivenUp
         return await node.commit_transaction(txn_id)
 
-    await asked.recorder.record(asked.process, "rollback" if gives_up else "streamed", writes, call)
-    return True
+    return await asked.recorder.record(asked.process, "rollback" if gives_up else "streamed", writes, call)
 
 
 async def _before_commit(step: Awaitable[T]) -> T:

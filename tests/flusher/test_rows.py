@@ -11,6 +11,7 @@ from flusher import data_file
 from flusher.data_file import Rows, decode_rows, split_rows
 from flusher.manifest import DataFile, DeleteFile, SegmentFile, stored_schema
 from tests.flusher.stamped_log import message_rows, packed_rows
+from wal.entry import U4, U8
 from wal.errors import Corrupt
 
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "item": pa.string()}
@@ -87,6 +88,14 @@ def test_rows_keep_no_more_of_their_entry_than_twice_their_bytes(entry_bytes: in
     payload = Rows.of(replace(batch, payload=memoryview(entry)[:100]), ticks).batch.payload
     assert bytes(payload) == entry[:100]
     assert (isinstance(payload, memoryview) and payload.obj is entry) == is_kept
+
+
+def test_rows_of_one_write_of_many_keep_its_tick_alone() -> None:
+    batch = replace(packed_rows(encode(0, 3), [3], [0], [7]).batch, groups=np.array([400], U4))
+    rows = Rows.of(batch, np.arange(1_000, 1_512, dtype=U8))
+    assert rows.ticks.nbytes == U8.itemsize
+    table = decode_rows([rows], SCHEMA, vchannel="p0_1v0", kind=SegmentFile, whole=True)
+    assert as_rows(table) == [(each, f"item {each}", 1_400, 7 + each, "p0_1v0") for each in range(3)]
 
 
 @pytest.mark.parametrize("chunk_bytes_min, chunks", [(100, 10), (1 << 20, 1)], ids=["chunks", "joined"])

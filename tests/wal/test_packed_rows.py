@@ -11,7 +11,7 @@ from tests.wal.entries import packed_entry
 from tests.wal.packed import FakeTarget, delete_group, insert_group, piece, transaction_group
 from tests.wal.random_packs import ONE, THREE, Group, is_whole, model_of, random_groups, said, said_by, said_in
 from wal.append import AppendGroup
-from wal.entry import LogEntry, PackedRows, TransactionBuffer, messages_of, row_batches, up_to
+from wal.entry import U4, LogEntry, PackedRows, TransactionBuffer, messages_of, numbers, row_batches, up_to
 from wal.headers import CommitTxnHeader, InsertHeader, MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TransactionMessage
 from wal.position import MemoryMessageId
@@ -187,3 +187,9 @@ def test_a_batch_without_chosen_groups_is_left_out(kind: MessageType) -> None:
     kept = rows.only(np.array([True, False]))
     assert kept is not None
     assert [batch.type for batch in kept.batches] == [kind]
+
+
+def test_array_of_one_that_is_kept_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        numbers([1], U4)[0] = 9
+    assert numbers([1], U4).tolist() == [1]

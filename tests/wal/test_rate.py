@@ -46,3 +46,17 @@ def test_rate_of_a_young_counter_is_over_its_age() -> None:
     rate.add(8)
     clock.now_s += 4
     assert rate.per_second == 2.0
+
+
+def test_rate_of_what_is_counted_later_is_of_when_it_happened() -> None:
+    clock = Clock()
+    clock.now_s = 1000.0
+    rate = Rate(clock)
+    happened_s = clock.now_s
+    clock.now_s += 1.5
+    rate.add(3, happened_s)
+    assert rate.per_second == 3.0
+    clock.now_s += 3600
+    rate.add(500, happened_s)
+    clock.now_s += 2
+    assert rate.per_second == 0.0
