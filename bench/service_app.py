@@ -6,6 +6,7 @@ A FastAPI app under uvicorn with httptools and uvloop, as `uvicorn[standard]` is
 
 import argparse
 import asyncio
+import gc
 import socket
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,6 +42,8 @@ def make_app(store: Store, directory: Path, opened: Callable[[], None]) -> FastA
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with store(directory) as commit:
             commits.append(commit)
+            gc.collect()
+            gc.freeze()  # as docs/guide.md says, with every store
             opened()
             yield
 
