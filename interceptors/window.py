@@ -172,7 +172,7 @@ class Window:
             if len(sequences) - bisect_left(sequences, lowest) <= kept_max:
                 break
             self._forget(known, lowest)
-        results_max = self.limits.results_max
+        results_max = self.limits.results_max  # asked first: to count what is held takes longer than the rest
         while self.results > results_max and self.results > results_max + len(self.held) and self._forget_one():
             pass
 

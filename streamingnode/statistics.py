@@ -112,7 +112,7 @@ UNCOUNTED_MAX = 256
 
 
 class AppendMeter:
-    """Counts and times the appends of a node, over all terms of its log: about 1 us for each.
+    """Counts and times the appends of a node, over all terms of its log: about 2 us for each.
 
     A user's own observer hears everything too.
     """
