@@ -139,14 +139,18 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     def settle(self, outcome: "AppendResult | Exception") -> None:
         """Tell the appender what became of the group; the first outcome stands."""
-        self.release()
         tried: AppendGroup | None = self
         while tried is not None:
+            if tried.memory is not None:
+                tried.memory.give_back(tried.rows_bytes)
+                tried.memory = None
             if tried.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
                 outcome = in_doubt(tried.doubt, outcome)
             if tried.outcome is None:
                 tried.outcome = outcome
-            waiter = None if tried.waiter is None or tried.waiter.done() else tried.waiter
+            waiter = tried.waiter
+            if waiter is not None and waiter.done():
+                waiter = None
             if isinstance(outcome, AppendResult):
                 tried.pack = None  # nobody asks any more, and what refers to itself would wait for garbage collection
                 if waiter is not None:
@@ -159,9 +163,9 @@ class AppendGroup(msgspec.Struct, eq=False):
         """Give back the memory it holds, by this try or by the one that it repeats."""
         tried: AppendGroup | None = self
         while tried is not None:
-            memory, tried.memory = tried.memory, None
-            if memory is not None:
-                memory.give_back(tried.rows_bytes)
+            if tried.memory is not None:
+                tried.memory.give_back(tried.rows_bytes)
+                tried.memory = None
             tried = tried.earlier
 
     def result(self) -> "AppendResult":
@@ -224,7 +228,8 @@ class Pack(msgspec.Struct, eq=False):
     """How many messages the entry has."""
     message_counts: Sequence[int] = ()
     batches: Sequence[RowBatch] = ()
-    rows: PackedRows | None = None
+    logged: "Sequence[MutableMessage] | PackedRows" = ()
+    """What its entry has, which may have been tried before."""
     ticket: AppendTicket | None = None
     refused: int = 0
     """How many groups left it with an error."""
@@ -232,7 +237,7 @@ class Pack(msgspec.Struct, eq=False):
     """Those of its only group; none for rows."""
 
     def __post_init__(self) -> None:
-        self.messages = self.groups[0].messages
+        self.messages = self.logged = self.groups[0].messages
         self.message_count = len(self.messages)
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, "a group is appended once; build a new one"
@@ -321,20 +326,36 @@ class Pack(msgspec.Struct, eq=False):
 
     @property
     def stamp_of_entry(self) -> ProducerStamp | None:
-        """Which write the entry is as a whole."""
-        return (self.groups[0].producer or self.producer) if self.messages else self.producer
+        """Which write the entry is as a whole: rows of several writes have stamps of their own beside it."""
+        return self.producer or (None if isinstance(self.logged, PackedRows) else self.groups[0].producer)
 
     def encode(self, wal_name: str, *, first_position: int, previous_crc32c: int) -> bytes:
         """Return the entry's bytes at a position."""
-        messages = self.messages
-        if messages:
-            return encode_entry(
-                messages, first_position=first_position, previous_crc32c=previous_crc32c, producer=self.stamp_of_entry
-            )
+        self.logged = logged = self.messages or self._alone() or self._packed(wal_name, first_position)
+        if isinstance(logged, PackedRows):
+            return encode_rows(logged, previous_crc32c=previous_crc32c, producer=self.producer)
+        return encode_entry(
+            logged, first_position=first_position, previous_crc32c=previous_crc32c, producer=self.stamp_of_entry
+        )
+
+    def _alone(self) -> Sequence[MutableMessage]:
+        """Return the message that rows are which went alone, of one kind to one shard: without boundaries to look at.
+
+        None for others, and for those of a named producer that came with others: their entry has the stamp of those.
+        """
+        batch, group = self.batches[0], self.groups[0]
+        if self.message_count > 1 or (group.producer and self.producer):
+            return ()
+        header = batch.header(0, batch.rows, batch.offsets.item(0))
+        message = MutableMessage(batch.type, header, batch.vchannel, batch.payload)
+        message.with_time_tick(self.time_tick).with_last_confirmed(self.last_confirmed).with_wal_term(self.wal_term)
+        return (message,)
+
+    def _packed(self, wal_name: str, first_position: int) -> PackedRows:
         groups, counts = self.groups, self.message_counts
         assert len(counts) == len(groups), "rows are laid out before they come to the log"
         producers = tuple([group.producer for group in groups])
-        self.rows = PackedRows(
+        return PackedRows(
             wal_name=wal_name,
             wal_term=self.wal_term,
             last_confirmed_position=first_position if self.last_confirmed is None else self.last_confirmed,
@@ -347,7 +368,6 @@ class Pack(msgspec.Struct, eq=False):
             time_tick=self.time_tick,
             position=first_position + self.message_count - 1,
         )
-        return encode_rows(self.rows, previous_crc32c=previous_crc32c, producer=self.producer)
 
     def entry(self, wal_name: str) -> LogEntry:
         """Return the entry that the pack is in its log, frozen: its messages may be used again afterwards."""
@@ -355,6 +375,7 @@ class Pack(msgspec.Struct, eq=False):
         assert ticket is not None, "the pack has its place"
         first = ticket.first_position
         last_confirmed = first if self.last_confirmed is None else self.last_confirmed
+        messages, rows = ((), self.logged) if isinstance(self.logged, PackedRows) else (self.logged, None)
         return LogEntry(
             first_position=first,
             time_tick=self.time_tick,
@@ -375,9 +396,9 @@ class Pack(msgspec.Struct, eq=False):
                     time_tick=self.time_tick,
                     wal_term=self.wal_term,
                 )
-                for position, message in enumerate(self.messages, first)
+                for position, message in enumerate(messages, first)
             ),
-            rows=self.rows,
+            rows=rows,
             producer=self.stamp_of_entry,
         )
 
@@ -387,10 +408,7 @@ class Pack(msgspec.Struct, eq=False):
         assert ticket is not None, "the pack has its place"
         first, durable = ticket.first_position, ticket.durable.done()
         last_confirmed = first if self.last_confirmed is None else self.last_confirmed
-        if self.rows is None:
-            positions, counts, message = [first], [len(self.messages)], self.messages[0]
-        else:
-            positions, counts, message = self.rows.positions.tolist(), self.rows.counts.tolist(), None
+        message, counts = self.message, self.message_counts or (self.message_count,)
         return [
             AppendResult(
                 kind=kind,
@@ -402,7 +420,7 @@ class Pack(msgspec.Struct, eq=False):
                 row_offsets=group.row_offsets or {},
                 durable=durable,
             )
-            for group, position, count in zip(self.groups, positions, counts, strict=True)
+            for group, position, count in zip(self.groups, accumulate(counts, initial=first), counts, strict=False)
         ]
 
     def require_tick_above(self, last_tick: int) -> None:

@@ -67,6 +67,13 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         """What the batch counts for in buffers, in bytes."""
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
+    def header(self, part: int, count: int, offset: int) -> InsertHeader | DeleteHeader:
+        """Return the header of the message that a boundary is."""
+        if self.type is MessageType.DELETE:
+            return DeleteHeader(self.collection_id, count, offset, part)
+        place = self.collection_id, self.partition_id, self.schema_version
+        return InsertHeader(*place, count, self.segment_id, offset, part)
+
     def of_groups(self, chosen: npt.NDArray[np.bool_]) -> Self | None:
         """Return the boundaries of chosen groups, None when there are none."""
         kept = chosen[self.groups]
@@ -204,18 +211,11 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             )
         made.sort(key=lambda each: each[:2])
         for group, place, batch, part, start, count, offset in made:
-            header = (
-                InsertHeader(
-                    batch.collection_id, batch.partition_id, batch.schema_version, count, batch.segment_id, offset, part
-                )
-                if batch.type is MessageType.INSERT
-                else DeleteHeader(batch.collection_id, count, offset, part)
-            )
             yield (
                 group,
                 Message(
                     type=batch.type,
-                    header=header,
+                    header=batch.header(part, count, offset),
                     vchannel=batch.vchannel,
                     payload=batch.payload,
                     first_row=start,
@@ -272,14 +272,15 @@ def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
             schema_version=schema_version,
             segment_id=segment_id,
             payload=body.payload,
-            groups=np.zeros(1, U4),
-            places=np.zeros(1, U4),
-            parts=np.full(1, header.part, U2),
-            starts=np.full(1, body.first_row, U4),
-            counts=np.full(1, header.rows, U4),
-            offsets=np.full(1, offset, U8),
+            groups=numbers((0,), U4),
+            places=numbers((0,), U4),
+            parts=numbers((header.part,), U2),
+            starts=numbers((body.first_row,), U4),
+            counts=numbers((header.rows,), U4),
+            offsets=np.array((offset,), U8),
+            rows=header.rows,
         )
-        yield batch, np.full(1, body.time_tick, U8)
+        yield batch, np.array((body.time_tick,), U8)
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

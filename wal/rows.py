@@ -113,6 +113,8 @@ def lay_out(
     before it; a transaction has a begin in front and a commit behind. Rows of a vchannel count up in that order from its
     next offset; a delete gets the offset that the next row would have, so it removes what came before it in the same entry.
     """
+    if len(encoded) == 1 and len(encoded[0].pieces) == len(groups) == sum(map(len, groups)) and not any(transactions):
+        return _lay_out_one_each(encoded[0], next_offsets[encoded[0].vchannel], segments[0] if segments else 0)
     boundaries: list[tuple[int, int, int]] = []
     columns: list[tuple[list[int], ...]] = []
     offsets: dict[str, int] = {}
@@ -145,28 +147,50 @@ def lay_out(
             of_group = row_offsets[group]
             first, before = of_group.get(vchannel, (offset, 0))
             of_group[vchannel] = first, before + count
-    batches = []
-    for batch, column, segment_id in zip(encoded, columns, segments or [0] * len(encoded), strict=True):
-        target, (of_groups, places, parts, first_offsets) = batch.target, column
-        batches.append(
-            RowBatch(
-                type=target.type,
-                vchannel=batch.vchannel,
-                collection_id=target.collection_id,
-                partition_id=target.partition_id,
-                schema_version=target.schema_version,
-                segment_id=segment_id,
-                payload=batch.payload,
-                groups=numbers(of_groups, U4),
-                places=numbers(places, U4),
-                parts=numbers(parts, U2),
-                starts=numbers([0, *accumulate(batch.counts[:-1])], U4),
-                counts=numbers(batch.counts, U4),
-                offsets=np.array(first_offsets, U8),
-                rows=sum(batch.counts),
-            )
-        )
+    batches = [
+        _placed(batch, segment_id, *column)
+        for batch, column, segment_id in zip(encoded, columns, segments or [0] * len(encoded), strict=True)
+    ]
     return LaidOut(counts, batches, row_offsets)
+
+
+def _lay_out_one_each(batch: Encoded, next_offset: int, segment_id: int) -> LaidOut:
+    """Do the same where each group is one message of one batch, as most are: without a look at each of them."""
+    counts, groups = batch.counts, len(batch.counts)
+    offsets = [next_offset] * groups
+    row_offsets: list[dict[str, tuple[int, int]]] = [{} for _ in counts]
+    if batch.target.type is MessageType.INSERT:
+        offsets = [*accumulate(counts[:-1], initial=next_offset)]
+        row_offsets = [{batch.vchannel: of_group} for of_group in zip(offsets, counts, strict=True)]
+    nought = [0] * groups
+    return LaidOut([1] * groups, [_placed(batch, segment_id, range(groups), nought, nought, offsets)], row_offsets)
+
+
+def _placed(
+    batch: Encoded,
+    segment_id: int,
+    groups: Sequence[int],
+    places: Sequence[int],
+    parts: Sequence[int],
+    offsets: Sequence[int],
+) -> RowBatch:
+    target, counts = batch.target, batch.counts
+    return RowBatch(
+        type=target.type,
+        vchannel=batch.vchannel,
+        collection_id=target.collection_id,
+        partition_id=target.partition_id,
+        schema_version=target.schema_version,
+        segment_id=segment_id,
+        payload=batch.payload,
+        groups=numbers(groups, U4),
+        places=numbers(places, U4),
+        parts=numbers(parts, U2),
+        starts=numbers([*accumulate(counts[:-1], initial=0)], U4),
+        counts=numbers(counts, U4),
+        offsets=np.array(offsets, U8),
+        rows=sum(counts),
+    )
 
 
 def row_offsets(batches: Iterable[RowBatch], groups: int) -> list[dict[str, tuple[int, int]]]:

@@ -150,7 +150,7 @@ class Producer:
         self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None
     ) -> Awaitable[WriteResult]:
         place, last = self._place(sequence), list[AppendGroup]()
-        pieces = write.plain(rows, self._writes.limits.group_bytes_max)
+        pieces = write.at_once(rows, self._writes.limits.group_bytes_max)
         if pieces is not None and timeout is None:
             return self._append(place, write.group(pieces))
 

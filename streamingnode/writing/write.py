@@ -84,6 +84,18 @@ class Write:
             return None  # of each key the last row, which Arrow finds
         return Piece(target.deletes, keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
 
+    def at_once(self, rows: Rows | Keys, bytes_max: int) -> Sequence[Piece] | None:
+        """Return rows or keys as pieces of one group of `bytes_max`: a few plain values, or a small batch, uncopied.
+
+        None for what may need more, or a thread. Raises `SchemaMismatch`.
+        """
+        if type(rows) is not pa.RecordBatch:
+            return self.plain(rows, bytes_max)
+        if not rows.num_rows or (self.kind == "upsert" and rows.num_rows > 1) or not _is_small(rows):
+            return None
+        pieces = self.pieces(self._batches(rows)[0])
+        return pieces if sum([piece.size for piece in pieces]) + self._overhead_bytes <= bytes_max else None
+
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
         return self._batches(rows) if _is_small(rows) else await to_thread.run_sync(self._batches, rows)
@@ -229,7 +241,7 @@ class Writes:
 
 def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
     """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
-    pieces = write.plain(rows, writes.limits.group_bytes_max)
+    pieces = write.at_once(rows, writes.limits.group_bytes_max)
     if pieces is not None:
         group = write.group(pieces)
         return writes.append(group) if timeout is None else writes.append_within(timeout, group, f"the {write.kind}")

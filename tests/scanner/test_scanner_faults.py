@@ -81,14 +81,14 @@ async def test_what_came_before_an_impossible_commit_is_delivered_before_the_err
 
 async def test_a_cancelled_next_batch_is_returned_by_the_next_call() -> None:
     journal = await Journal.create()
-    for _ in range(10):
+    for _ in range(20):
         journal.insert(b"row")
     log, doors = FaultyLog(journal.log), Doors()
     log.gate = doors
     scanner = Scanner(log.as_log, None, DeliverPolicy.all(), **SMALL)
     messages: list[AnyMessage] = []
     cancelled = 0
-    while not messages or messages[-1].time_tick < 10:
+    while not messages or messages[-1].time_tick < 20:
         attempt = asyncio.create_task(scanner.next_batch())
         for _ in range(3):
             await asyncio.sleep(0)

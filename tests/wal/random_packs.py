@@ -57,6 +57,17 @@ def random_groups(draw: st.DrawFn, groups_max: int = 8) -> list[AppendGroup]:
     return groups
 
 
+def go_alone(groups: Sequence[AppendGroup]) -> bool:
+    """Whether these groups are one write of one kind to one shard, which is in the log as a message."""
+    boundaries = sum(len({shard for shard, _ in each.rows}) for group in groups for each in group.pieces)
+    return boundaries == 1 and not groups[0].is_transaction
+
+
+def groups_that_pack() -> st.SearchStrategy[list[AppendGroup]]:
+    """Return groups that are in the log as packed rows."""
+    return random_groups().filter(lambda groups: not go_alone(groups))
+
+
 class Said(NamedTuple):
     """A message of rows as its reader gets it."""
 

@@ -4,10 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
 
-from tests.wal.entries import comparable, stamped
+from tests.wal.entries import comparable, packed_entry, stamped
 from tests.wal.manual_log import A, B, begin, commit, insert, time_tick
 from tests.wal.packed import FakeTarget, insert_group, pack_of, piece, rows_group, transaction_group
+from tests.wal.random_packs import go_alone, model_of, producers, random_groups, said, said_in
 from tests.wal.steered_wal import drop
 from wal.append import AppendGroup, AppendResult, AppendTicket, Pack
 from wal.codec import decode_entry, entry_crc32c
@@ -266,7 +268,30 @@ async def test_entry_of_a_pack_is_what_its_bytes_decode_to(groups: list[AppendGr
 
 def test_stamp_of_an_entry_is_that_of_its_messages_or_of_the_pack() -> None:
     named, node = ProducerStamp(9, 1, 4), ProducerStamp(1, 3, 8)
-    messages, rows = Pack([begin()], producer=node), Pack([insert()], producer=node)
-    assert (messages.stamp_of_entry, rows.stamp_of_entry) == (node, node)
-    messages.groups[0].producer = rows.groups[0].producer = named
-    assert (messages.stamp_of_entry, rows.stamp_of_entry) == (named, node), "rows have stamps of their own beside it"
+    of_node, of_named = Pack([begin()], producer=node), Pack([begin()])
+    of_named.groups[0].producer = named
+    assert (of_node.stamp_of_entry, of_named.stamp_of_entry) == (node, named)
+
+
+@given(group=random_groups(groups_max=1), producer=producers)
+def test_a_write_that_goes_alone_to_one_shard_is_a_message_and_says_what_the_packed_row_would(
+    group: list[AppendGroup], producer: ProducerStamp | None
+) -> None:
+    group[0].producer = producer
+    entry = packed_entry(*group, tick=100, first_position=40, last_confirmed=17, term=3)
+    assert (entry.rows is None) == go_alone(group)
+    if entry.rows is None:
+        (expected,) = said_in(model_of(group, first_tick=100, first_position=40))
+        assert tuple(map(said, entry.messages)) == expected
+        assert (entry.producer, entry.last_confirmed_position, entry.wal_term) == (producer, 17, 3)
+
+
+def test_a_write_of_a_producer_that_is_left_of_a_pack_keeps_its_stamp_beside_that_of_the_entry() -> None:
+    named, node = ProducerStamp(9, 1, 4), ProducerStamp(1, 3, 8)
+    pack = stamped(pack_of(insert()), tick=100)
+    pack.producer, pack.groups[0].producer = node, named
+    entry = decode_entry(
+        pack.encode("memory", first_position=5, previous_crc32c=0), wal_name="memory", previous_crc32c=0
+    )
+    assert entry.rows is not None
+    assert (entry.producer, entry.rows.producers) == (node, (named,))

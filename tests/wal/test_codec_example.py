@@ -96,7 +96,7 @@ def test_the_documented_header_sizes_are_the_real_ones() -> None:
     assert f"Each message is {MESSAGE_HEADER_BYTES} bytes" in text
 
 
-@pytest.mark.parametrize("groups", [1, 2, 5])
+@pytest.mark.parametrize("groups", [2, 5])
 @pytest.mark.parametrize("has_stamps", [False, True])
 def test_the_documented_sizes_of_a_group_and_a_boundary_are_the_real_ones(groups: int, has_stamps: bool) -> None:
     text = FORMAT.read_text()
@@ -114,6 +114,6 @@ def _rows(groups: int, *, has_stamps: bool) -> PackedRows:
     for group in pack.groups:
         group.producer = ProducerStamp(9, 1, 4) if has_stamps else None
     pack.encode("rocks", first_position=1, previous_crc32c=0)
-    assert pack.rows is not None
-    assert np.all(pack.rows.counts == 1)
-    return pack.rows
+    assert isinstance(pack.logged, PackedRows)
+    assert np.all(pack.logged.counts == 1)
+    return pack.logged

@@ -13,6 +13,7 @@ from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
 from tests.interceptors.live_channel import LiveChannel, delete, group_of, insert, settle_tasks
 from wal.append import AppendGroup, AppendResult, Pack
+from wal.entry import PackedRows
 from wal.errors import Indeterminate, Overloaded
 from wal.headers import MessageType
 from wal.position import NODE_PRODUCER_ID, Place, ProducerStamp
@@ -56,7 +57,8 @@ async def rows_in(channel: LiveChannel) -> list[int]:
 
 async def sequences_in(channel: LiveChannel) -> list[int]:
     """Return the sequences of the feed's groups, in the order of the log."""
-    stamps = [stamp for entry in await channel.entries() if entry.rows is not None for stamp in entry.rows.producers]
+    entries = await channel.entries()
+    stamps = [stamp for entry in entries for stamp in (entry.rows.producers if entry.rows else [entry.producer])]
     return [stamp.sequence for stamp in stamps if stamp is not None and stamp.producer_id == FEED]
 
 
@@ -230,9 +232,9 @@ async def test_each_group_of_a_pack_that_is_known_as_a_whole_hears_its_own_resul
             await reopened.append_pack(repeated)
             assert channel.memory.next_position == position
         results = [group.result() for group in groups]
-        assert pack.rows is not None
-        assert [result.time_tick for result in results] == pack.rows.ticks.tolist()
-        assert [result.first_position for result in results] == pack.rows.positions.tolist()
+        assert isinstance(pack.logged, PackedRows)
+        assert [result.time_tick for result in results] == pack.logged.ticks.tolist()
+        assert [result.first_position for result in results] == pack.logged.positions.tolist()
         assert [dict(result.row_offsets) for result in results] == [
             {info.vchannels[0]: (first, count)} for first, count in ((10, 1), (11, 2), (13, 4))
         ]

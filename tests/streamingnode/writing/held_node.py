@@ -12,6 +12,7 @@ from streamingnode.read_message import ReadMessage
 from streamingnode.writing.write import WriteResult
 from tests.failing_disk import FailingDisk
 from wal.entry import LogEntry
+from wal.headers import DML
 
 FIELDS: dict[str, pa.DataType] = {"id": pa.int64(), "item": pa.string()}
 SCHEMA = pa.schema(FIELDS)
@@ -46,11 +47,11 @@ class Held:
         """Return the entries with rows since the node was ready."""
         await self.node.consistent_tick()
         log = self.node._channel.log
-        return [entry for entry in await log.read(self._start, bytes_max=1 << 30) if entry.rows is not None]
+        return [entry for entry in await log.read(self._start, bytes_max=1 << 30) if has_rows(entry)]
 
     async def groups(self) -> list[int]:
         """Return how many writes each of these entries holds."""
-        return [len(entry.rows.ticks) for entry in await self.entries() if entry.rows is not None]
+        return [1 if entry.rows is None else len(entry.rows.ticks) for entry in await self.entries()]
 
     async def messages(self, collection: str = "c") -> list[ReadMessage]:
         async with self.node.read(collection, until=await self.node.consistent_tick()) as messages:
@@ -58,6 +59,11 @@ class Held:
 
     async def found(self, collection: str = "c") -> dict[int, str]:
         return await contents(self.node, collection)
+
+
+def has_rows(entry: LogEntry) -> bool:
+    """Whether rows or keys are in an entry, which are a message where they went alone."""
+    return entry.head is None or entry.head.type in DML
 
 
 async def contents(node: Node, collection: str = "c") -> dict[int, str]:
