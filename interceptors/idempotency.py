@@ -10,7 +10,6 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -26,8 +25,7 @@ from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
 from wal.runtime import carry_on
 
 
-@dataclass(slots=True, eq=False)
-class _Try:
+class _Try(msgspec.Struct, eq=False):
     """A first try under way; `waiting` is made when somebody waits for it.
 
     `key` is there once its sequence is. A group that leaves its pack to come again has another try then, not this one.
@@ -165,8 +163,9 @@ class IdempotencyInterceptor(Interceptor):
         if own is not None and not own.sequence:
             pack.producer = self._places.draw(own.producer_id, own.epoch)
         for attempt in tries:
-            write, stamp = attempt.write, attempt.stamp
-            if not stamp.sequence and write.pack is pack:
+            write = attempt.write
+            stamp = write.producer
+            if stamp is not None and not stamp.sequence and write.pack is pack:
                 drawn = write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
                 self._give_key(attempt, drawn)
 
@@ -206,7 +205,8 @@ class IdempotencyInterceptor(Interceptor):
         self._end(attempt, error or result)
 
     def _end(self, attempt: _Try, outcome: AppendResult | BaseException | None) -> None:
-        stamp, waiting = attempt.stamp, attempt.waiting
+        stamp, waiting = attempt.write.producer, attempt.waiting
+        assert stamp is not None, "only stamped writes are tries"
         assert attempt.key is not None, "what has no sequence is not under way"
         del self._under_way[attempt.key]
         if isinstance(outcome, AppendResult):

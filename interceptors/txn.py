@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 
 import msgspec
 
@@ -31,6 +32,7 @@ EXPIRY_INTERVAL_S = 0.2
 
 _ENDS = frozenset({MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 _CONTROL = _ENDS | {MessageType.BEGIN_TXN}
+_IS_TRANSACTION = attrgetter("is_transaction")
 
 
 class Commits:
@@ -138,7 +140,7 @@ class TxnInterceptor(Interceptor):
         """Stamp the transaction id and keep the session's books."""
         head = pack.message
         if head is None:  # rows that are a whole by themselves: nothing to do afterwards
-            if any(group.is_transaction for group in pack.groups):
+            if any(map(_IS_TRANSACTION, pack.groups)):
                 return self._buffered(pack, append)
             return append(pack)
         if head.type in _CONTROL:

@@ -6,10 +6,10 @@ may still send is held: nothing of it is forgotten, and no floor refuses it.
 """
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import msgspec
 
@@ -41,34 +41,56 @@ class ProducerLimits:
     """Named ones; each costs 40 bytes of each checkpoint."""
 
 
+class _Held(ref[Place]):
+    """Refers to the place that holds a write."""
+
+    __slots__ = ("write",)
+    write: Write
+
+
 class Places:
     """The writes that somebody may still send, and how far each producer's sequences have come; outlives terms."""
 
     def __init__(self) -> None:
         # Held for as long as anything refers to the place: the call or transaction that sends the write, or its group. So
         # there is nothing to give back, and nothing that could be given back too early.
-        self._held: WeakValueDictionary[Write, Place] = WeakValueDictionary()
+        self._held: dict[Write, _Held] = {}
+        self._dead: deque[ref[Place]] = deque()
+        """Of places that are gone, in whatever thread garbage was collected; to be taken out on the event loop."""
         self._last: dict[int, int] = {}
 
     def __contains__(self, write: object) -> bool:
+        if self._dead:
+            self._drop_dead()
         return write in self._held
 
     def __len__(self) -> int:
+        self._drop_dead()
         return len(self._held)
 
     def writes(self) -> frozenset[Write]:
         """Return what is held now."""
-        return frozenset(self._held.keys())
+        self._drop_dead()
+        return frozenset(self._held)
 
     def hold(self, place: Place) -> Place:
         """Hold a write from now on by this place, or by the one it has; it counts for the sequences drawn later."""
         write = (place.stamp.producer_id, place.stamp.sequence)
-        held = self._held.get(write)
+        known = self._held.get(write)
+        held = None if known is None else known()
         if held is not None and held.stamp.epoch == place.stamp.epoch:
             return held
-        self._held[write] = place
+        self._held[write] = known = _Held(place, self._dead.append)
+        known.write = write
         self.reach(*write)
         return place
+
+    def _drop_dead(self) -> None:
+        while self._dead:
+            gone = self._dead.popleft()
+            assert isinstance(gone, _Held), "only those are told of"
+            if self._held.get(gone.write) is gone:  # else it is held by another place since
+                del self._held[gone.write]
 
     def draw(self, producer_id: int, epoch: int) -> ProducerStamp:
         """Return the stamp of the producer's next write, which is not held."""

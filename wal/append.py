@@ -98,8 +98,6 @@ class AppendGroup(msgspec.Struct, eq=False):
     rows_bytes: int = 0
     producer: ProducerStamp | None = None
     place: Place | None = None
-    time_tick: int = 0
-    row_offsets: Mapping[str, tuple[int, int]] | None = None
     pack: "Pack | None" = None
     outcome: "AppendResult | Exception | None" = None
     waiter: "asyncio.Future[AppendResult] | None" = None
@@ -148,15 +146,14 @@ class AppendGroup(msgspec.Struct, eq=False):
                 outcome = in_doubt(tried.doubt, outcome)
             if tried.outcome is None:
                 tried.outcome = outcome
-            waiter = tried.waiter
-            if waiter is not None and waiter.done():
-                waiter = None
             if isinstance(outcome, AppendResult):
                 tried.pack = None  # nobody asks any more, and what refers to itself would wait for garbage collection
-                if waiter is not None:
+            waiter = tried.waiter
+            if waiter is not None and not waiter.done():
+                if isinstance(outcome, AppendResult):
                     waiter.set_result(outcome)
-            elif waiter is not None:
-                waiter.set_exception(outcome)
+                else:
+                    waiter.set_exception(outcome)
             tried = tried.earlier
 
     def release(self) -> None:
@@ -228,6 +225,8 @@ class Pack(msgspec.Struct, eq=False):
     """How many messages the entry has."""
     message_counts: Sequence[int] = ()
     batches: Sequence[RowBatch] = ()
+    row_offsets: Sequence[Mapping[str, tuple[int, int]]] = ()
+    """Of each group."""
     logged: "Sequence[MutableMessage] | PackedRows" = ()
     """What its entry has, which may have been tried before."""
     ticket: AppendTicket | None = None
@@ -238,7 +237,7 @@ class Pack(msgspec.Struct, eq=False):
 
     def __post_init__(self) -> None:
         self.messages = self.logged = self.groups[0].messages
-        self.message_count = len(self.messages)
+        self.message_count, self.row_offsets = len(self.messages), ({},)
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, "a group is appended once; build a new one"
             group.pack = self
@@ -274,7 +273,7 @@ class Pack(msgspec.Struct, eq=False):
     @property
     def size_bytes(self) -> int:
         """The groups' sizes added up."""
-        return sum([group.size_bytes for group in self.groups])
+        return sum([group.rows_bytes for group in self.groups]) or sum([each.size_bytes for each in self.messages])
 
     @property
     def has_books_to_close(self) -> bool:
@@ -306,17 +305,18 @@ class Pack(msgspec.Struct, eq=False):
     def stamp(self, time_tick: int, last_confirmed: int | None) -> None:
         """Give the groups their ticks, the last one of them `time_tick`, and all of them the position to resume at."""
         self.time_tick, self.last_confirmed = time_tick, last_confirmed
-        for tick, group in enumerate(self.groups, time_tick - len(self.groups) + 1):
-            group.time_tick = tick
         for message in self.messages:
             message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
 
+    @property
+    def first_tick(self) -> int:
+        """The tick of the first group; each of the others has the next one."""
+        return self.time_tick - len(self.groups) + 1
+
     def take_rows(self, laid_out: LaidOut) -> None:
         """Have the rows of the groups as they are laid out."""
-        self.message_counts, self.batches, row_offsets = laid_out
+        self.message_counts, self.batches, self.row_offsets = laid_out
         self.message_count = sum(laid_out.counts)
-        for group, of_group in zip(self.groups, row_offsets, strict=True):
-            group.row_offsets = of_group
 
     def stamp_wal_term(self, term: int) -> None:
         """Give the pack the term of the WAL that writes it."""
@@ -359,7 +359,7 @@ class Pack(msgspec.Struct, eq=False):
             wal_name=wal_name,
             wal_term=self.wal_term,
             last_confirmed_position=first_position if self.last_confirmed is None else self.last_confirmed,
-            ticks=np.arange(self.time_tick - len(groups) + 1, self.time_tick + 1, dtype=U8),
+            ticks=np.arange(self.first_tick, self.time_tick + 1, dtype=U8),
             positions=np.array([*accumulate(counts[:-1], initial=first_position)], U8),
             counts=numbers(counts, U4),
             transactions=numbers([group.is_transaction for group in groups], BOOL),
@@ -409,26 +409,48 @@ class Pack(msgspec.Struct, eq=False):
         first, durable = ticket.first_position, ticket.durable.done()
         last_confirmed = first if self.last_confirmed is None else self.last_confirmed
         message, counts = self.message, self.message_counts or (self.message_count,)
+        places = zip(accumulate(counts[:-1], initial=first), counts, self.row_offsets, strict=True)
         return [
             AppendResult(
                 kind=kind,
                 first_position=position,
                 count=count,
-                time_tick=group.time_tick,
+                time_tick=tick,
                 last_confirmed_position=last_confirmed,
-                txn_id=(group.time_tick if group.is_transaction else 0) if message is None else message.txn_id,
-                row_offsets=group.row_offsets or {},
+                txn_id=(tick if group.is_transaction else 0) if message is None else message.txn_id,
+                row_offsets=row_offsets,
                 durable=durable,
             )
-            for group, position, count in zip(self.groups, accumulate(counts, initial=first), counts, strict=False)
+            for tick, (group, (position, count, row_offsets)) in enumerate(
+                zip(self.groups, places, strict=True), self.first_tick
+            )
         ]
+
+    def settle(self, kind: type[MessageId]) -> None:
+        """Tell the appenders that the log has acknowledged the pack; `kind` is that of the log's ids."""
+        freed_bytes, memory = 0, self.groups[0].memory
+        for group, result in zip(self.groups, self.results(kind), strict=True):
+            waiter = group.waiter
+            if waiter is None or group.earlier is not None or group.memory is not memory:
+                group.settle(result)
+                continue
+            group.outcome, group.pack, group.memory = (
+                result,
+                None,
+                None,
+            )  # as `AppendGroup.settle` does, for all at once
+            freed_bytes += group.rows_bytes
+            if not waiter.done():
+                waiter.set_result(result)
+        if memory is not None:
+            memory.give_back(freed_bytes)
 
     def require_tick_above(self, last_tick: int) -> None:
         """Raise `InvalidArgument` unless the first tick is above that of the entry before it; every log asks first.
 
         A log whose order is not that of its ticks cannot be read any more: readers release by tick and resume by position.
         """
-        tick = self.groups[0].time_tick
+        tick = self.first_tick
         if tick <= last_tick:
             raise InvalidArgument(
                 f"tick {tick} is not above {last_tick}, the last one in the log; nothing was written — report it as a bug"

@@ -29,9 +29,9 @@ def _number(value: int, kind: np.dtype[Any]) -> Numbers:
     return number
 
 
-def numbers(values: Sequence[int], kind: np.dtype[Any]) -> Numbers:
+def numbers(values: Sequence[int] | Numbers, kind: np.dtype[Any]) -> Numbers:
     """Return small numbers as an array that nobody may change; those of one are kept, which take as long as those of ten."""
-    return _number(values[0], kind) if len(values) == 1 else np.array(values, kind)
+    return _number(int(values[0]), kind) if len(values) == 1 else np.array(values, kind)
 
 
 class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

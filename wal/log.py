@@ -128,7 +128,6 @@ def log_end(log: Log) -> AppendPack:
         ticket = pack.ticket = log.append(pack)
         failpoint("append.queued")
         await ticket.written
-        for group, result in zip(pack.groups, pack.results(kind), strict=True):
-            group.settle(result)
+        pack.settle(kind)
 
     return append_to_log

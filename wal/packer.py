@@ -46,9 +46,7 @@ class Packer:
         """
         if not (self._waiting or self._in_flight or self._together):
             return self._append_alone(group)
-        if not self._memory.try_take(group.rows_bytes):
-            return self._append_later(group)
-        return self._join(group)
+        return self._join(group) if self._memory.try_take(group.rows_bytes) else self._append_later(group)
 
     def come_again(self, group: AppendGroup) -> None:
         """Put back a group that left its pack, in front of all that wait."""
@@ -85,7 +83,8 @@ class Packer:
         group.memory = self._memory
         group.waiter = self._loop.create_future()
         self._waiting.append(group)
-        self._start()
+        if not self._starting:
+            self._start()
         return group.waiter
 
     def _start(self) -> None:

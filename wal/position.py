@@ -79,8 +79,7 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
     sequence: int
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class Place:
+class Place(msgspec.Struct, eq=False, weakref=True):
     """Keeps the place of one write while somebody refers to it: whoever may still send the write, and its group."""
 
     stamp: ProducerStamp  # does not keep it by itself, since entries in the memory of readers carry it, too

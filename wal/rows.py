@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from wal.entry import U2, U4, U8, RowBatch, numbers
+from wal.entry import U2, U4, U8, Numbers, RowBatch, numbers
 from wal.headers import MessageType
 
 
@@ -156,22 +156,22 @@ def lay_out(
 
 def _lay_out_one_each(batch: Encoded, next_offset: int, segment_id: int) -> LaidOut:
     """Do the same where each group is one message of one batch, as most are: without a look at each of them."""
-    counts, groups = batch.counts, len(batch.counts)
+    counts, groups, vchannel = batch.counts, len(batch.counts), batch.vchannel
     offsets = [next_offset] * groups
-    row_offsets: list[dict[str, tuple[int, int]]] = [{} for _ in counts]
+    row_offsets: list[dict[str, tuple[int, int]]] = [{}] * groups
     if batch.target.type is MessageType.INSERT:
         offsets = [*accumulate(counts[:-1], initial=next_offset)]
-        row_offsets = [{batch.vchannel: of_group} for of_group in zip(offsets, counts, strict=True)]
-    nought = [0] * groups
-    return LaidOut([1] * groups, [_placed(batch, segment_id, range(groups), nought, nought, offsets)], row_offsets)
+        row_offsets = [{vchannel: of_group} for of_group in zip(offsets, counts, strict=True)]
+    nought = np.zeros(groups, U4)
+    return LaidOut([1] * groups, [_placed(batch, segment_id, np.arange(groups), nought, nought, offsets)], row_offsets)
 
 
 def _placed(
     batch: Encoded,
     segment_id: int,
-    groups: Sequence[int],
-    places: Sequence[int],
-    parts: Sequence[int],
+    groups: Sequence[int] | Numbers,
+    places: Sequence[int] | Numbers,
+    parts: Sequence[int] | Numbers,
     offsets: Sequence[int],
 ) -> RowBatch:
     target, counts = batch.target, batch.counts

@@ -76,7 +76,7 @@ class ShardManager(Interceptor):
             raise self._redo(missing)
         for message, header in zip(pack.messages, headers, strict=True):
             message.header = header
-        pack.groups[0].row_offsets = offsets or {}
+        pack.row_offsets = (offsets or {},)
         if changes is not None:
             self._pending = (pack, len(pack.messages), changes)
         return append(pack)  # nothing to do afterwards: the state takes the pack in at the next look

@@ -28,8 +28,9 @@ class Outstanding:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._next = 0
-        self._open: dict[int, None] = {}
+        self._oldest = self._next = 0
+        self._ended: set[int] = set()
+        """Those that ended before the oldest that is under way."""
         self._turn = asyncio.Lock()
         """Held by who is next to be let in; asyncio's is fair."""
         self._left = asyncio.Event()
@@ -46,18 +47,19 @@ class Outstanding:
 
     def leave(self, number: int) -> None:
         """Give a place back: the outcome is known, or nobody waits for it any more."""
-        del self._open[number]
+        self._ended.add(number)
+        while self._oldest in self._ended:
+            self._ended.remove(self._oldest)
+            self._oldest += 1
         self._left.set()
 
     @property
     def _has_room(self) -> bool:
-        return not self._open or self._next - next(iter(self._open)) < self._width
+        return self._next - self._oldest < self._width
 
     def _take(self) -> int:
-        number = self._next
         self._next += 1
-        self._open[number] = None
-        return number
+        return self._next - 1
 
 
 class Producer:
@@ -150,17 +152,17 @@ class Producer:
         self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None
     ) -> Awaitable[WriteResult]:
         place, last = self._place(sequence), list[AppendGroup]()
-        pieces = write.at_once(rows, self._writes.limits.group_bytes_max)
-        if pieces is not None and timeout is None:
-            return self._append(place, write.group(pieces))
+        group = write.at_once(rows, self._writes.limits.group_bytes_max)
+        if group is not None and timeout is None:
+            return self._append(place, group)
 
         def append(group: AppendGroup) -> Awaitable[AppendResult]:
             last.append(group)  # it makes the write appear
             return self._append(place, group)
 
         async def run() -> WriteResult:
-            if pieces is not None:
-                return await append(write.group(pieces))
+            if group is not None:
+                return await append(group)
             batches = await write.check(rows)
             slices = write.slices(batches, self._writes.limits.group_bytes_max)
             if len(slices) == 1:

@@ -5,7 +5,7 @@ under a session that the node keeps, and only the commit makes them appear.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from types import TracebackType
@@ -103,15 +103,18 @@ class Transaction:
 
         Past one append group it also raises what an append raises; rows may be lost then, and only a rollback is left.
         """
-        await self._write("insert", collection, rows, partition)
+        if (more := self._write("insert", collection, rows, partition)) is not None:
+            await more
 
     async def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """Add rows that replace those of the same keys, earlier ones of this transaction too. Raises as `insert` does."""
-        await self._write("upsert", collection, rows, partition)
+        if (more := self._write("upsert", collection, rows, partition)) is not None:
+            await more
 
     async def delete(self, collection: str, keys: Keys) -> None:
         """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert` does."""
-        await self._write("delete", collection, keys)
+        if (more := self._write("delete", collection, keys)) is not None:
+            await more
 
     async def commit(self) -> WriteResult:
         """Make everything appear at one tick and return when it is durable; leaving the block does this by itself.
@@ -164,14 +167,19 @@ class Transaction:
                     "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
                 )
 
-    async def _write(self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None) -> None:
+    def _write(
+        self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None
+    ) -> Awaitable[None] | None:
+        """Buffer a few plain values at once; return what is to be awaited when that was not all."""
         self._check_in(TransactionState.OPEN)
         write = self._writes.write(kind, collection, partition)
         pieces = write.plain(rows, self._bodies_bytes_max)
         if pieces is None:
-            await self.add(write, await write.check(rows))
-        elif not self._buffer(pieces):
-            await self._add(pieces, first=True)
+            return self._write_batches(write, rows)
+        return None if self._buffer(pieces) else self._add(pieces, first=True)
+
+    async def _write_batches(self, write: Write, rows: Rows | Keys) -> None:
+        await self.add(write, await write.check(rows))
 
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what a write does with batches that were checked. Raises as `insert` does."""

@@ -84,17 +84,19 @@ class Write:
             return None  # of each key the last row, which Arrow finds
         return Piece(target.deletes, keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
 
-    def at_once(self, rows: Rows | Keys, bytes_max: int) -> Sequence[Piece] | None:
-        """Return rows or keys as pieces of one group of `bytes_max`: a few plain values, or a small batch, uncopied.
+    def at_once(self, rows: Rows | Keys, bytes_max: int) -> AppendGroup | None:
+        """Return the group of at most `bytes_max` of a few plain values, or of a small batch, uncopied.
 
         None for what may need more, or a thread. Raises `SchemaMismatch`.
         """
         if type(rows) is not pa.RecordBatch:
-            return self.plain(rows, bytes_max)
+            plain = self.plain(rows, bytes_max)
+            return None if plain is None else self.group(plain)
         if not rows.num_rows or (self.kind == "upsert" and rows.num_rows > 1) or not _is_small(rows):
             return None
         pieces = self.pieces(self._batches(rows)[0])
-        return pieces if sum([piece.size for piece in pieces]) + self._overhead_bytes <= bytes_max else None
+        size_bytes = sum([piece.size for piece in pieces]) + self._overhead_bytes
+        return self.group(pieces) if size_bytes <= bytes_max else None
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
@@ -142,7 +144,9 @@ class Write:
 
 def rows_group(pieces: Sequence[Piece], *, is_transaction: bool) -> AppendGroup:
     """Return rows as a group that may go with others."""
-    size_bytes = sum([piece.size for piece in pieces]) + TRANSACTION_OVERHEAD_BYTES * is_transaction
+    size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction
+    for piece in pieces:
+        size_bytes += piece.size
     return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
 
 
@@ -241,9 +245,8 @@ class Writes:
 
 def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
     """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
-    pieces = write.at_once(rows, writes.limits.group_bytes_max)
-    if pieces is not None:
-        group = write.group(pieces)
+    group = write.at_once(rows, writes.limits.group_bytes_max)
+    if group is not None:
         return writes.append(group) if timeout is None else writes.append_within(timeout, group, f"the {write.kind}")
     results: list[WriteResult] = []
     last: list[AppendGroup] = []

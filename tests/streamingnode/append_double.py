@@ -84,8 +84,7 @@ class AppendDouble:
     def _take(self, group: AppendGroup) -> AppendResult:
         self.groups.append(group)
         self._tick += 1
-        group.time_tick = self._tick
-        messages = messages_in(group)
+        messages = messages_in(group, self._tick)
         first, self._next_position = self._next_position, self._next_position + len(messages)
         offsets: dict[str, tuple[int, int]] = {}
         for message in messages:
@@ -105,7 +104,7 @@ class AppendDouble:
         )
 
 
-def messages_in(group: AppendGroup) -> list[Logged]:
+def messages_in(group: AppendGroup, tick: int = 1) -> list[Logged]:
     """Return the messages of a group, rows encoded as in a log entry; a transaction has begin and commit."""
     if group.messages:
         return list(group.messages)
@@ -115,7 +114,7 @@ def messages_in(group: AppendGroup) -> list[Logged]:
         wal_name=MemoryMessageId.wal_name,
         wal_term=1,
         last_confirmed_position=0,
-        ticks=np.array([group.time_tick], U8),
+        ticks=np.array([tick], U8),
         positions=np.zeros(1, U8),
         counts=np.array(laid_out.counts, U4),
         transactions=np.array([group.is_transaction]),

@@ -368,7 +368,7 @@ class SimulatedLog:
         """Queue a pack."""
         self._store.check_writable()
         first, tick = self.next_position, pack.time_tick
-        self._store.on_append(pack.groups[0].time_tick, self.last_tick)
+        self._store.on_append(pack.first_tick, self.last_tick)
         pack.require_tick_above(self.last_tick)
         data = pack.encode(WAL_NAME, first_position=first, previous_crc32c=self._crc32c)
         self._crc32c = entry_crc32c(data)

@@ -175,7 +175,7 @@ async def test_no_tick_of_a_pack_is_confirmed_before_the_entry_is_durable() -> N
     await settle()
     assert not consistent.done()
     assert (channel.acks.oldest_pending_tick, channel.tail.confirmed_tick) == (
-        pack.groups[0].time_tick,
+        pack.first_tick,
         channel.first_tick,
     )
     channel.log.write()
@@ -222,7 +222,7 @@ async def test_pack_of_unknown_outcome_stops_every_tick_from_its_first_on() -> N
     channel.log.break_down()
     with pytest.raises(Indeterminate):
         await task
-    assert channel.acks._indeterminate_tick == pack.groups[0].time_tick == (await good).time_tick + 1
+    assert channel.acks._indeterminate_tick == pack.first_tick == (await good).time_tick + 1
     assert channel.tail.confirmed_tick == (await good).time_tick
 
 
