@@ -163,9 +163,8 @@ class IdempotencyInterceptor(Interceptor):
         if own is not None and not own.sequence:
             pack.producer = self._places.draw(own.producer_id, own.epoch)
         for attempt in tries:
-            write = attempt.write
-            stamp = write.producer
-            if stamp is not None and not stamp.sequence and write.pack is pack:
+            write, stamp = attempt.write, attempt.stamp
+            if not stamp.sequence and write.pack is pack:
                 drawn = write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
                 self._give_key(attempt, drawn)
 
@@ -205,8 +204,7 @@ class IdempotencyInterceptor(Interceptor):
         self._end(attempt, error or result)
 
     def _end(self, attempt: _Try, outcome: AppendResult | BaseException | None) -> None:
-        stamp, waiting = attempt.write.producer, attempt.waiting
-        assert stamp is not None, "only stamped writes are tries"
+        stamp, waiting = attempt.stamp, attempt.waiting
         assert attempt.key is not None, "what has no sequence is not under way"
         del self._under_way[attempt.key]
         if isinstance(outcome, AppendResult):

@@ -126,7 +126,7 @@ class CollectionReader:
         """Yield messages of up to `max_rows` rows together, each batch at most `max_wait_s` after its first message.
 
         A message of more rows comes alone; a message without rows counts as one. Nothing is yielded while nothing comes.
-        Small writes came into the log together: their messages become objects only when a batch is looked into.
+        Writes that went into the log together become objects only when a batch is looked into.
         """
         if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(max_wait_s, Real) or not max_wait_s >= 0:
             raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")

@@ -137,32 +137,29 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     def settle(self, outcome: "AppendResult | Exception") -> None:
         """Tell the appender what became of the group; the first outcome stands."""
+        self.release()
         tried: AppendGroup | None = self
         while tried is not None:
-            if tried.memory is not None:
-                tried.memory.give_back(tried.rows_bytes)
-                tried.memory = None
             if tried.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
                 outcome = in_doubt(tried.doubt, outcome)
             if tried.outcome is None:
                 tried.outcome = outcome
+            waiter = None if tried.waiter is None or tried.waiter.done() else tried.waiter
             if isinstance(outcome, AppendResult):
                 tried.pack = None  # nobody asks any more, and what refers to itself would wait for garbage collection
-            waiter = tried.waiter
-            if waiter is not None and not waiter.done():
-                if isinstance(outcome, AppendResult):
+                if waiter is not None:
                     waiter.set_result(outcome)
-                else:
-                    waiter.set_exception(outcome)
+            elif waiter is not None:
+                waiter.set_exception(outcome)
             tried = tried.earlier
 
     def release(self) -> None:
         """Give back the memory it holds, by this try or by the one that it repeats."""
         tried: AppendGroup | None = self
         while tried is not None:
-            if tried.memory is not None:
-                tried.memory.give_back(tried.rows_bytes)
-                tried.memory = None
+            memory, tried.memory = tried.memory, None
+            if memory is not None:
+                memory.give_back(tried.rows_bytes)
             tried = tried.earlier
 
     def result(self) -> "AppendResult":
@@ -341,11 +338,11 @@ class Pack(msgspec.Struct, eq=False):
     def _alone(self) -> Sequence[MutableMessage]:
         """Return the message that rows are which went alone, of one kind to one shard: without boundaries to look at.
 
-        None for others, and for those of a named producer that came with others: their entry has the stamp of those.
+        Nothing for others, and for those of a named producer that came with others: their entry has the stamp of those.
         """
-        batch, group = self.batches[0], self.groups[0]
-        if self.message_count > 1 or (group.producer and self.producer):
+        if self.message_count > 1 or (self.producer and self.groups[0].producer):
             return ()
+        batch = self.batches[0]
         header = batch.header(0, batch.rows, batch.offsets.item(0))
         message = MutableMessage(batch.type, header, batch.vchannel, batch.payload)
         message.with_time_tick(self.time_tick).with_last_confirmed(self.last_confirmed).with_wal_term(self.wal_term)
@@ -428,20 +425,16 @@ class Pack(msgspec.Struct, eq=False):
 
     def settle(self, kind: type[MessageId]) -> None:
         """Tell the appenders that the log has acknowledged the pack; `kind` is that of the log's ids."""
-        freed_bytes, memory = 0, self.groups[0].memory
+        memory, freed_bytes = self.groups[0].memory, 0
         for group, result in zip(self.groups, self.results(kind), strict=True):
-            waiter = group.waiter
-            if waiter is None or group.earlier is not None or group.memory is not memory:
+            if group.memory is not memory or group.earlier is not None or group.outcome is not None:
                 group.settle(result)
                 continue
-            group.outcome, group.pack, group.memory = (
-                result,
-                None,
-                None,
-            )  # as `AppendGroup.settle` does, for all at once
+            group.outcome = result  # from here on as that does, in fewer steps
+            group.pack = group.memory = None
             freed_bytes += group.rows_bytes
-            if not waiter.done():
-                waiter.set_result(result)
+            if group.waiter is not None and not group.waiter.done():
+                group.waiter.set_result(result)
         if memory is not None:
             memory.give_back(freed_bytes)
 

@@ -158,7 +158,7 @@ def _lay_out_one_each(batch: Encoded, next_offset: int, segment_id: int) -> Laid
     """Do the same where each group is one message of one batch, as most are: without a look at each of them."""
     counts, groups, vchannel = batch.counts, len(batch.counts), batch.vchannel
     offsets = [next_offset] * groups
-    row_offsets: list[dict[str, tuple[int, int]]] = [{}] * groups
+    row_offsets: list[dict[str, tuple[int, int]]] = [{} for _ in counts]
     if batch.target.type is MessageType.INSERT:
         offsets = [*accumulate(counts[:-1], initial=next_offset)]
         row_offsets = [{vchannel: of_group} for of_group in zip(offsets, counts, strict=True)]

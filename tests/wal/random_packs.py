@@ -57,6 +57,17 @@ def random_groups(draw: st.DrawFn, groups_max: int = 8) -> list[AppendGroup]:
     return groups
 
 
+@st.composite
+def groups_of_one_batch(draw: st.DrawFn) -> list[AppendGroup]:
+    """Return groups of one piece each, all for one shard: what most packs are."""
+    target, row, groups = draw(st.sampled_from(some_targets())), 0, []
+    shard = draw(st.integers(0, len(target.vchannels) - 1))
+    for count in draw(st.lists(st.integers(1, 3), min_size=1, max_size=8)):
+        numbers, row = range(row, row + count), row + count
+        groups.append(rows_group(piece(target, *[(shard, number.to_bytes(ROW_BYTES, "big")) for number in numbers])))
+    return groups
+
+
 def go_alone(groups: Sequence[AppendGroup]) -> bool:
     """Whether these groups are one write of one kind to one shard, which is in the log as a message."""
     boundaries = sum(len({shard for shard, _ in each.rows}) for group in groups for each in group.pieces)

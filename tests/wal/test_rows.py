@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wal.packed import FakeTarget, delete_group, insert_group, lay_out, pack_of, piece, rows_group
-from tests.wal.random_packs import ROW_BYTES, THREE, Group, Said, model_of, random_groups
+from tests.wal.random_packs import ROW_BYTES, THREE, Group, Said, groups_of_one_batch, model_of, random_groups
 from wal.append import AppendGroup, Pack
 from wal.entry import RowBatch
 from wal.headers import InsertHeader, MessageType
@@ -42,7 +42,7 @@ def in_order(model: list[Group]) -> dict[tuple[int, int], Said]:
     }
 
 
-@given(groups=random_groups(), first_offset=st.integers(0, 2**40))
+@given(groups=random_groups() | groups_of_one_batch(), first_offset=st.integers(0, 2**40))
 def test_every_row_is_where_going_through_the_writes_one_by_one_puts_it(
     groups: list[AppendGroup], first_offset: int
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_batch_is_one_for_each_target_and_shard_and_its_boundaries_ascend(grou
         assert batch.starts.tolist() == [sum(batch.counts.tolist()[:at]) for at in range(len(batch.counts))]
 
 
-@given(groups=random_groups(), first_offset=st.integers(0, 2**40))
+@given(groups=random_groups() | groups_of_one_batch(), first_offset=st.integers(0, 2**40))
 def test_a_group_is_told_the_offsets_of_its_own_inserts(groups: list[AppendGroup], first_offset: int) -> None:
     offsets = laid_out(*groups, first_offset=first_offset).row_offsets
     for of_group, expected in zip(offsets, model_of(groups, first_offset=first_offset), strict=True):
