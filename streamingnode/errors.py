@@ -26,6 +26,7 @@ from wal.errors import InvalidArgument as InvalidArgument
 from wal.errors import LogReopening as LogReopening
 from wal.errors import OnShutdown as OnShutdown
 from wal.errors import Overloaded as Overloaded
+from wal.errors import ProtocolError as ProtocolError
 from wal.errors import StorageFailed as StorageFailed
 from wal.errors import StorageFull as StorageFull
 from wal.errors import StreamingNodeError as StreamingNodeError

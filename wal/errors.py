@@ -150,6 +150,12 @@ class Corrupt(StreamingNodeError):
     next_step = "verify the node to see what else is damaged"
 
 
+class ProtocolError(StreamingNodeError):
+    """A connection carried what is no part of the wire protocol; it is closed, and nothing of that was acted on."""
+
+    next_step = "look whether a node of a matching version is at that address, and what lies between"
+
+
 class Truncated(StreamingNodeError):
     """The requested position lies before the earliest entry still kept."""
 
