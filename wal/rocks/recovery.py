@@ -136,6 +136,7 @@ def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
         # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such
         # record, and refuses the database for it. Under durability `os` a power cut leaves both, and it proves nothing.
         if found.synced_each_batch:
+            judge(found, found, floor, place=str(path))  # names the log that is short
             raise
         behind_damage = found
     judge(found, behind_damage, floor, place=str(path))

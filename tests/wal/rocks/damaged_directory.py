@@ -16,7 +16,12 @@ NO_LOW_WATER = RocksOptions(free_bytes_min=0)
 
 
 async def make_node(
-    path: Path, *, entries: int = ENTRIES, floor_after: int | None = None, records_in_tables: bool = False
+    path: Path,
+    *,
+    entries: int = ENTRIES,
+    floor_after: int | None = None,
+    records_in_tables: bool = False,
+    payload: bytes = ENTRY_PAYLOAD,
 ) -> None:
     """Leave a node as a kill leaves it: `entries` entries in log `p0`, all still in RocksDB's own log.
 
@@ -32,14 +37,14 @@ async def make_node(
         store = await open_rocks_store(alive, options=NO_LOW_WATER)
         log = await store.open_log("p0")
         floor_after = 0
-    await fill(log, entries if floor_after is None else floor_after, payload=ENTRY_PAYLOAD)
+    await fill(log, entries if floor_after is None else floor_after, payload=payload)
     floor = (alive / FLOOR_NAME).read_bytes()
     if floor_after is None:
         await store.put_meta({"k": b"w"})
         floor = (alive / FLOOR_NAME).read_bytes()
     else:
         for _ in range(entries - floor_after):  # one by one: what is committed together is torn together
-            await append(log, ENTRY_PAYLOAD)
+            await append(log, payload)
     if records_in_tables:
         floor = (alive / FLOOR_NAME).read_bytes()
     shutil.copytree(alive, path)

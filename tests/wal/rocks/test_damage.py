@@ -7,6 +7,7 @@ import pytest
 from tests.wal.log_contract import fill, read_all
 from tests.wal.rocks.damaged_directory import (
     ENTRIES,
+    ENTRY_PAYLOAD,
     NO_LOW_WATER,
     count_entries,
     database_log,
@@ -42,6 +43,22 @@ async def test_a_flipped_bit_in_the_database_log_is_corrupt_and_names_the_place(
                 await open_rocks_store(node, options=NO_LOW_WATER)
             assert "'p0'" in str(corrupt.value) or "state map" in str(corrupt.value)
     assert await count_entries(node) == ENTRIES
+
+
+async def test_damage_in_a_record_of_several_blocks_names_the_log_though_rocksdb_refuses_the_database(
+    tmp_path: Path,
+) -> None:
+    node = tmp_path / "node"
+    await make_node(
+        node, entries=12, records_in_tables=True, payload=ENTRY_PAYLOAD * 125
+    )  # 64,000 bytes, two blocks of RocksDB's log
+    log = database_log(node)
+    for part in (0.3, 0.5, 0.7):
+        with flipped(log, int(log.stat().st_size * part)):
+            with pytest.raises(Corrupt, match="log 'p0' ends at") as corrupt:
+                await open_rocks_store(node, options=NO_LOW_WATER)
+            assert "Write batch content corrupted" in str(corrupt.value.__context__)
+    assert await count_entries(node) == 12
 
 
 async def test_rot_in_the_middle_is_told_from_a_torn_tail_without_the_floors_help(tmp_path: Path) -> None:
