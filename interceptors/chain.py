@@ -6,6 +6,7 @@ append that is cancelled while it waits here never happened.
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +14,7 @@ from functools import partial
 
 import anyio
 
-from wal.append import AppendGroup, AppendObserver, AppendPack, Interceptor, Pack
+from wal.append import AppendGroup, AppendObserver, AppendPack, Pack
 from wal.errors import (
     ChannelFenced,
     Indeterminate,
@@ -39,6 +40,27 @@ async def repeat(step: Callable[[], Awaitable[object]], wanted: asyncio.Event, i
             await step()
         except FINAL:
             return
+
+
+class Interceptor(ABC):
+    """One concern of the append path, wrapped around the rest of it.
+
+    Only redo and lock may suspend before they call `append`; from the tick on, everything up to the log's queue runs in
+    one step, so that position order is tick order. An interceptor that would have to wait raises `Redo` instead.
+    """
+
+    name: str
+    """What measurements call it."""
+
+    @abstractmethod
+    def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
+        """Do this concern's part before and after `append`."""
+
+    async def ready(self) -> None:  # noqa: B027 - most have nothing to wait for
+        """Return once appends may pass: at once unless said otherwise."""
+
+    async def close(self) -> None:  # noqa: B027 - nor anybody to send away
+        """Send away who waits; new appends are already refused, and what waits for nothing ends by itself. Idempotent."""
 
 
 class Chain:

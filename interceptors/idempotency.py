@@ -15,10 +15,10 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from interceptors.chain import FINAL
+from interceptors.chain import FINAL, Interceptor
 from interceptors.errors import ProducerFenced
 from interceptors.window import Places, ProducerLimits, Window, Write
-from wal.append import AppendGroup, AppendPack, AppendResult, Interceptor, Pack
+from wal.append import AppendGroup, AppendPack, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded, StreamingNodeError
 from wal.log import LogStore
 from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
@@ -82,6 +82,13 @@ class IdempotencyInterceptor(Interceptor):
         pack.place = None
         for attempt in tries:
             self._ended(attempt)
+
+    async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
+        """Return what a write came to, once a try that is under way has ended; None when it is not in the log."""
+        while (attempt := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
+            with suppress(Exception):  # it is its appender's
+                await asyncio.shield(attempt.outcome())
+        return self.window.find(stamp)
 
     async def settled(self, producer_id: int) -> None:
         """Return once no write of this producer is under way; fence it first, or new ones may come."""

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import anyio
 
-from wal.append import Append, AppendPack, Interceptor, Pack
+from interceptors.chain import Interceptor
+from wal.append import Append, AppendPack, Pack
 from wal.entry import LogEntry
 from wal.errors import ChannelFenced, LogReopening, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint

@@ -13,10 +13,10 @@ from operator import attrgetter
 
 import msgspec
 
-from interceptors.chain import FINAL, Redo, repeat
+from interceptors.chain import FINAL, Interceptor, Redo, repeat
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
-from wal.append import Append, AppendGroup, AppendPack, Interceptor, Pack
+from wal.append import Append, AppendGroup, AppendPack, Pack
 from wal.entry import OpenTransaction
 from wal.errors import Overloaded, StreamingNodeError
 from wal.failpoint import failpoint

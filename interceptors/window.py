@@ -19,7 +19,7 @@ from wal.codec import decode_versioned
 from wal.entry import LogEntry, PackedRows, Visible
 from wal.errors import InvalidArgument
 from wal.headers import InsertHeader
-from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
+from wal.position import CLIENT_PRODUCER_IDS, SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
 from wal.rows import row_offsets
 from wal.timetick import add_ms
 
@@ -39,6 +39,12 @@ class ProducerLimits:
     """Older ones go with the next cut."""
     producers_max: int = 4_096
     """Named ones; each costs 40 bytes of each checkpoint."""
+
+
+CLIENT_RESULTS_MAX = 4_096
+"""How many writes of one client without a name may be under way."""
+CLIENT_AGE_MS = 600_000
+"""How long such a client is known after its last write; longer than it sends one again (`remote.client.GIVE_UP_S_MAX`)."""
 
 
 class _Held(ref[Place]):
@@ -124,6 +130,8 @@ class KnownProducer:
     floor: int = 0
     sequences: list[int] = field(default_factory=list)
     results: dict[int, AppendResult] = field(default_factory=dict)
+    newest_tick: int = field(default=0, compare=False)
+    """Of its results, those that are forgotten too; only clients without a name go by it."""
 
 
 class Window:
@@ -156,7 +164,9 @@ class Window:
         """Return the stamp's producer. Raises `ProducerFenced` for an older epoch or one that nobody knows."""
         known = self.producers.get(stamp.producer_id)
         if known is None:
-            raise ProducerFenced(stamp.epoch, None)
+            if stamp.producer_id < CLIENT_PRODUCER_IDS:
+                raise ProducerFenced(stamp.epoch, None)
+            known = self._known(stamp.producer_id)  # a client draws its id by itself, and this is its first write
         if stamp.epoch < known.epoch:
             raise ProducerFenced(stamp.epoch, known.epoch)
         return known
@@ -185,11 +195,13 @@ class Window:
         if stamp.sequence in known.results or (stamp.sequence <= known.floor and write not in self.held):
             return
         known.results[stamp.sequence] = result
+        known.newest_tick = max(known.newest_tick, result.time_tick)
         insort(known.sequences, stamp.sequence)
         self.results += 1
         self.producers.move_to_end(stamp.producer_id)
         # What is held comes on top, or it would push out the newest results.
-        sequences, kept_max = known.sequences, self.limits.results_per_producer_max
+        is_client = stamp.producer_id >= CLIENT_PRODUCER_IDS
+        sequences, kept_max = known.sequences, CLIENT_RESULTS_MAX if is_client else self.limits.results_per_producer_max
         while len(sequences) > kept_max and (lowest := self._lowest(stamp.producer_id, known)):
             if len(sequences) - bisect_left(sequences, lowest) <= kept_max:
                 break
@@ -209,10 +221,26 @@ class Window:
                 if stamp is not None:
                     self.add(stamp, result)
 
+    def settle(self, producer_id: int, sequence: int) -> None:
+        """Forget the results of a client's writes below a sequence: it has been told of them, and never asks again."""
+        known = self.producers.get(producer_id)
+        if known is not None and known.floor < sequence - 1:
+            for settled in known.sequences[: bisect_left(known.sequences, sequence)]:
+                self._forget(known, settled)
+            known.floor = sequence - 1
+
     def keep_only(self, producer_ids: Collection[int]) -> None:
-        """Forget all other producers."""
+        """Forget all other producers but the clients, which go by age."""
         for producer_id in [each for each in self.producers if each not in producer_ids]:
-            self.results -= len(self.producers.pop(producer_id).results)
+            if producer_id < CLIENT_PRODUCER_IDS:
+                self.results -= len(self.producers.pop(producer_id).results)
+
+    def _forget_clients(self, oldest_tick: int) -> None:
+        """Forget clients whose last write was before a tick: none of them sends one again."""
+        for producer_id, known in list(self.producers.items()):
+            is_old = producer_id >= CLIENT_PRODUCER_IDS and known.newest_tick < oldest_tick
+            if is_old and not any((producer_id, sequence) in self.held for sequence in known.sequences):
+                self.results -= len(self.producers.pop(producer_id).results)
 
     def freeze(self, tick: int) -> "Window":
         """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched by later changes.
@@ -222,13 +250,14 @@ class Window:
         """
         frozen = Window(self.limits, tick=tick)
         oldest_tick = add_ms(tick, -int(self.limits.results_age_s * 1000))
+        self._forget_clients(add_ms(tick, -CLIENT_AGE_MS))
         for producer_id, known in self.producers.items():
             # Here too and not only in the copy: what the window has, one that is rebuilt from checkpoint and log has as
             # well, so a write that is held between the two is in neither or in both.
             while (lowest := self._lowest(producer_id, known)) and known.results[lowest].time_tick < oldest_tick:
                 self._forget(known, lowest)
             kept = {each: known.results[each] for each in known.sequences if known.results[each].time_tick <= tick}
-            frozen.producers[producer_id] = KnownProducer(known.epoch, known.floor, list(kept), kept)
+            frozen.producers[producer_id] = KnownProducer(known.epoch, known.floor, list(kept), kept, known.newest_tick)
             frozen.results += len(kept)
         return frozen
 
@@ -395,4 +424,5 @@ def decode_window(
             window.add(ProducerStamp(producer.producer_id, producer.epoch, each.sequence), result)
         known = window.producers[producer.producer_id]
         known.floor = max(known.floor, producer.floor)
+        known.newest_tick = stored.tick  # at least: a client is rather known too long
     return window

@@ -57,10 +57,10 @@ def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path
 
 
 def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, bool]:
-    """Make a cut of everything acknowledged so far, unless a running process owns the node, which makes its own.
+    """Make a cut of everything acknowledged so far, unless a process owns the node that takes no clients: it makes its own.
 
     Returns the newest cut as the node tells it (None when it did not tell yet; later ones may be there, too), and whether
-    another process owns the node. Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an
+    such a process owns the node. Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an
     open node raises what its `flush` does.
     """
     if not isinstance(node, str | Path):

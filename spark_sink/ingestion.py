@@ -79,7 +79,7 @@ class TableReport:
 class IngestReport:
     """What one `ingest` did. `cut` is the node's newest cut (0: none yet); every table listed is at it or was dropped.
 
-    `node_was_running` says that a process owned the node, so that no cut was asked for and the existing ones were used.
+    `node_was_running` says that a process owned the node and took no clients, so that the existing cuts were used.
     """
 
     node_id: str
@@ -111,8 +111,8 @@ def ingest(
 ) -> IngestReport:
     """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
 
-    Asks the node for a cut first; when a process owns it (`report.node_was_running`), takes the cuts that are there. `node`
-    is a directory, or an open node of `sn.sync`, which makes its own cut. A commit takes as many cuts as it can, which hides
+    Asks the node for a cut first, also one that a process has open; when that takes no clients (`report.node_was_running`),
+    takes the cuts that are there. `node` is a directory, or an open node of `sn.sync`, which makes its own cut. A commit takes as many cuts as it can, which hides
     the states between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run again, also
     twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streamingnode.collections import Collection
     from streamingnode.config import NodeConfig, load_config
     from streamingnode.node import Node
-    from streamingnode.opening import open_node
+    from streamingnode.opening import connect, open_node
     from streamingnode.read_message import ReadMessage
     from streamingnode.reader import CollectionReader
     from streamingnode.writing.producer import Producer
@@ -43,6 +43,7 @@ __all__ = [
     "Transaction",
     "WriteResult",
     "config",
+    "connect",
     "errors",
     "load_config",
     "open_node",
@@ -65,6 +66,7 @@ _PLACES = {
     "StreamingNodeError": "wal.errors",
     "Transaction": "streamingnode.writing.transaction",
     "WriteResult": "streamingnode.writing.write",
+    "connect": "streamingnode.opening",
     "load_config": "streamingnode.config",
     "open_node": "streamingnode.opening",
     "tick_to_time": "wal.timetick",

@@ -15,9 +15,10 @@ from anyio import to_thread
 from flusher.flusher import Flusher
 from flusher.manifest import Checkpoint, SegmentFile, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
+from interceptors.errors import CollectionNotFound
 from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover
-from interceptors.shard.catalog import Catalog
+from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.timetick import AckManager, MvccManager, TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
 from interceptors.txn import TxnInterceptor
@@ -25,7 +26,7 @@ from interceptors.window import encode_window
 from scanner.scanner import ScannerRegistry
 from streamingnode.config import NodeConfig
 from wal.adaptor import Wal
-from wal.append import Append, AppendGroup, AppendObserver, AppendPack
+from wal.append import Append, AppendGroup, AppendObserver, AppendPack, AppendResult
 from wal.entry import LogEntry
 from wal.errors import StreamingNodeError
 from wal.failpoint import failpoint
@@ -34,7 +35,7 @@ from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message import MutableMessage
-from wal.position import message_id_kind
+from wal.position import ProducerStamp, message_id_kind
 from wal.queue import PendingBytes
 from wal.runtime import Supervisor
 from wal.timetick import TickAllocator
@@ -197,6 +198,13 @@ class Channel:
         """Return the ids of the collections that exist."""
         return frozenset(info.id for info in self.catalog.collections())
 
+    def check_live(self, info: CollectionInfo) -> None:
+        """Raise `CollectionNotFound` for a collection that was dropped since it was looked up."""
+        if all(live.id != info.id for live in self.catalog.collections()):
+            raise CollectionNotFound(
+                f"collection {info.name!r} was dropped meanwhile — create it again, or read another"
+            )
+
     async def consistent_tick(self, vchannels: Sequence[str] = ()) -> int:
         """Return a tick that no append acknowledged before the call is above; readers reach it without new writes.
 
@@ -240,6 +248,14 @@ class Channel:
         await self.wal.wait_back()
         window = self.term.idempotency.window
         return await to_thread.run_sync(encode_window, window.freeze(tick))
+
+    async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
+        """Return what a write came to whose first try may be under way; None when it is not in the log."""
+        return await self.wal.in_term(lambda: self.term.idempotency.outcome(stamp))
+
+    def settle_client(self, client_id: int, sequence: int) -> None:
+        """Forget what a client was told: it asks for none of its writes below a sequence again."""
+        self.term.idempotency.window.settle(client_id, sequence)
 
     async def close(self) -> None:
         """Drain appends, then end the readers; the log stays the store's. Idempotent."""

@@ -21,9 +21,11 @@ from flusher.run import FlushContext
 from scanner.named_reader import NamedReaders
 from streamingnode.channel import Channel
 from streamingnode.config import NodeConfig
+from streamingnode.embedded import EmbeddedBackend
+from streamingnode.listening import Listener, make_server
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
-from streamingnode.statistics import AppendMeter, node_statistics
+from streamingnode.statistics import AppendMeter, keep_statistics, node_statistics
 from wal.append import AppendObserver
 from wal.failpoint import failpoint
 from wal.log import Log, LogStore
@@ -105,7 +107,13 @@ async def compose(
     supervisor.spawn(channel.wal.keep())
     closing.callback(channel.wal.stop_waiting)
     statistics = partial(node_statistics, channel, flusher, appends, now_ms=now_ms, opened_s=time.monotonic())
-    return Node(path, supervisor, closing, channel=channel, flusher=flusher, readers=readers, statistics=statistics)
+    backend = EmbeddedBackend(path, channel, flusher, readers, statistics)
+    if path is not None:
+        supervisor.spawn(keep_statistics(path, statistics))
+        if config.serve.listen:
+            backend.listener = listener = Listener(partial(make_server, backend))
+            await listener.open(path)
+    return Node(backend, supervisor, closing)
 
 
 async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:

@@ -46,6 +46,7 @@ ALIASES = {
     "cut_interval_s": "flush.schedule.interval_s",
     "cut_bytes_max": "flush.schedule.bytes_max",
     "free_bytes_min": "log.free_bytes_min",
+    "listen": "serve.listen",
     "retention_s": "flush.retention.min_age_s",
 }
 """Short names for what people set most."""
@@ -116,6 +117,14 @@ class StatisticsOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Whether other processes reach the node at `node.sock` in its directory, and how many at a time."""
+
+    listen: bool = True
+    connections_max: int = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """Every setting of a node; each section belongs to the part of that name, which documents it."""
 
@@ -132,6 +141,7 @@ class NodeConfig:
     tail: TailOptions = field(default_factory=TailOptions)
     ticks: TickOptions = field(default_factory=TickOptions)
     statistics: StatisticsOptions = field(default_factory=StatisticsOptions)
+    serve: ServeOptions = field(default_factory=ServeOptions)
     set_by: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each setting that is not a default came from, by its dotted path."""
 

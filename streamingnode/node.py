@@ -6,26 +6,21 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
-import anyio
 import pyarrow as pa
 from anyio import to_thread
 
-from flusher.flusher import Flusher
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
-from scanner.named_reader import NamedReaders
+from streamingnode.backend import Backend
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
-from streamingnode.care.upkeep import Upkeep
-from streamingnode.channel import Channel, FlushResult, flush
-from streamingnode.collections import CatalogChanges, Collection, check_definition, check_name, collection_of
+from streamingnode.channel import FlushResult
+from streamingnode.collections import Collection, check_definition, check_name, collection_of
 from streamingnode.config import NodeConfig, check_path
 from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
-from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
@@ -41,9 +36,6 @@ T = TypeVar("T")
 
 ALL = DeliverPolicy.all()
 
-GRACE_S = 3.0
-"""How long closing lets the appends under way end by themselves."""
-
 
 class Node:
     """An open node; made by `open_node`, used on its event loop by any number of tasks.
@@ -54,51 +46,38 @@ class Node:
     caller. After the node closed, every call that needs its data raises `OnShutdown`.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        supervisor: Supervisor,
-        closing: AsyncExitStack,
-        *,
-        channel: Channel,
-        flusher: Flusher,
-        readers: NamedReaders,
-        statistics: Callable[[], NodeStatistics],
-    ) -> None:
-        self._path = None if path is None else str(path)
-        self._supervisor = supervisor
-        self._parts = closing
-        self._channel, self._flusher, self._readers = channel, flusher, readers
-        self._upkeep, self._statistics = Upkeep(path, channel, flusher), statistics
+    def __init__(self, backend: Backend, supervisor: Supervisor, closing: AsyncExitStack) -> None:
+        self._backend, self._supervisor, self._parts = backend, supervisor, closing
+        config = backend.config
         self._writes = Writes(
-            append=channel.append,
-            consistent_tick=channel.consistent_tick,
+            append=backend.append,
+            consistent_tick=backend.consistent_tick,
             find=self._info,
-            limits=channel.config.wal,
-            pending=channel.pending,
-            txn_age_s_max=channel.config.txn.age_s_max,
+            limits=config.wal,
+            pending=backend.pending,
+            txn_age_s_max=config.txn.age_s_max,
         )
-        self._changes = CatalogChanges(channel, self._writes)
         self._closing: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
         state = "failed" if self._supervisor.failure else "open"
         if self._closing is not None and state == "open":
             state = "closed" if self._closing.done() else "closing"
-        return f"<Node {self._path or 'in memory'} {state}>"
+        return f"<Node {self.path or 'in memory'} {state}>"
 
     # --- what it is: answers at once, after the node closed too ---------------------------------------------------------
 
     @property
     def path(self) -> str | None:
         """The node's directory; None for one in memory."""
-        return self._path
+        return self._backend.path
 
     @property
     def node_id(self) -> str:
         """Identity of the node's data, made when it was first opened."""
-        return self._channel.store.node_id
+        return self._backend.node_id
 
     @property
     def durability(self) -> Durability:
@@ -108,12 +87,12 @@ class Node:
     @property
     def config(self) -> NodeConfig:
         """The settings the node runs with."""
-        return self._channel.config
+        return self._backend.config
 
-    def statistics(self) -> NodeStatistics:
-        """Return what the node counts and measures, as of now; under 1 ms, so ask once a second, not once an insert."""
+    def statistics(self) -> Awaitable[NodeStatistics]:
+        """Return, to be awaited, what the node counts and measures; under 1 ms, so ask once a second, not once an insert."""
         self._check_loop()
-        return self._statistics()
+        return self._backend.statistics()
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -204,15 +183,12 @@ class Node:
         """
         self._check_open()
         check_name("producer", name)
-        wal, producers = self._channel.wal, self._channel.producers
-        open_it = partial(wal.in_term, partial(producers.open, name), settled=True)
-        opened = await self._run(open_it, f"opening producer {name!r}", timeout)
-        return Producer(name, opened, wal, producers, self._writes)
+        opened, _ = await self._run(partial(self._backend.open_producer, name), f"opening producer {name!r}", timeout)
+        return Producer(name, opened, self._backend, self._writes)
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
         """Forget a producer and its sequences, and fence it; return whether there was one."""
-        delete = partial(self._channel.producers.delete, name)
-        return await self._run(partial(self._channel.wal.in_term, delete), "forgetting the producer", timeout)
+        return await self._run(partial(self._backend.delete_producer, name), "forgetting the producer", timeout)
 
     # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -231,14 +207,12 @@ class Node:
         It delivers every message of the collection after where `policy` starts, ticks strictly ascending, and ends after
         everything at or below the tick `until`, or with the message that the collection was dropped. A reader with a `name`
         keeps its place with `ack` over restarts, holds retention, and takes `policy` only the first time. `types` leaves out
-        other messages and bodies; `include_ticks` adds a message for each tick that passes without one. Raises
-        `InvalidArgument` for a tick that is yet to come; opening the block raises `Truncated` when the policy starts below
-        what is kept, `ReaderBusy` while the name is in use, and `CollectionNotFound` when the collection was dropped
-        meanwhile.
+        other messages and bodies; `include_ticks` adds a message for each tick that passes without one. Opening the block
+        raises `InvalidArgument` for a tick that is yet to come, `Truncated` when the policy starts below what is kept,
+        `ReaderBusy` while the name is in use, and `CollectionNotFound` when the collection was dropped meanwhile.
         """
         return CollectionReader(
-            self._channel,
-            self._readers,
+            self._backend,
             self._info(collection),
             policy,
             until=until,
@@ -258,8 +232,9 @@ class Node:
         neither the table nor the node keeps any more. Once every table has taken a cut, and `retention_s` has passed, its
         rows are in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
-        info, tick = self._info(collection), None if as_of is None else tick_given("as_of", as_of)
-        take = partial(take_snapshot, self._channel, self._flusher, info, tick)
+        self._info(collection)
+        tick = None if as_of is None else tick_given("as_of", as_of)
+        take = partial(self._backend.snapshot, collection, tick)
         return await self._run(take, "the snapshot", timeout, changes=False)
 
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
@@ -271,16 +246,16 @@ class Node:
         self._check_open()
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
-        vchannels = [vchannel for name in collections or () for vchannel in self._info(name).vchannels]
-        return await self._run(partial(self._channel.consistent_tick, vchannels), "the tick", timeout, changes=False)
+        names = tuple(self._info(name).name for name in collections or ())
+        return await self._run(partial(self._backend.consistent_tick, names), "the tick", timeout, changes=False)
 
     async def delete_reader(self, collection: str, name: str) -> bool:
         """Forget a named reader and release what it holds; return whether there was one. Raises `ReaderBusy` while open.
 
         A named reader that nobody opens again holds the log for ever, unless its collection is dropped.
         """
-        info = self._info(collection)
-        return await self._run(lambda: self._readers.delete_reader(info.id, name), "forgetting the reader")
+        self._info(collection)
+        return await self._run(partial(self._backend.delete_reader, collection, name), "forgetting the reader")
 
     # --- collections ----------------------------------------------------------------------------------------------------
 
@@ -303,31 +278,33 @@ class Node:
         self._check_open()
         check = partial(check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
         definition = await to_thread.run_sync(check, name, schema)  # looking a time zone up reads files
-        create = partial(self._changes.create_collection, definition, if_not_exists=if_not_exists, timeout=timeout)
+        create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists, timeout=timeout)
         return collection_of(await self._run(create, "the collection"))
 
     async def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
         """Drop a collection with all its rows; ends open transactions on it. Raises `CollectionNotFound`."""
-        await self._run(partial(self._changes.drop_collection, name, if_exists=if_exists, timeout=timeout), "the drop")
+        await self._run(partial(self._backend.drop_collection, name, if_exists=if_exists, timeout=timeout), "the drop")
 
     async def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidArgument`."""
-        create = partial(self._changes.create_partition, self._info(collection), partition)
+        self._info(collection)
+        create = partial(self._backend.create_partition, collection, partition)
         await self._run(partial(create, if_not_exists=if_not_exists, timeout=timeout), "the partition")
 
     async def drop_partition(
         self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot be dropped."""
-        drop = partial(self._changes.drop_partition, self._info(collection), partition)
+        self._info(collection)
+        drop = partial(self._backend.drop_partition, collection, partition)
         await self._run(partial(drop, if_exists=if_exists, timeout=timeout), "the drop")
 
     def collections(self) -> tuple[Collection, ...]:
         """Return the collections that exist now, oldest first."""
         self._check_open()
-        return tuple(collection_of(info) for info in self._channel.catalog.collections())
+        return tuple(collection_of(info) for info in self._backend.catalog.collections())
 
     def collection(self, name: str) -> Collection:
         """Return one collection. Raises `CollectionNotFound`."""
@@ -342,7 +319,7 @@ class Node:
         for its files, `Overloaded` when no file descriptor is left, and `StorageFailed` when one try after the other fails,
         `LogReopening` when a failed log is not back in time; the cut is then made as soon as it can be.
         """
-        return await self._run(partial(flush, self._channel, self._flusher), "the flush", timeout)
+        return await self._run(self._backend.flush, "the flush", timeout)
 
     async def backup(self, path: str | os.PathLike[str]) -> BackupRecord:
         """Copy the node into a new directory while it runs, verify the copy, and return what is in it.
@@ -352,20 +329,24 @@ class Node:
         `InvalidArgument` for a node in memory; nothing is left at `path` then, nor when it is cancelled.
         """
         self._check_open()
-        return await self._run(partial(self._upkeep.back_up, check_path("directory", path)), "the backup")
+        return await self._run(partial(self._backend.back_up, check_path("directory", path)), "the backup")
 
     async def verify(self) -> Report:
         """Read everything the node has on its disk and return what is not as it was written; changes nothing.
 
         Raises `LogReopening` while the log comes back after a failed write.
         """
-        return await self._run(self._upkeep.verify, "the verification")
+        return await self._run(self._backend.verify, "the verification")
 
     def begin_closing(self) -> "asyncio.Task[None]":
         """Refuse calls from now on, and close in a task of its own, which is returned; the same one each time."""
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
         return self._closing
+
+    async def wait_closed(self) -> None:
+        """Return when the node has closed, by `aclose` or because its background work failed."""
+        await self._closed.wait()
 
     async def aclose(self) -> None:
         """Refuse new calls, let those that were begun finish, close everything, and release the directory. Idempotent.
@@ -379,17 +360,11 @@ class Node:
             raise self._supervisor.failure
 
     async def _close(self) -> None:
-        """Return when every insert that was begun has ended, and then all parts are closed.
-
-        After `GRACE_S` only those are waited for that the disk has; the others, which wait for a segment, get `OnShutdown`.
-        """
-        async with self._parts:
-            self._channel.wal.stop_waiting()
-            with anyio.move_on_after(GRACE_S) as grace:
-                await self._channel.wal.drain()
-            if grace.cancelled_caught:
-                await self._channel.wal.close()
-                await self._channel.wal.drain()
+        try:
+            async with self._parts:
+                await self._backend.drain()
+        finally:
+            self._closed.set()
 
     async def _run(
         self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None, *, changes: bool = True
@@ -410,7 +385,7 @@ class Node:
         self._check_open()
         if not isinstance(collection, str):
             raise InvalidArgument(f"a collection name is text, not {type(collection).__name__} — pass a str")
-        return self._channel.catalog.collection_by_name(collection)
+        return self._backend.catalog.collection_by_name(collection)
 
     def _check_open(self) -> None:
         if self._closing is not None:

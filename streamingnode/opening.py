@@ -11,18 +11,20 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from anyio import to_thread
 
 from streamingnode.config import NodeConfig, check_path, load_config
 from streamingnode.node import Node
-from streamingnode.statistics import keep_statistics
 from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown
 from wal.files import disk_errors_typed
 from wal.runtime import Supervisor, event_log, outlast
+
+if TYPE_CHECKING:
+    import ssl
 
 _log = event_log(__name__)
 
@@ -37,6 +39,7 @@ def open_node(
     config: NodeConfig | None = None,
     config_file: str | os.PathLike[str] | None = None,
     observer: AppendObserver | None = None,
+    share: bool = False,
     **settings: object,
 ) -> "OpenNode":
     """Return what opens the node in directory `path`, made if it is new: enter it with `async with`, or `await` it.
@@ -47,6 +50,10 @@ def open_node(
     Settings are those of `streamingnode.config`, for example `open_node("data", durability="os", cut_interval_s=60)`; they
     win over the environment and `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of
     every append and of each interceptor's time in it, on the event loop; `Node.statistics` adds the same up by itself.
+
+    With `share` several processes open one directory: the first one owns the node, the others are its clients, and when the
+    owner ends, however it does, one of them takes over; calls wait for that. All of them, the owner too, are clients of its
+    socket, with what `connect` says of lost connections. Settings have to be the same everywhere.
 
     Opening raises `AlreadyOwned` (with the pid) while another process has the directory, `UnsupportedFormat` for one of a
     newer release, `Corrupt` for damage, `StorageFailed` or `StorageFull` when the disk does not serve, and
@@ -63,9 +70,58 @@ def open_node(
     def settle() -> NodeConfig:
         return config or load_config(file=file, environment=os.environ, arguments=settings)
 
+    if share:
+        if directory is None or observer is not None:
+            raise InvalidArgument(
+                "share=True needs a directory, and has no observer — the owner may be another process"
+            )
+        return OpenNode(directory, settle, _compose_shared)
     from streamingnode.composition import compose
 
     return OpenNode(directory, settle, partial(compose, observer=observer))
+
+
+async def _compose_shared(
+    path: Path | None, config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack
+) -> Node:
+    from streamingnode.composition import compose
+    from streamingnode.remote.share import compose_shared
+
+    assert path is not None, "it was checked"
+    return await compose_shared(path, config, compose, supervisor, closing)
+
+
+def connect(
+    url: str,
+    *,
+    name: str = "",
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls: "ssl.SSLContext | None" = None,
+    give_up_s: float = 30.0,
+) -> "OpenNode":
+    """Return what connects to the node at `url`: enter it with `async with`, or `await` it, as `open_node`.
+
+    `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. `name` is what the node's log calls this client, a token
+    proves who it is, `tls` is a context for `tls://`, the system's by default. When the connection is lost it is made again,
+    and calls wait for it for `give_up_s` seconds, at most 300: writes then take place once, and readers go on where they
+    were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
+    """
+    from streamingnode.remote.client import compose_remote
+    from streamingnode.remote.link import GIVE_UP_S_MAX, LinkOptions, parse_address
+    from streamingnode.writing.write import check_seconds
+
+    address = parse_address(url)
+    check_seconds("give_up_s", give_up_s, longest=GIVE_UP_S_MAX)
+    if token is not None and token_file is not None:
+        raise InvalidArgument("token= and token_file= are two tokens — give one of them")
+    options = LinkOptions(name=name, token=token or "", tls=tls, give_up_s=give_up_s)
+    file = None if token_file is None else check_path("token file", token_file)
+
+    async def compose(_path: Path | None, _config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack) -> Node:
+        return await compose_remote(address, options, file, supervisor, closing)
+
+    return OpenNode(None, NodeConfig, compose)
 
 
 class OpenNode:
@@ -126,8 +182,6 @@ class OpenNode:
             if self._supervisor.failure is not None:  # it failed while the rest was opening
                 raise self._supervisor.failure
             self._node = node
-            if path is not None:
-                self._supervisor.spawn(keep_statistics(path, node.statistics))
 
     def _fail(self, failure: BaseException) -> None:
         if self._node is not None:

@@ -17,17 +17,15 @@ from typing import Self, TypeVar
 import anyio
 import pyarrow as pa
 
-from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverPolicy, Start
-from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
-from scanner.scanner import ScanBatch, Scanner
-from streamingnode.channel import Channel
+from scanner.deliver_policy import DeliverPolicy
+from scanner.scanner import ScanBatch
+from streamingnode.backend import Backend
 from streamingnode.collections import check_name
 from streamingnode.read_message import DELIVERED_TYPES, ReadBatch, ReadMessage, ReadRows, merge_tick
 from streamingnode.schema import decode_schema
 from wal.entry import PackedRows, messages_of, up_to
-from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, Truncated, shown
+from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, shown
 from wal.headers import SYSTEM, MessageType
 from wal.message import Message
 from wal.position import message_id_kind
@@ -50,8 +48,7 @@ class CollectionReader:
 
     def __init__(
         self,
-        channel: Channel,
-        readers: NamedReaders,
+        backend: Backend,
         info: CollectionInfo,
         policy: DeliverPolicy,
         *,
@@ -65,34 +62,33 @@ class CollectionReader:
             raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
         if name is not None:
             check_name("reader", name)
-        self._channel, self._readers, self._info = channel, readers, info
-        self._policy, self._name, self._include_ticks = policy, name, include_ticks
         end = None if until is None else tick_given("until", until)
-        _check_passed(channel, policy.at, end)
         self._until = TICK_MAX if end is None else end
         self._types = DELIVERED_TYPES if types is None else _check_types(types)
-        self._explain = explain
-        """Raises what made the node fail, if that is why the reader is refused."""
+        self._reading = backend.read(info, policy, until=end, name=name, types=self._types)
+        self._name, self._include_ticks, self._explain = name, include_ticks, explain
+        """`explain` raises what made the node fail, if that is why the reader is refused."""
         self._vchannels = frozenset(info.vchannels)
         schema = decode_schema(info.schema)
         self._schemas = {MessageType.INSERT: schema, MessageType.DELETE: pa.schema([schema.field(info.primary_key)])}
         self._ready: deque[ReadMessage | ReadRows] = deque()
-        self._entered, self._ended = False, False
-        self._scanner: Scanner | None = None
-        self._named: NamedReader | None = None
+        self._entered, self._open, self._ended = False, False, False
         self._last_tick = 0
         """That of the last message delivered; behind it there is nothing up to `_passed`."""
         self._passed: ReadMessage | None = None
         self._follow_at_s = 0.0
-        self._message_id = message_id_kind(channel.log.wal_name)
+        self._message_id = message_id_kind(backend.wal_name)
 
     async def __aenter__(self) -> Self:
-        """Find the place to start. Raises `Truncated`, `ReaderBusy`, or `InvalidArgument` for an id of another log."""
+        """Find the place to start.
+
+        Raises `Truncated`, `ReaderBusy`, and `InvalidArgument` for an id of another log or a tick that is yet to come.
+        """
         if self._entered:
             raise InvalidArgument("a reader reads once — open another with node.read()")
-        self._entered = True
+        self._entered = self._open = True
         try:
-            await self._explained(self._open())
+            await self._explained(self._reading.open())
         except BaseException:
             await outlast(self.close())
             raise
@@ -167,57 +163,20 @@ class CollectionReader:
 
         Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name.
         """
-        if self._scanner is None:
+        if not self._open:
             raise self._not_open()
-        if self._named is None:
+        if self._name is None:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
         upto = self._passed if self._passed and message.time_tick == self._last_tick else message
-        await self._explained(self._named.ack(upto.last_confirmed, upto.time_tick))
+        await self._explained(self._reading.ack(upto.last_confirmed, upto.time_tick))
 
     async def close(self) -> None:
         """End the reader; idempotent."""
-        scanner, self._scanner = self._scanner, None
-        named, self._named = self._named, None
+        self._open = False
         self._ready.clear()
-        if scanner is not None:
-            await scanner.close()
-        if named is not None:
-            await named.close()
-
-    async def _open(self) -> None:
-        check_live(self._channel, self._info)  # what would end the reader may be past
-        readers, name, policy = self._readers, self._name, self._policy
-        if name is None:
-            await self._scan(policy)
-            return
-        known = readers.list_readers(self._info.id).get(name)
-        start = known or await self._find_position(policy)
-        named = self._named = await readers.open(self._info.id, name, start=start)
-        try:
-            await self._scan(named.position.policy, after_tick=named.position.tick)
-        except Truncated as gone:
-            if known is not None:  # the log was cut shorter than the reader's place allows
-                next_step = f"delete_reader() forgets the place of {name!r}, which then starts where its policy says"
-                raise Truncated(gone.requested, gone.earliest, next_step) from gone
-            # The log was truncated between finding a place for a new reader and holding it.
-            await self.close()
-            await readers.delete_reader(self._info.id, name)
-            if policy.start is not Start.ALL:
-                raise
-            await self._open()
-
-    async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
-        types = self._types | {MessageType.DROP_COLLECTION}  # it ends the reader, delivered or not
-        self._scanner = self._channel.read(policy, vchannels=self._vchannels, types=types, after_tick=after_tick)
-        await self._scanner.open()
-
-    async def _find_position(self, policy: DeliverPolicy) -> ReaderPosition:
-        """Return where a policy starts, for a reader that is new to its name."""
-        log = self._channel.log
-        async with self._channel.read(policy) as scanner:
-            return ReaderPosition(log.name, log.wal_name, scanner.place.position, scanner.place.after_tick)
+        await self._reading.close()
 
     async def _explained(self, call: Awaitable[T]) -> T:
         try:
@@ -229,9 +188,9 @@ class CollectionReader:
     async def _has_more(self) -> bool:
         """Wait until a message is ready; False at the end. Only a batch that came changes something: it may be cancelled."""
         while not self._ready and not self._ended:
-            if self._scanner is None:
+            if not self._open:
                 raise self._not_open()
-            batch = await self._explained(self._scanner.next_batch())
+            batch = await self._explained(self._reading.next_batch())
             delivered = self._merge(batch)
             self._ready.extend(delivered)
             dropped = any(
@@ -240,19 +199,20 @@ class CollectionReader:
             self._ended = dropped or batch.confirmed_tick >= self._until
             if delivered:
                 self._last_tick = delivered[-1].time_tick
-            if self._named is not None:
+            if self._name is not None:
                 self._passed = self._passed_by(batch)
                 if not delivered:
-                    await self._follow(self._named, self._passed)
+                    await self._follow(self._passed)
         return bool(self._ready)
 
-    async def _follow(self, named: NamedReader, passed: ReadMessage) -> None:
+    async def _follow(self, passed: ReadMessage) -> None:
         """Move a named reader on if everything delivered is acknowledged, and the last time is a while ago."""
-        moved = passed.last_confirmed.position > named.position.position
-        if moved and named.acknowledged_tick >= self._last_tick and time.monotonic() >= self._follow_at_s:
+        reading = self._reading
+        moved = reading.place is not None and passed.last_confirmed.position > reading.place.position
+        if moved and reading.acknowledged_tick >= self._last_tick and time.monotonic() >= self._follow_at_s:
             self._follow_at_s = time.monotonic() + LEASE_INTERVAL_S
             with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
-                await named.ack(passed.last_confirmed, passed.time_tick)
+                await reading.ack(passed.last_confirmed, passed.time_tick)
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage | ReadRows]:
         delivered: list[ReadMessage | ReadRows] = []
@@ -289,21 +249,6 @@ class CollectionReader:
         return InvalidArgument(
             "the reader is not open — use it inside `with node.read(...) as messages`, `async with` outside of sn.sync"
         )
-
-
-def _check_passed(channel: Channel, *bounds: object) -> None:
-    """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
-    newest = channel.ticks.allocate()  # above all that were given out
-    latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
-    if latest > newest:
-        advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
-        raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
-
-
-def check_live(channel: Channel, info: CollectionInfo) -> None:
-    """Raise `CollectionNotFound` for a collection that was dropped since it was looked up."""
-    if all(live.id != info.id for live in channel.catalog.collections()):
-        raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — create it again, or read another")
 
 
 def _check_types(types: Iterable[MessageType]) -> frozenset[MessageType]:

@@ -22,7 +22,6 @@ from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
-from streamingnode.reader import check_live
 from wal.entry import Visible, up_to
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
 from wal.files import disk_errors_typed
@@ -57,9 +56,9 @@ async def _snapshot_after(
     try:
         rows = await anyio.to_thread.run_sync(read_rows, source)
     except StreamingNodeError:
-        check_live(channel, info)  # its files may have gone meanwhile
+        channel.check_live(info)  # its files may have gone meanwhile
         raise
-    check_live(channel, info)
+    channel.check_live(info)
     return rows
 
 

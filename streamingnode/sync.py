@@ -10,6 +10,7 @@ is said in the asynchronous class. All of it runs on an event loop in a thread o
 import atexit
 import ctypes
 import os
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -211,6 +212,7 @@ class SyncNode(Blocking):
     flush = blocking(Node.flush)
     backup = blocking(Node.backup)
     verify = blocking(Node.verify)
+    wait_closed = blocking(Node.wait_closed)
 
     def __repr__(self) -> str:
         return repr(self._original).replace("Node", "SyncNode", 1)
@@ -233,12 +235,30 @@ def open_node(
     config: NodeConfig | None = None,
     config_file: str | os.PathLike[str] | None = None,
     observer: AppendObserver | None = None,
+    share: bool = False,
     **settings: object,
 ) -> SyncNode:
     """Open a node, for a `with` block or until `close`; see `streamingnode.open_node`.
 
     An `observer` is called in the thread of the node's event loop.
     """
-    opening = asynchronous.open_node(path, config=config, config_file=config_file, observer=observer, **settings)
+    opening = asynchronous.open_node(
+        path, config=config, config_file=config_file, observer=observer, share=share, **settings
+    )
+    loop = BlockingLoop()
+    return SyncNode(loop.enter(opening), loop)
+
+
+def connect(
+    url: str,
+    *,
+    name: str = "",
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls: ssl.SSLContext | None = None,
+    give_up_s: float = 30.0,
+) -> SyncNode:
+    """Connect to a node of another process, for a `with` block or until `close`; see `streamingnode.connect`."""
+    opening = asynchronous.connect(url, name=name, token=token, token_file=token_file, tls=tls, give_up_s=give_up_s)
     loop = BlockingLoop()
     return SyncNode(loop.enter(opening), loop)

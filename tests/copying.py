@@ -10,7 +10,7 @@ def copy_at_rest(source: Path, target: Path) -> None:
     while True:
         before = _files(source)
         try:
-            shutil.copytree(source, target)
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("node.sock"))
         except shutil.Error:
             if _files(source) == before:
                 raise

@@ -118,7 +118,7 @@ class SyncedDisk:
             if not found.is_directory:
                 (target / name).write_bytes(self._bytes.get(found.inode, b""))
             elif name in self._native:
-                shutil.copytree(f"/proc/self/fd/{held}", target / name)
+                shutil.copytree(f"/proc/self/fd/{held}", target / name, ignore=shutil.ignore_patterns("node.sock"))
             else:
                 self._restore(held, place / name, target / name, lucky)
 

@@ -190,6 +190,10 @@ class Caller:
     async def snapshot(self) -> None:
         await self.node.snapshot("c")
 
+    async def wait_closed(self) -> None:
+        with anyio.move_on_after(0):  # it ends with the node alone
+            await self.node.wait_closed()
+
     async def open_and_close_another(self) -> None:
         place = self._place / "another"
         try:

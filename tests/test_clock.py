@@ -15,6 +15,7 @@ from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
+from tests.parts_of import parts_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -33,7 +34,7 @@ def opened_at(path: Path, now_ms: int | Callable[[], int], **settings: float) ->
 
 
 def first_position(node: Node) -> int:
-    return node._channel.log.first_position
+    return parts_of(node).channel.log.first_position
 
 
 async def test_ticks_ascend_over_every_open_whatever_the_clock_says(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ async def test_idle_transaction_ends_although_the_clock_stands_still(tmp_path: P
         await node.create_collection("c", SCHEMA, primary_key="key")
         txn_id = await node.begin_transaction(keepalive_s=0.01)
         with anyio.fail_after(10):
-            while node.statistics().writes.open_transactions:
+            while parts_of(node).measure().writes.open_transactions:
                 await anyio.lowlevel.checkpoint()
         with pytest.raises(TransactionExpired):
             await node.commit_transaction(txn_id)
@@ -71,7 +72,7 @@ async def test_log_written_under_a_clock_that_was_ahead_is_given_up_after_its_re
     assert "ticks_ahead_of_clock" not in caplog.text
     now_ms = NOW_MS
     async with opened_at(tmp_path, lambda: now_ms, retention_s=24 * 3600, **OFTEN) as node:
-        assert node.statistics().ticks.ahead_s == pytest.approx(TEN_YEARS_MS / 1000, abs=60)
+        assert parts_of(node).measure().ticks.ahead_s == pytest.approx(TEN_YEARS_MS / 1000, abs=60)
         await node.insert("c", [{"key": 2, "value": 2}])
         await node.flush()
         kept = first_position(node)
@@ -97,5 +98,5 @@ async def test_a_clock_that_leaps_ahead_while_the_node_is_open_makes_no_log_old(
             leap_ms = TEN_YEARS_MS
         await node.insert("c", [{"key": 3, "value": 3}])
         await node.flush()
-        await node._flusher.retention.enforce(node._flusher.checkpoint, ShardState())
+        await parts_of(node).flusher.retention.enforce(parts_of(node).flusher.checkpoint, ShardState())
         assert first_position(node) == 1

@@ -17,6 +17,7 @@ from interceptors.shard.interceptor import ShardManager
 from streamingnode.channel import flush
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk
+from tests.parts_of import parts_of
 from wal.errors import Indeterminate, OnShutdown, StorageFull, StreamingNodeError
 from wal.rocks.opening import open_owned
 
@@ -41,7 +42,7 @@ async def error_of(call: Awaitable[object]) -> StreamingNodeError | None:
 
 async def test_tick_and_cut_asked_for_inside_a_call_that_the_closing_overtakes_are_refused_as_closed() -> None:
     async with opened(None) as node:
-        channel, flusher = node._channel, node._flusher
+        channel, flusher = parts_of(node).channel, parts_of(node).flusher
     for call in (channel.consistent_tick(), flush(channel, flusher)):
         with pytest.raises(OnShutdown) as refused:
             await call
@@ -50,7 +51,7 @@ async def test_tick_and_cut_asked_for_inside_a_call_that_the_closing_overtakes_a
 
 async def test_who_waits_for_a_tick_when_the_term_ends_hears_that_it_does_not_come() -> None:
     async with opened(None) as node:
-        acks = node._channel.term.acks
+        acks = parts_of(node).channel.term.acks
         acks.promised_tick = acks.allocate().tick + (1 << 40)  # an append that does not end
         mark = acks.mark()
         assert mark is not None
@@ -96,7 +97,7 @@ async def test_insert_that_waits_for_a_segment_in_vain_holds_closing_no_longer_t
     async with opened(None) as node:
         await node.create_collection("a", SCHEMA, primary_key="key")
         monkeypatch.setattr(ShardManager, "new_segment", full)
-        monkeypatch.setattr("streamingnode.node.GRACE_S", QUICK_GRACE_S)
+        monkeypatch.setattr("streamingnode.embedded.GRACE_S", QUICK_GRACE_S)
         inserts = [asyncio.ensure_future(error_of(node.insert("a", [{"key": key}]))) for key in range(4)]
         inserts.append(asyncio.ensure_future(error_of(node.insert("a", [{"key": 9}], timeout=60))))
         await anyio.lowlevel.checkpoint()
@@ -122,7 +123,7 @@ async def test_term_that_opens_while_appends_are_stopped_takes_none(
             disk.fail_at(1)
             refused = asyncio.ensure_future(error_of(node.insert("a", [{"key": 1}])))
             await anyio.to_thread.run_sync(reopens.wait)
-            closing = asyncio.ensure_future(node._channel.wal.close())
+            closing = asyncio.ensure_future(parts_of(node).channel.wal.close())
             assert type(await refused) in (OnShutdown, Indeterminate)
             assert not closing.done()
             stopped.set()

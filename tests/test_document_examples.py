@@ -54,7 +54,7 @@ def test_block_of_python_runs_as_written(
 
 
 def test_settings_of_the_documents_are_settings(tmp_path: Path) -> None:
-    [settings] = [text for _, text in blocks("toml")]
+    [settings] = [text for page, text in blocks("toml") if page == "docs/configuration.md"]
     file = tmp_path / "node.toml"
     file.write_text(settings)
     config = sn.load_config(file=file)

@@ -108,7 +108,7 @@ async def test_node_whose_opening_fails_at_any_call_opens_next_time_with_all_its
 ) -> None:
     tried = 0
     for at in itertools.count(1):
-        path = shutil.copytree(killed, tmp_path / str(at))
+        path = shutil.copytree(killed, tmp_path / str(at), ignore=shutil.ignore_patterns("node.sock"))
         with pytest.MonkeyPatch.context() as monkeypatch:
             calls = FailingCalls(monkeypatch, at)
             await open_and_close(path, calls)

@@ -21,6 +21,7 @@ from streamingnode.config import load_config
 from streamingnode.errors import LogReopening
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk, Fault
+from tests.parts_of import parts_of
 from wal.errors import ChannelFenced, Corrupt, Indeterminate, StreamingNodeError
 from wal.lifecycle import ReopenOptions
 from wal.rocks.floor import FloorFile
@@ -160,7 +161,7 @@ async def run_with_failure(path: Path, disk: FailingDisk, number: int, times: in
                 disk.heal()
                 await history.write(LAST, node.insert("a", [row(LAST)]))
             await node.flush()
-            log = node.statistics().log
+            log = parts_of(node).measure().log
             assert (log.state, log.store, log.reopened > 0) == ("open", "open", disk.reached)
             keys = await keys_of(node)
             in_both = {3 + 10 * number for number in range(ROUNDS)} & set(keys)
@@ -223,7 +224,7 @@ async def test_calls_on_a_dead_disk_end_with_a_typed_error_and_what_was_acknowle
             assert all(error is not None and error.retryable == "yes" for error in later)
             async with node.read("a", until=tick) as messages:
                 assert [message.num_rows async for message in messages if message.num_rows] == [1]
-            log = node.statistics().log
+            log = parts_of(node).measure().log
             assert log.state != "open"
             assert log.attempts > 0
             assert "Input/output error" in log.last_error
@@ -249,7 +250,7 @@ async def test_closing_does_not_wait_for_a_dead_disk(tmp_path: Path, disk: Faili
             disk.fail_at(1, times=FOR_EVER)
             writing = [asyncio.ensure_future(error_of(node.insert("a", [row(key)]))) for key in range(5)]
             writing.append(asyncio.ensure_future(error_of(node.flush())))
-            await until(lambda: node.statistics().log.attempts >= 2)
+            await until(lambda: parts_of(node).measure().log.attempts >= 2)
         errors = await asyncio.gather(*writing)
     assert all(isinstance(error, StreamingNodeError) for error in errors)
 
@@ -286,7 +287,7 @@ async def test_node_whose_directory_was_taken_over_ends_and_says_by_whom(tmp_pat
     moved = tmp_path.with_name("moved")
     await anyio.to_thread.run_sync(tmp_path.rename, moved)  # the database stays open here until the process ends
     async with opened(moved) as node:
-        assert (await keys_of(node), node.statistics().log.term) == ([1], 78)
+        assert (await keys_of(node), parts_of(node).measure().log.term) == ([1], 78)
 
 
 async def test_damage_that_is_gone_at_the_second_look_is_outlived(
@@ -327,7 +328,7 @@ async def test_streamed_transaction_goes_on_over_a_reopen(
         assert await keys_of(node) == []
         await node.commit_transaction(txn_id)
         assert sorted(await keys_of(node)) == [1, 2]
-        assert node.statistics().writes.pending_transaction_bytes == 0, "what the last term held"
+        assert parts_of(node).measure().writes.pending_transaction_bytes == 0, "what the last term held"
 
 
 async def test_transaction_that_expires_while_the_log_is_away_is_rolled_back_in_the_log(
@@ -338,11 +339,11 @@ async def test_transaction_that_expires_while_the_log_is_away_is_rolled_back_in_
         await node.insert("a", [row(1)], txn_id=txn_id)
         disk.fail_at(1, times=3)
         await node.insert("a", [row(2)])
-        await until(lambda: not node.statistics().writes.open_transactions)
+        await until(lambda: not parts_of(node).measure().writes.open_transactions)
         assert isinstance(await error_of(node.commit_transaction(txn_id)), TransactionExpired)
         assert await keys_of(node) == [2]
     async with opened(tmp_path) as node:
-        assert node.statistics().writes.open_transactions == 0
+        assert parts_of(node).measure().writes.open_transactions == 0
         assert await keys_of(node) == [2]
 
 
@@ -362,7 +363,7 @@ async def test_flush_whose_checkpoint_fails_makes_the_same_cut_after_the_reopen(
             await node.insert("a", [row(1)])
             assert (await node.flush()).number == 1
             await node.consistent_tick()
-            assert node.statistics().log.reopened == 1
+            assert parts_of(node).measure().log.reopened == 1
             monkeypatch.undo()
             assert (await node.flush()).number == 1
             assert await keys_of(node) == [1]
@@ -385,7 +386,7 @@ async def test_flush_whose_checkpoint_fails_for_good_says_that_the_log_is_away(
             assert isinstance(await error_of(node.flush()), LogReopening)
             monkeypatch.setattr(flush_run, "publish_cut", publish)
             disk.heal()
-            await until(lambda: node.statistics().flusher.cut_number == 1)
+            await until(lambda: parts_of(node).measure().flusher.cut_number == 1)
 
 
 async def test_collection_that_exists_is_told_only_when_that_is_durable(tmp_path: Path, disk: FailingDisk) -> None:
@@ -409,12 +410,12 @@ async def test_ids_given_out_before_the_failure_are_given_to_nobody_else_after_i
     disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
     async with opened(tmp_path) as node:
         given = [
-            node._channel.shards.allocate_id() for _ in range(5)
+            parts_of(node).channel.shards.allocate_id() for _ in range(5)
         ]  # by appends that wait, and come in the next term
         disk.fail_at(1)
         await node.insert("a", [row(1)])
         assert disk.reached
-        assert node._channel.shards.allocate_id() > max(given)
+        assert parts_of(node).channel.shards.allocate_id() > max(given)
 
 
 async def until(reached: Callable[[], bool]) -> None:

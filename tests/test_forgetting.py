@@ -8,6 +8,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.config import load_config
 from streamingnode.node import Node
+from tests.parts_of import parts_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -18,7 +19,7 @@ HANGS_S = 30
 
 def remembered(node: Node) -> set[str]:
     """Return the names of the collections that the live catalog knows, dropped ones too."""
-    return {info.name for info in node._channel.catalog.collections(dropped=True)}
+    return {info.name for info in parts_of(node).channel.catalog.collections(dropped=True)}
 
 
 async def test_dropped_collections_and_partitions_do_not_pile_up_while_the_node_is_open() -> None:
@@ -39,6 +40,6 @@ async def test_dropped_collections_and_partitions_do_not_pile_up_while_the_node_
                 await anyio.lowlevel.checkpoint()
         assert remembered(node) == {"kept"}
         assert [each.name for each in node.collections()] == ["kept"]
-        info = node._channel.catalog.collection_by_name("kept")
+        info = parts_of(node).channel.catalog.collection_by_name("kept")
         assert [each.name for each in info.partitions] == ["_default"]
         assert (await node.snapshot("kept")).num_rows == 1

@@ -255,7 +255,7 @@ async def test_call_that_waits_while_its_node_fails_names_the_failure_and_the_bl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Node], Awaitable[object]]
 ) -> None:
     monkeypatch.setattr(FlushRun, "follow", no_cut)
-    monkeypatch.setattr("streamingnode.node.GRACE_S", 0.05)
+    monkeypatch.setattr("streamingnode.embedded.GRACE_S", 0.05)
     failure, unheard, reached = Corrupt("segment 7"), list[Any](), False
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     with anyio.fail_after(HANGS_S), pytest.raises(Corrupt) as raised:

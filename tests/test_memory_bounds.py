@@ -11,6 +11,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.config import load_config
 from streamingnode.writing.transaction import Transaction
+from tests.parts_of import parts_of
 from tests.streamingnode.append_double import schema_of
 from wal.errors import Overloaded
 
@@ -26,7 +27,7 @@ def rows(key: int, size_bytes: int) -> list[dict[str, object]]:
 
 
 def check_bounds(node: sn.Node) -> None:
-    writes = node.statistics().writes
+    writes = parts_of(node).measure().writes
     assert writes.pending_row_bytes <= BYTES_MAX // 4
     assert writes.pending_append_bytes <= BYTES_MAX // 4
     assert writes.pending_transaction_bytes <= BYTES_MAX // 2
@@ -62,7 +63,7 @@ async def test_writes_of_all_kinds_end_and_stay_within_the_bound(seed: int) -> N
                 for key in range(40):
                     tasks.start_soon(write, key)
                     tasks.start_soon(transact, 100 + key)
-        writes = node.statistics().writes
+        writes = parts_of(node).measure().writes
         assert (writes.pending_row_bytes, writes.pending_append_bytes, writes.pending_transaction_bytes) == (0, 0, 0)
         assert committed, "the bound lets work through"
         assert refused, "and it was met"
@@ -106,5 +107,5 @@ async def test_open_transactions_are_refused_at_the_bound_and_keep_nobody_else_f
         await node.insert("c", rows(1, 10))
         async with node.transaction() as txn:
             await txn.insert("c", rows(9, 10))
-        assert node.statistics().writes.pending_transaction_bytes == 0
+        assert parts_of(node).measure().writes.pending_transaction_bytes == 0
         assert (await node.snapshot("c")).num_rows == 5 + 1 + 30 + 2

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 import anyio, pyarrow as pa
 import streamingnode as sn
+from tests.parts_of import parts_of
 
 path, open_files, collections, shards = Path(sys.argv[1]), *map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
@@ -41,7 +42,7 @@ async def main():
             assert kept.num_rows == (count if name == NAMES[0] else 2 * count), (name, kept.num_rows)
         assert (await node.verify()).findings == []
         await node.backup(path.with_name("backup"))
-        assert node.statistics().flusher.faults == 0
+        assert parts_of(node).measure().flusher.faults == 0
     async with sn.open_node(path, **SETTINGS) as node:
         await node.insert(NAMES[0], rows(0, count))
         assert len((await node.flush()).segments) == shards
@@ -66,9 +67,9 @@ async def main():
                 assert "no file descriptor is left" in str(error) and str(open_files) in str(error), error
             else:
                 raise AssertionError("a cut was made without a descriptor")
-        while node.statistics().flusher.short_of != "file descriptors":
+        while parts_of(node).measure().flusher.short_of != "file descriptors":
             await anyio.sleep(0.01)
-        assert node.statistics().flusher.state.value == "backing off"
+        assert parts_of(node).measure().flusher.state.value == "backing off"
         for descriptor in taken:
             os.close(descriptor)
         assert len((await node.flush()).segments) == shards

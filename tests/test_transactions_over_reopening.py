@@ -11,6 +11,7 @@ from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk, Fault
+from tests.parts_of import parts_of
 from wal.errors import Indeterminate
 from wal.lifecycle import ReopenOptions
 
@@ -55,7 +56,7 @@ async def test_commit_that_landed_before_the_log_was_reopened_is_known_when_it_i
                 await node.commit_transaction(committed)
         with pytest.raises(TransactionExpired):
             await node.commit_transaction(given_up)
-        assert node.statistics().log.reopened == 1
+        assert parts_of(node).measure().log.reopened == 1
         assert await keys(node) == [1, 2]
 
 

@@ -16,11 +16,12 @@ from scanner.named_reader import ReaderPosition
 from streamingnode import reader
 from streamingnode.channel import Channel
 from streamingnode.config import load_config
+from streamingnode.embedded import EmbeddedReading
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from streamingnode.reader import CollectionReader
 from streamingnode.snapshot import take_snapshot
 from streamingnode.writing.write import WriteResult
+from tests.parts_of import parts_of
 from wal.errors import Truncated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -46,7 +47,7 @@ async def insert(node: Node, name: str, *values: int) -> WriteResult:
 
 def remembered(node: Node) -> set[int]:
     """Return the ids of the collections that the live catalog knows, dropped ones too."""
-    return {info.id for info in node._channel.catalog.collections(dropped=True)}
+    return {info.id for info in parts_of(node).channel.catalog.collections(dropped=True)}
 
 
 async def is_kept(node: Node, written: WriteResult) -> bool:
@@ -193,7 +194,7 @@ async def test_dropped_collection_is_forgotten_once_a_cut_has_told_of_it_and_no_
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "gone")
         await insert(node, "gone", 1)
-        known_before = node._channel.catalog.collection_by_name("gone")
+        known_before = parts_of(node).channel.catalog.collection_by_name("gone")
         async with node.read("c", name="billing"):
             pass  # holds the log from here on
         await node.drop_collection("gone")
@@ -209,7 +210,7 @@ async def test_dropped_collection_is_forgotten_once_a_cut_has_told_of_it_and_no_
             while known_before.id in remembered(node):
                 await anyio.lowlevel.checkpoint()
         with pytest.raises(CollectionNotFound, match="gone"):
-            await take_snapshot(node._channel, node._flusher, known_before, None)
+            await take_snapshot(parts_of(node).channel, parts_of(node).flusher, known_before, None)
 
 
 async def test_deleted_reader_holds_nothing(tmp_path: Path) -> None:
@@ -252,9 +253,9 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
 ) -> None:
     async with open_thrifty(tmp_path) as node:
         await create(node, "c")
-        find_position_as_it_is, first = CollectionReader._find_position, await insert(node, "c", 1)
+        find_position_as_it_is, first = EmbeddedReading._find_position, await insert(node, "c", 1)
 
-        async def find_position(reader: CollectionReader, policy: DeliverPolicy) -> ReaderPosition:
+        async def find_position(reader: EmbeddedReading, policy: DeliverPolicy) -> ReaderPosition:
             found = await find_position_as_it_is(reader, policy)
             if await is_kept(node, first):
                 await insert(node, "c", 2)
@@ -263,7 +264,7 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
                 await until_given_up(node, first)
             return found
 
-        monkeypatch.setattr(CollectionReader, "_find_position", find_position)
+        monkeypatch.setattr(EmbeddedReading, "_find_position", find_position)
         policy = policy_of(first.message_ids[0])
         types = [sn.MessageType.INSERT]
         if policy == DeliverPolicy.all():

@@ -106,7 +106,7 @@ class Wal:
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
         self._in_flight: set[Pack] = set()
-        self._packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX), repeats=self._retry.give_up_s > 0)
+        self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX), repeats=self._retry.give_up_s > 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
         self._back: asyncio.Future[None] | None = None
@@ -157,9 +157,15 @@ class Wal:
         it, `Indeterminate` when nobody can find out, and what interceptors refuse.
         """
         if group.pieces and group.rows_bytes <= self._limits.group_bytes_max:
-            return self._packer.append(group)
+            return self.packer.append(group)
         self._check_fits(group)
         return self._append_messages(group)
+
+    def try_join(self, group: AppendGroup) -> bool:
+        """Append rows as `append` does, and tell their `waiter`; return False, and do nothing, without room in memory."""
+        if group.rows_bytes > self._limits.group_bytes_max:
+            self._check_fits(group)
+        return self.packer.try_join(group)
 
     async def _append_messages(self, group: AppendGroup) -> AppendResult:
         await self._append_pack(Pack([group]))
@@ -475,7 +481,7 @@ class Wal:
 
     async def drain(self) -> None:
         """Return once every write of rows that came before has ended."""
-        await self._packer.drain()
+        await self.packer.drain()
 
     async def close(self) -> None:
         """Take no more appends, send those away that wait, and return when none is left; idempotent."""

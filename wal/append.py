@@ -1,7 +1,6 @@
-"""What goes into a log: groups, the packs they go in, what becomes of them, and the parts of the append path. No I/O."""
+"""What goes into a log: groups, the packs they go in, and what becomes of them. No I/O."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -83,6 +82,19 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
 
 
+class Waiter(Protocol):
+    """Who is told what became of a write: a future, or what passes it on to another process."""
+
+    def done(self) -> bool:
+        """Whether it was told, or nobody listens any more."""
+
+    def set_result(self, result: AppendResult, /) -> None:
+        """Tell what became of it."""
+
+    def set_exception(self, error: Exception, /) -> None:
+        """Tell why it did not take place, or may not have."""
+
+
 class AppendGroup(msgspec.Struct, eq=False):
     """One write, on one pchannel: at one tick and in the log as a whole, or not at all.
 
@@ -100,7 +112,7 @@ class AppendGroup(msgspec.Struct, eq=False):
     place: Place | None = None
     pack: "Pack | None" = None
     outcome: "AppendResult | Exception | None" = None
-    waiter: "asyncio.Future[AppendResult] | None" = None
+    waiter: Waiter | None = None
     earlier: "AppendGroup | None" = None
     other_try: "AppendGroup | None" = None
     memory: Budget | None = None
@@ -115,7 +127,7 @@ class AppendGroup(msgspec.Struct, eq=False):
         """Whether the write has, or may have, its place in the log: by this group or by the one that stands for it."""
         tried: AppendGroup | None = self
         while tried is not None:
-            if isinstance(tried.outcome, AppendResult) or (tried.pack is not None and tried.pack.ticket is not None):
+            if isinstance(tried.outcome, AppendResult) or (tried.pack is not None and tried.pack.begun):
                 return True
             tried = tried.other_try
         return False
@@ -227,6 +239,8 @@ class Pack(msgspec.Struct, eq=False):
     logged: "Sequence[MutableMessage] | PackedRows" = ()
     """What its entry has, which may have been tried before."""
     ticket: AppendTicket | None = None
+    sent: bool = False
+    """Whether it is on its way to the node of another process, which may have it in its log."""
     refused: int = 0
     """How many groups left it with an error."""
     messages: Sequence[MutableMessage] = ()
@@ -238,6 +252,11 @@ class Pack(msgspec.Struct, eq=False):
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, "a group is appended once; build a new one"
             group.pack = self
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has, or may have, its place in a log."""
+        return self.sent or self.ticket is not None
 
     @property
     def has_packed_rows(self) -> bool:
@@ -454,27 +473,6 @@ Append = Callable[[AppendGroup], Awaitable[AppendResult]]
 """Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
 AppendPack = Callable[[Pack], Awaitable[None]]
 """Append a pack: settle each of its groups, or let it leave; what it raises is of all groups that are left."""
-
-
-class Interceptor(ABC):
-    """One concern of the append path, wrapped around the rest of it.
-
-    Only redo and lock may suspend before they call `append`; from the tick on, everything up to the log's queue runs in
-    one step, so that position order is tick order. An interceptor that would have to wait raises `Redo` instead.
-    """
-
-    name: str
-    """What measurements call it."""
-
-    @abstractmethod
-    def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
-        """Do this concern's part before and after `append`."""
-
-    async def ready(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Return once appends may pass: at once unless said otherwise."""
-
-    async def close(self) -> None:  # noqa: B027 - nor anybody to send away
-        """Send away who waits; new appends are already refused, and what waits for nothing ends by itself. Idempotent."""
 
 
 class AppendObserver(Protocol):

@@ -45,6 +45,9 @@ class FrameKind(IntEnum):
     PONG = 13
     END = 14
     LEAVING = 15
+    PART = 16
+    CATALOG = 17
+    HOLD = 18
 
 
 class Frame(NamedTuple):

@@ -46,7 +46,19 @@ class Packer:
         """
         if not (self._waiting or self._in_flight or self._together):
             return self._append_alone(group)
-        return self._join(group) if self._memory.try_take(group.rows_bytes) else self._append_later(group)
+        return self._append_together(group) if self._memory.try_take(group.rows_bytes) else self._append_later(group)
+
+    def try_join(self, group: AppendGroup) -> bool:
+        """Have a group that has a `waiter` wait for the next pack; return False when there is no room in memory."""
+        if not self._memory.try_take(group.rows_bytes):
+            return False
+        self._join(group)
+        return True
+
+    async def join(self, group: AppendGroup) -> None:
+        """Have a group that has a `waiter` wait for the next pack, once there is room in memory."""
+        await self._memory.take(group.rows_bytes)
+        self._join(group)
 
     def come_again(self, group: AppendGroup) -> None:
         """Put back a group that left its pack, in front of all that wait."""
@@ -64,7 +76,7 @@ class Packer:
 
     async def _append_later(self, group: AppendGroup) -> AppendResult:
         await self._memory.take(group.rows_bytes)
-        return await self._join(group)
+        return await self._append_together(group)
 
     async def _append_alone(self, group: AppendGroup) -> AppendResult:
         if self._in_flight or self._waiting or not self._memory.try_take(group.rows_bytes):  # since the call
@@ -78,14 +90,17 @@ class Packer:
             group.release()
             self._sent()
 
-    def _join(self, group: AppendGroup) -> asyncio.Future[AppendResult]:
+    def _append_together(self, group: AppendGroup) -> asyncio.Future[AppendResult]:
+        group.waiter = told = self._loop.create_future()
+        self._join(group)
+        return told
+
+    def _join(self, group: AppendGroup) -> None:
         """Have a group wait whose bytes are taken."""
         group.memory = self._memory
-        group.waiter = self._loop.create_future()
         self._waiting.append(group)
         if not self._starting:
             self._start()
-        return group.waiter
 
     def _start(self) -> None:
         """Have what waits sent in the next turn of the event loop, unless enough packs are on their way."""

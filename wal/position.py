@@ -63,6 +63,8 @@ def parse_message_id(text: str) -> MessageId:
 
 NODE_PRODUCER_ID = 1
 """The node's own writes. 0 is no producer; ids of named producers are drawn from above."""
+CLIENT_PRODUCER_IDS = 1 << 62
+"""From here on they are of clients without a name, which draw their own; ids of named producers are below."""
 SEQUENCE_MAX = POSITION_MAX
 
 

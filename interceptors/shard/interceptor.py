@@ -9,7 +9,7 @@ from functools import partial
 
 import anyio
 
-from interceptors.chain import FINAL, Redo, repeat
+from interceptors.chain import FINAL, Interceptor, Redo, repeat
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.decision import (
     BodiesOf,
@@ -18,7 +18,7 @@ from interceptors.shard.decision import (
     open_segments,
 )
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
-from wal.append import Append, AppendGroup, AppendPack, Interceptor, Pack
+from wal.append import Append, AppendGroup, AppendPack, Pack
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
 from wal.message import Change, MutableMessage

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import NODE, SPARK, argument, command, require
+from streamingnode.cli.command import NODE, PLACE, SPARK, argument, command, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
@@ -90,21 +90,25 @@ def _print_findings(report: "Report", output: Output) -> None:
 
 
 @command(
-    NODE,
+    PLACE,
     argument("target", type=Path, help=EMPTY_TARGET),
     examples=("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"),
 )
-def backup(output: Output, *, directory: Path, target: Path) -> None:
+def backup(output: Output, *, place: Path | str, target: Path) -> None:
     """Copy a node into a new directory and verify the copy.
 
-    For a node that no process has open; a running one backs itself up: `await node.backup(path)`.
-    The copy is read back and checked as `verify` does before it gets its name. A backup is not opened as a node:
-    `restore` makes one of it. Exit code 3 when the node is damaged, 4 when a process has it open.
+    The copy is read back and checked as `verify` does before it gets its name. A running node makes its backup itself,
+    on the machine where it runs. A backup is not opened as a node: `restore` makes one of it. Exit code 3 when the node
+    is damaged, 4 when a process has it open and takes no clients.
     """
     from streamingnode.care.backup import backup_directory
+    from streamingnode.care.inspect import check_node, holder
 
-    with show_progress(output.stderr) as progress:
-        record = backup_directory(directory, target, on_step=show_steps(progress))
+    if isinstance(place, Path) and holder(check_node(place)) is None:
+        with show_progress(output.stderr) as progress:
+            record = backup_directory(place, target, on_step=show_steps(progress))
+    else:
+        record = with_node(place, lambda node: node.backup(target))
     _print_made("backup of", record, target, output)
 
 

@@ -1,17 +1,23 @@
 """How a command is declared: its help with examples, its arguments, and the function that does it."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from spark_sink.errors import PackageMissing
+from wal.errors import AlreadyOwned
 
 if TYPE_CHECKING:
     from streamingnode.node import Node
 
 A = TypeVar("A")
+
+TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, not what it is
+"""Names the file with the token for a node at an address."""
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -42,19 +48,59 @@ def argument(*names: str, **options: Any) -> Argument:
 
 
 NODE = argument("directory", type=Path, help="the node's directory")
+_SCHEMES = ("unix:", "tcp://", "tls://")
 
 
-def with_node(directory: Path, work: "Callable[[Node], Awaitable[A]]") -> A:
-    """Open the node in `directory`, and return what `work` makes of it. Raises `InvalidArgument` when there is none."""
+def directory_or_address(text: str) -> Path | str:
+    """Return the address of a running node as it is, or the path of a directory."""
+    return text if text.startswith(_SCHEMES) else Path(text)
+
+
+PLACE = argument(
+    "place",
+    metavar="directory",
+    type=directory_or_address,
+    help="the node's directory, whether or not a process has it open, or the address of a running one, as tcp://host:port",
+)
+
+
+def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]") -> A:
+    """Return what `work` makes of a node: opened in its directory, or as a client of the process that has it open.
+
+    Raises `InvalidArgument` when there is none, `AlreadyOwned` when that process takes no clients.
+    """
     from streamingnode.care.inspect import check_node
-    from streamingnode.opening import open_node, run_async
+    from streamingnode.opening import run_async
 
     async def run() -> A:
-        async with open_node(directory) as node:
+        async with reached(place) as node:
             return await work(node)
 
-    check_node(directory)
+    if isinstance(place, Path):
+        check_node(place)
     return run_async(run)
+
+
+@asynccontextmanager
+async def reached(place: Path | str) -> "AsyncIterator[Node]":
+    """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
+    from streamingnode.errors import Unreachable
+    from streamingnode.opening import connect, open_node
+    from streamingnode.remote.link import SOCKET_NAME
+
+    name, token_file = "streamingnode command", os.environ.get(TOKEN_FILE_VARIABLE)
+    async with AsyncExitStack() as closing:
+        if isinstance(place, str):
+            node = await closing.enter_async_context(connect(place, name=name, token_file=token_file))
+        else:
+            try:
+                node = await closing.enter_async_context(open_node(place))
+            except AlreadyOwned as owned:
+                try:
+                    node = await closing.enter_async_context(connect(f"unix:{place / SOCKET_NAME}", name=name))
+                except Unreachable:
+                    raise owned from None
+        yield node
 
 
 SPARK: Mapping[str, str] = {"pyspark": "spark", "deltalake": "spark"}

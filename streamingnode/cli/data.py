@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import NODE, argument, command, with_node
+from streamingnode.cli.command import PLACE, argument, command, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
 from wal.errors import AlreadyOwned, InvalidArgument
 
@@ -12,20 +12,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from scanner.deliver_policy import DeliverPolicy
+    from streamingnode.channel import FlushResult
     from streamingnode.collections import Collection
     from streamingnode.node import Node
     from streamingnode.read_message import ReadMessage
 
 
 @command(
-    NODE,
+    PLACE,
     argument("--count", action="store_true", help="count the rows too, which reads all of them"),
     examples=("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json"),
 )
-def ls(output: Output, *, directory: Path, count: bool) -> None:
+def ls(output: Output, *, place: Path | str, count: bool) -> None:
     """List a node's collections: primary key, shards, partitions, columns.
 
-    When another process has the node open, shows those of its newest cut, and --count ends with exit code 4.
+    Works beside a process that has the node open. When that takes no clients, shows those of its newest cut, and
+    --count ends with exit code 4.
     """
     as_of_cut, rows = 0, dict[str, int]()
 
@@ -36,11 +38,11 @@ def ls(output: Output, *, directory: Path, count: bool) -> None:
         return found
 
     try:
-        collections = with_node(directory, look)
+        collections = with_node(place, look)
     except AlreadyOwned as owned:
-        if count:
+        if count or isinstance(place, str):
             raise
-        collections, as_of_cut = _at_newest_cut(directory)
+        collections, as_of_cut = _at_newest_cut(place)
         output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
     described = [
         {
@@ -55,7 +57,7 @@ def ls(output: Output, *, directory: Path, count: bool) -> None:
         for each in sorted(collections, key=lambda each: each.name)
     ]
     output.records(described)
-    output.document({"directory": str(directory), "as_of_cut": as_of_cut, "collections": described})
+    output.document({"directory": str(place), "as_of_cut": as_of_cut, "collections": described})
 
 
 def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
@@ -74,7 +76,7 @@ def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
 
 @command(
     argument("action", choices=["list", "create", "drop"], help="what to do"),
-    NODE,
+    PLACE,
     argument("collection", help="the collection"),
     argument("partition", nargs="?", help="the partition to create or drop, with all its rows"),
     examples=(
@@ -83,12 +85,11 @@ def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
         "streamingnode partitions drop data orders eu --json",
     ),
 )
-def partitions(output: Output, *, action: str, directory: Path, collection: str, partition: str | None) -> None:
+def partitions(output: Output, *, action: str, place: Path | str, collection: str, partition: str | None) -> None:
     """List, create or drop the partitions of a collection.
 
     Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good, and ends open
-    transactions on the collection; `_default` cannot be dropped. Exit code 4 while another process has the node open;
-    `ls` then shows the partitions at its newest cut.
+    transactions on the collection; `_default` cannot be dropped.
     """
     if (action == "list") is not (partition is None):
         raise InvalidArgument(f"{action} takes {'no' if partition else 'a'} partition — see partitions --help")
@@ -98,7 +99,7 @@ def partitions(output: Output, *, action: str, directory: Path, collection: str,
             await (node.create_partition if action == "create" else node.drop_partition)(collection, partition)
         return node.collection(collection).partitions
 
-    names = with_node(directory, apply)
+    names = with_node(place, apply)
     for name in names:
         output.line(name)
     output.document({"collection": collection, "partitions": names})
@@ -108,7 +109,7 @@ TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "cre
 
 
 @command(
-    NODE,
+    PLACE,
     argument("collection", help="the collection to read"),
     argument(
         "--from",
@@ -130,13 +131,19 @@ TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "cre
     ),
 )
 def tail(
-    output: Output, *, directory: Path, collection: str, start: str, follow: bool, limit: int | None, types: str | None
+    output: Output,
+    *,
+    place: Path | str,
+    collection: str,
+    start: str,
+    follow: bool,
+    limit: int | None,
+    types: str | None,
 ) -> None:
     """Print the messages of a collection as JSON lines.
 
     One line for each message in tick order: an insert with its rows, a delete with its keys, a transaction (`txn`)
-    with its bodies, schema changes. Ends with what is there now; --follow goes on. Opens the node, so exit code 4
-    while another process has it open.
+    with its bodies, schema changes. Ends with what is there now; --follow goes on.
     """
     kinds = None if types is None else set(map(str.strip, types.split(",")))
     if unknown := sorted((kinds or set()) - set(TYPES)):
@@ -161,7 +168,7 @@ def tail(
                 if printed == limit:
                     return
 
-    with_node(directory, print_messages)
+    with_node(place, print_messages)
 
 
 def _start_policy(text: str) -> "DeliverPolicy":
@@ -216,21 +223,22 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
         return rows.cast(pa.schema(schema)).to_pylist()
 
 
-@command(NODE, examples=("streamingnode flush data", "streamingnode flush data --json"))
-def flush(output: Output, *, directory: Path) -> None:
+@command(PLACE, examples=("streamingnode flush data", "streamingnode flush data --json"))
+def flush(output: Output, *, place: Path | str) -> None:
     """Make a cut: everything acknowledged goes to files.
 
     Prints the cut's number, its tick and the segments it sealed; says so when there is nothing new.
-    Exit code 4 when another process has the node open: it makes cuts by itself.
+    Exit code 4 when another process has the node open and takes no clients: it makes cuts by itself.
     """
-    from flusher.directory import CutLog
-    from streamingnode.care.inspect import check_node
 
-    before = CutLog(check_node(directory)).newest
+    async def cut_it(node: "Node") -> "tuple[int, FlushResult]":
+        return (await node.statistics()).flusher.cut_number, await node.flush()
+
     try:
-        cut = with_node(directory, lambda node: node.flush())
+        before, cut = with_node(place, cut_it)
     except AlreadyOwned as owned:
-        owned.newest_cut = _newest_cut(directory, owned.pid)
+        if isinstance(place, Path):
+            owned.newest_cut = _newest_cut(place, owned.pid)
         raise
     made = cut.number > before
     if not cut.number:

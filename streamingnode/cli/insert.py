@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interceptors.errors import AlreadyExists
-from streamingnode.cli.command import NODE, argument, command
+from streamingnode.cli.command import PLACE, argument, command
 from streamingnode.cli.output import Output, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
 from wal.errors import InvalidArgument, StreamingNodeError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    NODE,
+    PLACE,
     argument("collection", help="the collection to insert into"),
     argument("file", nargs="?", default="-", help="JSON lines or Parquet; `-` is stdin (default)"),
     argument("--upsert", action="store_true", help="replace rows that have the same primary key"),
@@ -86,7 +86,7 @@ class _Insert:
     dies. The note has two, because nobody knows which of the last batches got there.
     """
 
-    directory: Path
+    place: Path | str
     collection: str
     file: str
     upsert: bool
@@ -110,21 +110,24 @@ class _Insert:
             return
         if self.primary_key is not None or self.shards is not None:
             raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
-        check_node(self.directory)
+        if isinstance(self.place, Path):
+            check_node(self.place)
 
     async def run(self, source: "Source", progress: Progress) -> None:
         """Insert what is new in the input."""
         import anyio.to_thread
 
         from streamingnode.care.inspect import is_node
-        from streamingnode.opening import open_node
+        from streamingnode.cli.command import reached
 
         # What reads the input is abandoned when this is cancelled: a pipe may be silent for ever.
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
         new = None
-        if self.create and not is_node(self.directory):  # what is refused now leaves no empty node behind
+        if (
+            self.create and isinstance(self.place, Path) and not is_node(self.place)
+        ):  # what is refused now leaves no empty node behind
             new = await in_thread(self._new_collection, source)
-        async with open_node(self.directory) as node:
+        async with reached(self.place) as node:
             there = next((each for each in node.collections() if each.name == self.collection), None)
             producer = None if self.producer is None else await node.producer(self.producer)
             if producer is not None:

@@ -76,6 +76,57 @@ async def _insert(path: Path, seconds: float, callers: int, rows: int) -> list[f
 
 
 @command(
+    argument("directory", type=Path, help="the node's directory, made if it is new"),
+    argument("--listen", action="append", default=[], metavar="URL", help="also at tcp://host:port or tls://host:port"),
+    argument(
+        "--tokens", type=Path, metavar="FILE", help="who may connect at --listen, a TOML file (docs/operations.md)"
+    ),
+    argument("--tls-cert", type=Path, metavar="FILE", help="the certificate for tls://, with its chain"),
+    argument("--tls-key", type=Path, metavar="FILE", help="its key, readable by this user alone"),
+    argument(
+        "--tls-client-ca", type=Path, metavar="FILE", help="clients at tls:// need a certificate of this authority"
+    ),
+    argument("--config", type=Path, metavar="FILE", help="a TOML file of settings"),
+    examples=(
+        "streamingnode serve data",
+        "streamingnode serve data --json",
+        "streamingnode serve data --listen tcp://127.0.0.1:7070 --tokens tokens.toml",
+        "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key --tokens tokens.toml",
+    ),
+)
+def serve(
+    output: Output,
+    *,
+    directory: Path,
+    listen: list[str],
+    tokens: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    config: Path | None,
+) -> None:
+    """Run a node for other processes, in the foreground.
+
+    Clients reach it at node.sock in its directory, and at --listen. Prints a line when it is ready, after recovery, and
+    says so to systemd. SIGTERM and SIGINT end it: clients finish what they have begun, and it exits with 0; a second
+    one exits at once. An address other than loopback needs --tokens or --tls-client-ca, and TLS.
+    """
+    from streamingnode.opening import run_async
+    from streamingnode.remote.auth import Endpoint, server_tls
+    from streamingnode.serve import serve_node
+
+    tls = server_tls(tls_cert, tls_key, tls_client_ca)
+    endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
+
+    def ready(addresses: list[str]) -> None:
+        output.line(f"ready: {' '.join(addresses)}")
+        output.document({"ready": True, "pid": os.getpid(), "addresses": addresses})
+        output.flush()
+
+    run_async(partial(serve_node, directory, endpoints, config, ready))
+
+
+@command(
     argument("action", choices=["show"], help="show: print the settings a node would be opened with here"),
     argument("--file", type=Path, help="a TOML file of settings (default: what STREAMINGNODE_CONFIG names)"),
     argument("--changed", action="store_true", help="only what is not a default"),

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from streamingnode.cli.care import backup, doctor, export, info, restore, verify
 from streamingnode.cli.data import flush, ls, partitions, tail
 from streamingnode.cli.insert import insert
-from streamingnode.cli.machine import bench, config
+from streamingnode.cli.machine import bench, config, serve
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
 from streamingnode.cli.spark import demo, ingest
 from wal.errors import StorageFailed, StreamingNodeError, escaped
@@ -29,6 +29,7 @@ COMMANDS = (
     restore,
     export,
     doctor,
+    serve,
     bench,
     config,
 )
@@ -37,7 +38,8 @@ DESCRIPTION = "A durable, ordered log of rows inside one process that becomes co
 
 EPILOG = """\
 exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the data or the installation is not sound;
-4 another process has the node open; 130 interrupted. Errors go to stderr as `CODE: message — next step`.
+4 another process has the node open and takes no clients, or no node answers; 130 interrupted. Errors go to stderr as
+`CODE: message — next step`.
 
 `streamingnode <command> --help` shows examples."""
 

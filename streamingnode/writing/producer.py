@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Awaitable
 from functools import partial
 
-from interceptors.idempotency import ProducerRecord, Producers
+from interceptors.idempotency import ProducerRecord
+from streamingnode.backend import Backend
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import Write, WriteResult, Writes, within
-from wal.adaptor import Wal
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument
 from wal.position import Place, ProducerStamp, check_sequence
@@ -74,10 +74,10 @@ class Producer:
     `ProducerFenced`.
     """
 
-    def __init__(self, name: str, opened: ProducerRecord, wal: Wal, producers: Producers, writes: Writes) -> None:
+    def __init__(self, name: str, opened: ProducerRecord, backend: Backend, writes: Writes) -> None:
         self._name, self._id, self._epoch, self._note = name, opened.producer_id, opened.epoch, opened.note
-        self._wal, self._producers, self._writes = wal, producers, writes
-        self._outstanding = Outstanding(producers.limits.results_per_producer_max)
+        self._backend, self._writes = backend, writes
+        self._outstanding = Outstanding(backend.config.producers.results_per_producer_max)
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class Producer:
     @property
     def last_sequence(self) -> int:
         """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
-        return self._producers.last_sequence(self._id)
+        return self._backend.last_sequence(self._id)
 
     @property
     def note(self) -> bytes:
@@ -107,7 +107,7 @@ class Producer:
         """
         if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
             raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
-        await self._wal.in_term(partial(self._producers.put_note, self._name, self._epoch, note))
+        await self._backend.put_note(self._name, self._epoch, note)
         self._note = note
 
     async def insert(
@@ -145,14 +145,14 @@ class Producer:
 
         When its write is in the log already, leaving the block writes nothing, and `txn.result` is that of the first time.
         """
-        append = partial(self._append, self._place(sequence))
+        append = partial(self._append, self._place(sequence, waits=True))
         return Transaction(self._writes, keepalive_s=keepalive_s, append_commit=append)
 
     def _run(
         self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None
     ) -> Awaitable[WriteResult]:
-        place, last = self._place(sequence), list[AppendGroup]()
-        group = write.at_once(rows, self._writes.limits.group_bytes_max)
+        group, last = write.at_once(rows, self._writes.limits.group_bytes_max), list[AppendGroup]()
+        place = self._place(sequence, waits=group is None)
         if group is not None and timeout is None:
             return self._append(place, group)
 
@@ -173,11 +173,11 @@ class Producer:
 
         return within(timeout, run, f"the {write.kind}", begun=lambda: any(group.begun for group in last))
 
-    def _place(self, sequence: int | None) -> Place:
+    def _place(self, sequence: int | None, *, waits: bool) -> Place:
         """Return the place of a write; one whose sequence is given is held from now on."""
         if sequence is None:
             return Place(ProducerStamp(self._id, self._epoch, 0))
-        return self._producers.place(self._id, self._epoch, check_sequence(sequence))
+        return self._backend.place(self._id, self._epoch, check_sequence(sequence), waits=waits)
 
     async def _append(self, place: Place, group: AppendGroup) -> AppendResult:
         """Append under the write's stamp, once it is its turn among the outstanding ones."""

@@ -5,13 +5,15 @@ that go together; whatever is not plain becomes Arrow at the call.
 """
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from types import NoneType
 from typing import Any
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -130,10 +132,23 @@ def _plain_check(kind: pa.DataType) -> tuple[type, int, int] | None:
     return (dt.date, 0, 0) if pt.is_date32(kind) else None
 
 
+class BatchSlice(msgspec.Struct, frozen=True, gc=False):
+    """Rows of a batch that has those of other writes, too."""
+
+    batch: pa.RecordBatch
+    start: int
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+
 class BatchTarget:
     """Rows of one partition of a collection, or deleted keys of it: what may share a batch."""
 
-    def __init__(self, info: CollectionInfo, shape: RowShape, kind: MessageType, partition_id: int = 0) -> None:
+    def __init__(
+        self, info: CollectionInfo, shape: RowShape, kind: MessageType, partition_id: int = 0, *, message_bytes: int = 0
+    ) -> None:
         self.type = kind
         self.collection_id, self.partition_id = info.id, partition_id
         self.schema_version, self.vchannels = info.schema_version, info.vchannels
@@ -141,14 +156,16 @@ class BatchTarget:
         self.plain = PlainRows(shape)
         self._key_index = shape.schema.get_field_index(info.primary_key)
         self._row_type = pa.struct(list(shape.schema))
+        self.message_bytes = message_bytes
+        """What each shard after the first adds to the messages of the same rows, at most."""
 
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
         """Return the rows of pieces, plain or Arrow, in order, for each shard that gets some."""
-        batch = self._joined(pieces)
+        batch = self.joined(pieces)
         counts = [len(each) for each in pieces]
         if len(self.vchannels) == 1:
             return [ShardRows(0, encoded(batch), range(len(pieces)), counts)]
-        shards = shards_of(key_hashes(batch.column(self._key_index)), len(self.vchannels))
+        shards = self.shards(batch)
         if (shards == shards[0]).all():
             return [ShardRows(int(shards[0]), encoded(batch), range(len(pieces)), counts)]
         numbers = np.arange(len(pieces), dtype=U4)
@@ -165,15 +182,36 @@ class BatchTarget:
             found.append(ShardRows(int(shards[start]), payload, of[firsts].tolist(), shard_counts))
         return found
 
-    def _joined(self, pieces: Sequence[Any]) -> pa.RecordBatch:
+    def shards(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the shard of each row."""
+        return shards_of(key_hashes(batch.column(self._key_index)), len(self.vchannels))
+
+    def joined(self, pieces: Sequence[Any]) -> pa.RecordBatch:
+        """Return the rows of pieces, plain or Arrow, in order, as one batch."""
         parts: list[pa.RecordBatch] = []
         for kind, run in groupby(pieces, type):
             if kind is pa.RecordBatch:
                 parts += run
+            elif kind is BatchSlice:
+                parts += _joined_slices(run)
             else:
                 rows = pa.array(list(chain.from_iterable(run)), self._row_type)
                 parts.append(pa.RecordBatch.from_struct_array(rows))  # type: ignore[arg-type]  # a struct's, by its type
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)  # type: ignore[attr-defined]  # stubs lack it
+
+
+def _joined_slices(slices: Iterable[BatchSlice]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of slices; those that follow each other in one batch together, mostly all of it."""
+    batch, start, end = None, 0, 0
+    for each in slices:
+        if each.batch is batch and each.start == end:
+            end += each.rows
+            continue
+        if batch is not None:
+            yield batch.slice(start, end - start)
+        batch, start, end = each.batch, each.start, each.start + each.rows
+    if batch is not None:
+        yield batch.slice(start, end - start)
 
 
 def encoded(batch: pa.RecordBatch) -> memoryview:
@@ -201,12 +239,12 @@ class WriteTarget:
         self.keys = key_shape(self.rows)
         self.key_index = self.rows.schema.get_field_index(info.primary_key)
         self.partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
-        self.deletes = BatchTarget(info, self.keys, MessageType.DELETE)
         self._inserts: dict[int, BatchTarget] = {}
         nothing = pa.RecordBatch.from_pylist([], schema=self.rows.schema)
         self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
         """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
         each buffer, and padding never takes that much more."""
+        self.deletes = BatchTarget(info, self.keys, MessageType.DELETE, message_bytes=self.message_bytes)
         shards = min(PLAIN_ROWS_MAX, len(info.vchannels))
         self.plain_overhead_bytes = shards * self.message_bytes + TRANSACTION_OVERHEAD_BYTES
         """What a few rows take beside what is in them, at most."""
@@ -215,7 +253,9 @@ class WriteTarget:
         """Return where rows of a partition go."""
         target = self._inserts.get(partition_id)
         if target is None:
-            target = self._inserts[partition_id] = BatchTarget(self.info, self.rows, MessageType.INSERT, partition_id)
+            target = self._inserts[partition_id] = BatchTarget(
+                self.info, self.rows, MessageType.INSERT, partition_id, message_bytes=self.message_bytes
+            )
         return target
 
     def partition_id(self, partition: str | None) -> int:

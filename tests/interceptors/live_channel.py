@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from interceptors.chain import Chain, LockInterceptor, RedoInterceptor
+from interceptors.chain import Chain, Interceptor, LockInterceptor, RedoInterceptor
 from interceptors.idempotency import IdempotencyInterceptor
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import CollectionInfo
@@ -22,7 +22,7 @@ from interceptors.txn import TxnInterceptor
 from interceptors.txn_session import TxnLimits
 from interceptors.window import Places
 from tests.wal.packed import FakeTarget, piece, rows_group
-from wal.append import AppendGroup, AppendPack, AppendResult, AppendTicket, Interceptor, Pack
+from wal.append import AppendGroup, AppendPack, AppendResult, AppendTicket, Pack
 from wal.entry import LogEntry, TransactionBuffer, messages_of
 from wal.errors import Indeterminate
 from wal.headers import (

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from interceptors.chain import Chain
-from wal.append import AppendGroup, AppendPack, Interceptor, Pack
+from interceptors.chain import Chain, Interceptor
+from wal.append import AppendGroup, AppendPack, Pack
 from wal.errors import OnShutdown
 from wal.headers import MessageType, TimeTickHeader
 from wal.message import MutableMessage

@@ -173,7 +173,7 @@ async def check(clients: Clients) -> None:
         assert known.results == in_log
     assert live.channel.idempotency._under_way == {}
     assert live.wal.in_flight == 0
-    assert live.wal._packer._memory.held_bytes == 0
+    assert live.wal.packer._memory.held_bytes == 0
 
 
 def rows_in(message: Message) -> list[tuple[bytes, int]]:

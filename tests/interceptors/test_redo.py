@@ -211,7 +211,7 @@ async def test_groups_cancelled_while_their_pack_waits_are_not_appended() -> Non
     inner = SomeWait(*groups)
     appending = asyncio.ensure_future(redo.do_append(Pack(list(groups), come_again=came.append), inner))
     await settle()
-    assert first.waiter is not None
+    assert isinstance(first.waiter, asyncio.Future)
     first.waiter.cancel()
     inner.until.set_result(None)
     await appending

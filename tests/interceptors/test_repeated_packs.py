@@ -21,7 +21,7 @@ async def created(live: LiveWal, name: str = "a") -> CollectionInfo:
 
 
 def start(live: LiveWal, *groups: AppendGroup) -> list["asyncio.Future[AppendResult]"]:
-    live.wal._packer._together = True
+    live.wal.packer._together = True
     return [asyncio.ensure_future(live.wal.append(group)) for group in groups]
 
 

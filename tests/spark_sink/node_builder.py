@@ -190,7 +190,7 @@ class NodeBuilder:
 
     def copy(self, path: Path) -> None:
         """Copy the directory as a backup does."""
-        shutil.copytree(self.path, path)
+        shutil.copytree(self.path, path, ignore=shutil.ignore_patterns("node.sock"))
 
     def _entry(self, collection: Collection) -> CollectionEntry:
         partitions = (*collection.gone, *collection.partitions.values())

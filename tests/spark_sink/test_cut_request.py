@@ -27,15 +27,17 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
         assert (cut.number, running) == (1, False)
         assert len(CutLog(tmp_path / "data").numbers) == 1
         node.insert("orders", [{"id": 2}])
-        assert request_cut(tmp_path / "data")[1], "by its path it is somebody's: the cuts there are"
-        assert len(CutLog(tmp_path / "data").numbers) == 1
+        cut, running = request_cut(tmp_path / "data")
+        assert cut is not None
+        assert (cut.number, running) == (2, False), "it takes clients, so it makes the cut for whoever asks by its path"
+        assert len(CutLog(tmp_path / "data").numbers) == 2
 
 
-def test_a_running_node_tells_its_newest_cut_to_who_asks_from_outside(
+def test_a_running_node_without_clients_tells_its_newest_cut_to_who_asks_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamingnode.statistics.INTERVAL_S", 0.01)
-    with sn.sync.open_node(tmp_path / "data") as node:
+    with sn.sync.open_node(tmp_path / "data", listen=False) as node:
         node.create_collection("orders", SCHEMA, primary_key="id")
         node.insert("orders", [{"id": 1}])
         cut = node.flush()

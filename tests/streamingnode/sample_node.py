@@ -48,7 +48,7 @@ def make_sample(place: Path) -> Sample:
                         del rows[key]
                 if cut < CUTS:
                     await node.flush()
-            shutil.copytree(place / "closed", place / "killed")
+            shutil.copytree(place / "closed", place / "killed", ignore=shutil.ignore_patterns("node.sock"))
 
     anyio.run(make)
     return Sample(place / "closed", place / "killed", rows)

@@ -26,6 +26,7 @@ from streamingnode.collections import Collection
 from streamingnode.node import Node
 from streamingnode.snapshot import take_snapshot
 from streamingnode.writing.write import nothing_at
+from tests.parts_of import WAYS, opened_one_way, parts_of
 from tests.streamingnode.append_double import schema_of
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError
@@ -35,9 +36,9 @@ pytestmark = pytest.mark.anyio
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 
 
-@pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    async with sn.open_node(None) as opened:
+@pytest.fixture(params=WAYS)
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    async with opened_one_way(request.param) as opened:
         await opened.create_collection("orders", SCHEMA, primary_key="id", shards=2, partitions=["eu"])
         yield opened
 
@@ -241,7 +242,7 @@ async def test_changes_somebody_else_makes_meanwhile_will_do_when_asked_so(node:
 
 async def create_and_have_it_dropped(node: Node, *, if_not_exists: bool) -> Collection:
     """Return what `create_collection` returns although the collection is gone again before it does."""
-    append = node._channel.append
+    append = parts_of(node).channel.append
 
     async def append_and_drop(group: AppendGroup) -> AppendResult:
         result = await append(group)
@@ -249,7 +250,7 @@ async def create_and_have_it_dropped(node: Node, *, if_not_exists: bool) -> Coll
             await node.drop_collection("raced")
         return result
 
-    node._channel.append = append_and_drop
+    parts_of(node).channel.append = append_and_drop
     return await node.create_collection("raced", SCHEMA, primary_key="id", if_not_exists=if_not_exists)
 
 
@@ -264,7 +265,7 @@ async def test_collection_dropped_before_its_creator_hears_of_it_was_created_all
 
 
 async def test_collection_that_others_create_and_drop_again_meanwhile_is_created_when_asked_so(node: Node) -> None:
-    append = node._channel.append
+    append = parts_of(node).channel.append
     rivals = iter(range(2))
 
     async def append_after_a_rival(group: AppendGroup) -> AppendResult:
@@ -273,7 +274,7 @@ async def test_collection_that_others_create_and_drop_again_meanwhile_is_created
             raise AlreadyExists("a rival's")
         return await append(group)
 
-    node._channel.append = append_after_a_rival
+    parts_of(node).channel.append = append_after_a_rival
     created = await node.create_collection("raced", SCHEMA, primary_key="id", if_not_exists=True)
     assert node.collection("raced") == created
 
@@ -284,16 +285,18 @@ async def test_snapshot_that_a_drop_overtakes_has_no_part_of_what_was_dropped(no
     await node.insert("orders", [{"id": 2, "item": "b"}], partition="eu")
     await node.flush()
     await node.insert("orders", [{"id": 3, "item": "c"}], partition="eu")
-    known_before = node._channel.catalog.collection_by_name("orders")
+    known_before = parts_of(node).channel.catalog.collection_by_name("orders")
     await node.drop_partition("orders", "eu")
     if flushed:
         await node.flush()
-    assert (await take_snapshot(node._channel, node._flusher, known_before, None))["id"].to_pylist() == [1]
+    assert (await take_snapshot(parts_of(node).channel, parts_of(node).flusher, known_before, None))[
+        "id"
+    ].to_pylist() == [1]
     await node.drop_collection("orders")
     if flushed:
         await node.flush()
     with pytest.raises(CollectionNotFound, match="orders"):
-        await take_snapshot(node._channel, node._flusher, known_before, None)
+        await take_snapshot(parts_of(node).channel, parts_of(node).flusher, known_before, None)
 
 
 async def test_consistent_tick_of_collections_is_that_of_the_last_write_to_any_of_them(node: Node) -> None:

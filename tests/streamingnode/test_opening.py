@@ -6,7 +6,6 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -46,7 +45,7 @@ class Parts:
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
         none: Any = _NoParts()
-        return Node(path, supervisor, closing, channel=none, flusher=none, readers=none, statistics=none)
+        return Node(none, supervisor, closing)
 
     async def _close(self) -> None:
         await anyio.lowlevel.checkpoint()
@@ -68,7 +67,7 @@ async def _nothing() -> None: ...
 
 
 class _NoParts:
-    wal = SimpleNamespace(stop_waiting=lambda: None, drain=_nothing)
+    path = None
 
     def __init__(self) -> None:
         self.pending = PendingBytes(1 << 20)
@@ -77,6 +76,8 @@ class _NoParts:
     def append(self) -> None: ...
 
     def consistent_tick(self) -> None: ...
+
+    async def drain(self) -> None: ...
 
 
 async def test_exception_in_the_block_comes_out_unchanged_after_closing() -> None:

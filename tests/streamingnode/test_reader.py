@@ -13,6 +13,7 @@ from interceptors.errors import CollectionNotFound
 from scanner.deliver_policy import ReaderBusy
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
+from tests.parts_of import WAYS, opened_one_way
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, OnShutdown
 from wal.headers import MessageType
@@ -23,9 +24,9 @@ SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 ROWS = [MessageType.INSERT, MessageType.DELETE]
 
 
-@pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    async with sn.open_node(None) as opened:
+@pytest.fixture(params=WAYS)
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    async with opened_one_way(request.param) as opened:
         await opened.create_collection("orders", SCHEMA, primary_key="id", shards=3)
         await opened.create_collection("stock", SCHEMA, primary_key="id")
         yield opened

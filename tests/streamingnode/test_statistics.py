@@ -20,6 +20,7 @@ from streamingnode.cli.output import Output
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, keep_statistics, read_statistics
+from tests.parts_of import parts_of
 from tests.streamingnode.append_double import schema_of
 from wal.append import Pack
 
@@ -59,13 +60,13 @@ async def insert(node: Node, *ids: int) -> None:
 
 
 async def test_appends_are_counted_timed_and_sized(node: Node) -> None:
-    before = node.statistics().appends
+    before = (await node.statistics()).appends
     await insert(node, 1)
     await insert(node, 2, 3)
     with pytest.raises(sn.StreamingNodeError):
         await node.commit_transaction(1)
     await anyio.lowlevel.checkpoint()  # an append is in flight until its task has ended
-    after = node.statistics().appends
+    after = (await node.statistics()).appends
     segment = 1  # made for the first row
     assert (after.succeeded - before.succeeded, after.failed - before.failed) == (2 + segment, 1)
     assert after.message_bytes.count - before.message_bytes.count == 2 + segment
@@ -80,12 +81,12 @@ async def test_write_that_is_refused_among_others_counts_as_failed(node: Node) -
     await insert(node, 1)
     fenced = await node.producer("feed")
     await node.producer("feed")
-    before = node.statistics().appends
+    before = (await node.statistics()).appends
     writes = [node.insert("orders", [{"id": number, "item": "tea"}]) for number in range(2, 5)]
     refused = [fenced.insert("orders", [{"id": 5, "item": "tea"}]) for _ in range(2)]
     outcomes = await asyncio.gather(*writes, *refused, return_exceptions=True)
     assert [isinstance(outcome, ProducerFenced) for outcome in outcomes] == [False] * 3 + [True] * 2
-    after = node.statistics().appends
+    after = (await node.statistics()).appends
     assert (after.succeeded - before.succeeded, after.failed - before.failed) == (3, 2)
 
 
@@ -94,7 +95,7 @@ async def test_observer_hears_every_append_and_every_interceptor() -> None:
     async with sn.open_node(None, observer=heard) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await insert(node, 1)
-        measured = node.statistics().appends
+        measured = (await node.statistics()).appends
     assert ("CREATE_COLLECTION", "ok") in heard.appends
     assert ("INSERT", "ok") in heard.appends
     assert len(heard.appends) >= measured.succeeded
@@ -104,7 +105,7 @@ async def test_observer_hears_every_append_and_every_interceptor() -> None:
 async def test_interceptors_are_timed_when_the_configuration_says_so() -> None:
     async with sn.open_node(None, config=load_config(arguments={"statistics.time_interceptors": True})) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
-        measured = node.statistics().appends
+        measured = (await node.statistics()).appends
     assert [each.name for each in measured.interceptors] == CHAIN
     assert all(each.before_s.count == each.after_s.count == measured.succeeded for each in measured.interceptors)
 
@@ -115,37 +116,37 @@ async def test_open_reader_tells_how_far_it_is_behind_and_how_late_it_delivers(n
         await anext(messages)
         await insert(node, 2)
         await anext(messages)
-        (behind,) = node.statistics().readers
+        (behind,) = (await node.statistics()).readers
         assert (behind.messages, behind.batches, behind.backlog) == (2, 2, 0)
         await insert(node, 3)
         await node.consistent_tick()
-        (behind,) = node.statistics().readers
+        (behind,) = (await node.statistics()).readers
         assert behind.backlog == 1
     assert behind.read_s.count > 0
     assert behind.delivery_s.count == 1, "the first was there before the reader"
     assert behind.delivery_s.max < 60
-    assert node.statistics().readers == ()
+    assert (await node.statistics()).readers == ()
 
 
 async def test_levels_follow_transactions_segments_and_cuts(node: Node) -> None:
     txn_id = await node.begin_transaction()
     await node.insert("orders", [{"id": 1, "item": "tea"}], txn_id=txn_id)
-    writes = node.statistics().writes
+    writes = (await node.statistics()).writes
     assert (writes.open_transactions, writes.growing_segments) == (1, 0)
     assert writes.open_transaction_bytes > 0
     await node.commit_transaction(txn_id)
-    writes = node.statistics().writes
+    writes = (await node.statistics()).writes
     assert (writes.open_transactions, writes.growing_segments) == (0, 1)
     cut = await node.flush()
-    told = node.statistics()
+    told = await node.statistics()
     assert (told.flusher.cut_number, told.flusher.cut_tick) == (cut.number, cut.tick)
     assert told.writes.growing_segments == 0
 
 
 async def test_ticks_are_confirmed_up_to_what_was_acknowledged_and_readers_state_moves(node: Node) -> None:
-    updates = node.statistics().ticks.mvcc_updates
+    updates = (await node.statistics()).ticks.mvcc_updates
     written = await node.insert("orders", [{"id": 1, "item": "tea"}])
-    ticks = node.statistics().ticks
+    ticks = (await node.statistics()).ticks
     assert written.time_tick <= ticks.confirmed <= ticks.last
     assert (ticks.unconfirmed, ticks.oldest_unconfirmed) == (0, 0)
     assert ticks.lag_s < 60
@@ -156,7 +157,7 @@ async def test_statistics_are_the_same_after_json_and_people_get_lines(node: Nod
     await insert(node, 1)
     async with node.read("orders") as messages:
         await anext(messages)
-        told = node.statistics()
+        told = await node.statistics()
     assert msgspec.json.decode(msgspec.json.encode(told), type=NodeStatistics) == told
     stdout = io.StringIO()
     Output(stdout=stdout).show({"statistics": told})
@@ -170,10 +171,10 @@ async def test_statistics_are_the_same_after_json_and_people_get_lines(node: Nod
 @pytest.mark.may_block
 async def test_file_beside_the_node_says_the_same_while_its_owner_lives(tmp_path: Path) -> None:
     async with sn.open_node(None) as node, anyio.create_task_group() as tasks:
-        tasks.start_soon(keep_statistics, tmp_path, node.statistics)
+        tasks.start_soon(keep_statistics, tmp_path, parts_of(node).measure)
         while (found := read_statistics(tmp_path, pid=os.getpid())) is None:
             await anyio.lowlevel.checkpoint()
-        assert found.log == node.statistics().log
+        assert found.log == (await node.statistics()).log
         assert read_statistics(tmp_path, pid=os.getpid() + 1) is None
         tasks.cancel_scope.cancel()
 
@@ -187,7 +188,7 @@ async def test_disk_that_refuses_the_file_ends_nothing(tmp_path: Path, monkeypat
         def ask() -> NodeStatistics:
             nonlocal asked
             asked += 1
-            return node.statistics()
+            return parts_of(node).measure()
 
         tasks.start_soon(keep_statistics, tmp_path / "gone", ask)
         while asked < 2:

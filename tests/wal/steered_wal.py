@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor, RoomInterceptor
+from interceptors.chain import Chain, Interceptor, LockInterceptor, Redo, RedoInterceptor, RoomInterceptor
 from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits
-from wal.append import Append, AppendGroup, AppendObserver, AppendPack, AppendResult, Interceptor, Pack
+from wal.append import Append, AppendGroup, AppendObserver, AppendPack, AppendResult, Pack
 from wal.entry import LogEntry
 from wal.errors import StreamingNodeError
 from wal.headers import DropCollectionHeader, MessageType

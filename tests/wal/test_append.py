@@ -202,7 +202,7 @@ async def test_groups_that_nobody_wants_leave_their_pack_and_give_their_memory_b
     pack = pack_of(*groups)
     pack.drop_cancelled()
     assert pack.groups == groups
-    assert groups[1].waiter is not None
+    assert isinstance(groups[1].waiter, asyncio.Future)
     groups[1].waiter.cancel()
     pack.drop_cancelled()
     assert pack.groups == [groups[0], groups[2]]

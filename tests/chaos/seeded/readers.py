@@ -10,6 +10,7 @@ import streamingnode.read_message
 import wal.entry
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.source import EntrySource, StartingPoint
+from streamingnode.embedded import EmbeddedReading
 from streamingnode.reader import CollectionReader
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.entry import LogEntry, TransactionBuffer
@@ -152,7 +153,7 @@ OTHERS = (
     SeededBug("half a transaction", wal.entry, "assemble_transaction", _half_a_transaction),
     SeededBug("one shard of an insert", streamingnode.read_message, "_merged", _one_shard_of_a_tick),
     SeededBug("a read ends early", CollectionReader, "__init__", _ends_early),
-    SeededBug("acknowledged messages come again", CollectionReader, "_scan", _repeats_what_was_acknowledged),
+    SeededBug("acknowledged messages come again", EmbeddedReading, "_scan", _repeats_what_was_acknowledged),
     SeededBug("acknowledged in memory only", NamedReaders, "save", _acknowledged_in_memory),
     SeededBug("acknowledged too far", NamedReaders, "save", _acknowledged_too_far),
 )

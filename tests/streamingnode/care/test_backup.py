@@ -19,6 +19,7 @@ from streamingnode.care.backup import RESTORE_TERM_STEP, backup_directory, resto
 from streamingnode.care.inspect import CopiedFile, read_record
 from streamingnode.care.verify import verify_directory
 from streamingnode.node import Node
+from tests.parts_of import parts_of
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 
@@ -91,7 +92,7 @@ def test_a_restored_node_has_a_term_no_owner_of_the_original_can_have(sample: Sa
 
     async def term(path: Path) -> int:
         async with sn.open_node(path, **SETTINGS) as node:
-            return node.statistics().log.term
+            return parts_of(node).measure().log.term
 
     original = max(anyio.run(term, tmp_path / "node") for _ in range(3))
     restore_directory(tmp_path / "backup", tmp_path / "restored")

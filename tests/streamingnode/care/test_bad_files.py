@@ -118,7 +118,7 @@ def nodes(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
                 await node.insert("orders", [{"id": key, "item": "later"}])
             await node.flush()
             await node.insert("orders", [{"id": -21, "item": "last"}])
-            shutil.copytree(path, place / "killed")
+            shutil.copytree(path, place / "killed", ignore=shutil.ignore_patterns("node.sock"))
 
     anyio.run(go_on)
     return {"closed": path, "killed": place / "killed"}

@@ -129,7 +129,7 @@ def test_transactions_drops_partitions_and_types_come_out_as_a_snapshot_has_them
             await node.insert("gone", [{"id": 7, "item": "back"}])
             for collection in node.collections():
                 snapshots[collection.name] = await node.snapshot(collection.name)
-            shutil.copytree(tmp_path / "node", tmp_path / "killed")
+            shutil.copytree(tmp_path / "node", tmp_path / "killed", ignore=shutil.ignore_patterns("node.sock"))
 
     anyio.run(make)
     for name in ("node", "killed"):

@@ -13,6 +13,7 @@ from streamingnode.care.findings import Report, Severity
 from streamingnode.errors import LogReopening
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk
+from tests.parts_of import parts_of
 from tests.streamingnode.sample_node import SETTINGS, Sample, copy_of, flip, segment
 from tests.test_failed_write import FOR_EVER, HANGS_S, error_of, opened, row, until
 from wal.errors import Corrupt, InvalidArgument
@@ -86,7 +87,7 @@ async def test_verifying_while_the_log_comes_back_says_so_and_leaves_nothing_in_
             await node.insert("a", [row(1)])
             disk.fail_at(1, times=FOR_EVER)
             writing = asyncio.ensure_future(node.insert("a", [row(2)]))
-            await until(lambda: node.statistics().log.attempts > 0)
+            await until(lambda: parts_of(node).measure().log.attempts > 0)
             assert isinstance(await error_of(node.verify()), LogReopening)
             disk.heal()
             await writing

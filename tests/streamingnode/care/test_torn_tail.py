@@ -37,7 +37,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await insert(node, 0, SYNCED)
             await node.producer("feed")  # its record is synced, and with it what came before
             await insert(node, SYNCED, SYNCED + UNSYNCED)
-            shutil.copytree(place / "alive", place / "killed")
+            shutil.copytree(place / "alive", place / "killed", ignore=shutil.ignore_patterns("node.sock"))
 
     anyio.run(make)
     return place / "killed"
@@ -104,7 +104,7 @@ def test_hole_between_two_log_files_is_a_torn_tail_and_no_damage(tmp_path: Path)
             await insert(node, 0)
             await node.producer("feed")
             await insert(node, 1)
-            shutil.copytree(tmp_path / "alive", tmp_path / "node")
+            shutil.copytree(tmp_path / "alive", tmp_path / "node", ignore=shutil.ignore_patterns("node.sock"))
             key, first = 2, newest(tmp_path / "alive")
             while newest(tmp_path / "alive") == first:
                 await insert(node, key)
@@ -128,7 +128,7 @@ def test_torn_entry_of_several_blocks_before_another_is_a_torn_tail_and_no_damag
             await node.producer("feed")
             for key in range(2):
                 await node.insert("orders", [{"id": key, "item": "tea" * 50_000}])
-            shutil.copytree(tmp_path / "alive", tmp_path / "killed")
+            shutil.copytree(tmp_path / "alive", tmp_path / "killed", ignore=shutil.ignore_patterns("node.sock"))
 
     anyio.run(make)
     log = max(tmp_path.glob("killed/log/*.log"), key=lambda file: file.stat().st_size)

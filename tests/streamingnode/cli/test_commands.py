@@ -42,7 +42,7 @@ def write_and_tell(*arguments):
     written.set()
 statistics.write_statistics = write_and_tell
 async def hold():
-    async with open_node(sys.argv[1]):
+    async with open_node(sys.argv[1], listen=False):
         await anyio.to_thread.run_sync(written.wait)
         print("open", flush=True)
         await anyio.sleep_forever()
@@ -241,7 +241,7 @@ def test_followed_tail_ends_with_130_at_an_interrupt(data: Path) -> None:
 # --- a node that somebody has open ------------------------------------------------------------------------------------
 
 
-def test_owned_node_refuses_with_pid_and_four_while_info_and_ls_answer(data: Path, run: "Run") -> None:
+def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_and_ls_answer(data: Path, run: "Run") -> None:
     run("flush", data)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _HOLD, str(data)]

@@ -8,6 +8,7 @@ import pytest
 
 import streamingnode as sn
 from tests.failing_disk import FailingDisk
+from tests.parts_of import parts_of
 from tests.streamingnode.writing.held_node import HANGS_S, SCHEMA, SHARDS, Held, rows
 
 
@@ -22,5 +23,5 @@ async def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             for collection, partition in (("c", None), ("c", "eu"), ("other", None)):
                 await node.insert(collection, rows(*range(-20, 0)), partition=partition)  # makes the segments
                 await node.delete(collection, list(range(-20, 0)))
-            yield Held(node, disk, node._channel.log.next_position)
+            yield Held(node, disk, parts_of(node).channel.log.next_position)
             disk.gate.set()

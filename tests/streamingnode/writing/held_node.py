@@ -11,6 +11,7 @@ from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
 from streamingnode.writing.write import WriteResult
 from tests.failing_disk import FailingDisk
+from tests.parts_of import parts_of
 from wal.entry import LogEntry
 from wal.headers import DML
 
@@ -46,7 +47,7 @@ class Held:
     async def entries(self) -> list[LogEntry]:
         """Return the entries with rows since the node was ready."""
         await self.node.consistent_tick()
-        log = self.node._channel.log
+        log = parts_of(self.node).channel.log
         return [entry for entry in await log.read(self._start, bytes_max=1 << 30) if has_rows(entry)]
 
     async def groups(self) -> list[int]:

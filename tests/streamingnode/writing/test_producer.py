@@ -14,6 +14,7 @@ import streamingnode as sn
 from interceptors.errors import CollectionNotFound, ProducerFenced, SchemaMismatch, SequenceTooOld
 from streamingnode.config import load_config
 from streamingnode.writing.producer import NOTE_BYTES_MAX, Outstanding
+from tests.parts_of import WAYS, opened_one_way, parts_of
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, OnShutdown, Overloaded, StorageFull, TooLarge
 from wal.position import SEQUENCE_MAX
@@ -24,14 +25,16 @@ SCHEMA = schema_of(key=pa.int64(), pad=pa.string())
 GROUP_BYTES = 16 << 10
 
 
-@pytest.fixture
-async def node() -> AsyncIterator[sn.Node]:
+@pytest.fixture(params=WAYS)
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[sn.Node]:
     settings = {
         "wal.group_bytes_max": GROUP_BYTES,
         "producers.producers_max": 2,
         "producers.results_per_producer_max": 4,
     }
-    async with sn.open_node(None, config=load_config(arguments={**settings, "cut_interval_s": None})) as node:
+    async with opened_one_way(
+        request.param, None, config=load_config(arguments={**settings, "cut_interval_s": None})
+    ) as node:
         await node.create_collection("c", SCHEMA, primary_key="key")
         yield node
 
@@ -126,7 +129,7 @@ async def test_streamed_transaction_whose_commit_is_refused_holds_nothing_any_mo
     await node.producer("feed")
     with pytest.raises(ProducerFenced):
         await txn.commit()
-    assert node.statistics().writes.pending_transaction_bytes == 0
+    assert parts_of(node).measure().writes.pending_transaction_bytes == 0
 
 
 async def test_write_that_fell_out_of_the_window_is_refused(node: sn.Node) -> None:

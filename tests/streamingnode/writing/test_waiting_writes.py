@@ -13,6 +13,7 @@ from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.writing.write import WriteResult
 from tests.failing_disk import FailingDisk
+from tests.parts_of import parts_of
 from tests.streamingnode.writing.held_node import (
     HANGS_S,
     SCHEMA,
@@ -94,7 +95,7 @@ async def test_back_pressure_of_a_small_bound_loses_nothing(tmp_path: Path, *, w
                     await asyncio.gather(*calls)
 
             def check_bounds() -> None:
-                writes = node.statistics().writes
+                writes = parts_of(node).measure().writes
                 assert writes.pending_row_bytes <= 4 << 10
                 assert writes.pending_append_bytes <= 4 << 10
 
@@ -102,7 +103,7 @@ async def test_back_pressure_of_a_small_bound_loses_nothing(tmp_path: Path, *, w
                 for number in range(60):
                     tasks.create_task(write(5 * number))
             assert (await contents(node)).keys() == set(range(300))
-            assert node.statistics().writes.pending_row_bytes == 0
+            assert parts_of(node).measure().writes.pending_row_bytes == 0
         async with sn.open_node(tmp_path, cut_interval_s=None) as node:
             assert (await contents(node)).keys() == set(range(300))
 
@@ -110,14 +111,14 @@ async def test_back_pressure_of_a_small_bound_loses_nothing(tmp_path: Path, *, w
 async def test_cancelled_callers_give_back_what_they_held(held: Held) -> None:
     held.hold()
     tasks = await start(*(held.node.insert("c", rows(key)) for key in range(50)))
-    assert held.node.statistics().writes.pending_row_bytes > 0
+    assert parts_of(held.node).measure().writes.pending_row_bytes > 0
     for task in tasks:
         task.cancel()
     await turns()
     held.let_go()
     await asyncio.wait(tasks)
     await held.node.insert("c", rows(100))
-    assert held.node.statistics().writes.pending_row_bytes == 0
+    assert parts_of(held.node).measure().writes.pending_row_bytes == 0
 
 
 async def test_closing_lets_what_waits_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

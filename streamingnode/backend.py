@@ -1,0 +1,164 @@
+"""What a node does its work with: the parts of its own process, or a connection to a node of another one."""
+
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from interceptors.idempotency import ProducerRecord
+from interceptors.shard.catalog import Catalog, CollectionInfo
+from scanner.deliver_policy import DeliverPolicy
+from scanner.named_reader import ReaderPosition
+from scanner.scanner import ScanBatch
+from streamingnode.care.findings import Report
+from streamingnode.care.inspect import BackupRecord
+from streamingnode.channel import FlushResult
+from streamingnode.collections import Definition
+from streamingnode.config import NodeConfig
+from streamingnode.statistics import NodeStatistics
+from wal.append import Append
+from wal.headers import MessageType
+from wal.position import MessageId, Place, ProducerStamp
+from wal.queue import PendingBytes
+
+
+class Reading(Protocol):
+    """One reader's way through the log: what `CollectionReader` makes messages of. Closed by `close`, however it ended."""
+
+    @property
+    def place(self) -> ReaderPosition | None:
+        """Where a named reader resumes, durably; None without a name."""
+
+    @property
+    def acknowledged_tick(self) -> int:
+        """Everything at or below it is acknowledged, durably or on its way; 0 without a name."""
+
+    async def open(self) -> None:
+        """Find the place to start. Raises as `CollectionReader.__aenter__` does."""
+
+    async def next_batch(self) -> ScanBatch:
+        """Return what comes next; cancelling loses nothing. Raises as `Scanner.next_batch` does."""
+
+    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+        """Move a named reader's place; durable when this returns."""
+
+    async def close(self) -> None:
+        """End it; idempotent."""
+
+
+class Backend(Protocol):
+    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who calls.
+
+    A change of the catalog takes place once for each `stamp`, which only clients give.
+    """
+
+    pending: PendingBytes
+
+    @property
+    def path(self) -> str | None:
+        """As `Node.path`."""
+
+    @property
+    def append(self) -> Append:
+        """Append a group, as `Wal.append` does."""
+
+    @property
+    def node_id(self) -> str:
+        """As `Node.node_id`."""
+
+    @property
+    def config(self) -> NodeConfig:
+        """The settings of the node that has the data."""
+
+    @property
+    def wal_name(self) -> str:
+        """The kind of its log, which its message ids name."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """The collections as they are known here now."""
+
+    def read(
+        self,
+        info: CollectionInfo,
+        policy: DeliverPolicy,
+        *,
+        until: int | None,
+        name: str | None,
+        types: frozenset[MessageType],
+    ) -> Reading:
+        """Return a way through the log; all of a tick comes together, also what lies above `until`."""
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, 0 for none."""
+
+    def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool) -> Place:
+        """Return the place of a producer's write, which is remembered while something refers to it.
+
+        One that `waits` is not about to be sent: others may come before it.
+        """
+
+    async def drain(self) -> None:
+        """Let the writes that were begun end; no new ones come. The parts are closed after it."""
+
+    async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
+        """As `Node.consistent_tick`."""
+
+    async def create_collection(
+        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+    ) -> CollectionInfo:
+        """As `Node.create_collection`."""
+
+    async def drop_collection(
+        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+    ) -> None:
+        """As `Node.drop_collection`."""
+
+    async def create_partition(
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_not_exists: bool,
+        timeout: float | None,
+        stamp: ProducerStamp | None = None,
+    ) -> None:
+        """As `Node.create_partition`."""
+
+    async def drop_partition(
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_exists: bool,
+        timeout: float | None,
+        stamp: ProducerStamp | None = None,
+    ) -> None:
+        """As `Node.drop_partition`."""
+
+    async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
+        """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
+
+    async def put_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a producer's name."""
+
+    async def delete_producer(self, name: str) -> bool:
+        """As `Node.delete_producer`."""
+
+    async def delete_reader(self, collection: str, name: str) -> bool:
+        """As `Node.delete_reader`."""
+
+    async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
+        """As `Node.snapshot`."""
+
+    async def flush(self) -> FlushResult:
+        """As `Node.flush`."""
+
+    async def back_up(self, path: Path) -> BackupRecord:
+        """As `Node.backup`."""
+
+    async def verify(self) -> Report:
+        """As `Node.verify`."""
+
+    async def statistics(self) -> NodeStatistics:
+        """As `Node.statistics`."""

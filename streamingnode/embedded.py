@@ -1,0 +1,308 @@
+"""The parts of a node in its own process, as `Node` and the server use them, and a reader's way through its log."""
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import pyarrow as pa
+
+from flusher.flusher import Flusher
+from interceptors.idempotency import ProducerRecord
+from interceptors.shard.catalog import Catalog, CollectionInfo
+from scanner.deliver_policy import DeliverPolicy, Start
+from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
+from scanner.scanner import ScanBatch, Scanner
+from streamingnode.care.findings import Report
+from streamingnode.care.inspect import BackupRecord
+from streamingnode.care.upkeep import Upkeep
+from streamingnode.channel import Channel, FlushResult, flush
+from streamingnode.collections import Definition
+from streamingnode.config import NodeConfig
+from streamingnode.ddl import CatalogChanges
+from streamingnode.snapshot import take_snapshot
+from streamingnode.statistics import NodeStatistics
+from wal.append import Append
+from wal.errors import InvalidArgument, Truncated
+from wal.headers import MessageType
+from wal.position import MessageId, Place, ProducerStamp, message_id_kind
+
+GRACE_S = 3.0
+"""How long closing lets the appends under way end by themselves."""
+
+
+class StopsListening(Protocol):
+    """Who takes the connections of clients."""
+
+    async def close(self) -> None:
+        """Take no more, and end those there are."""
+
+
+class EmbeddedBackend:
+    """A node's own parts; see `Backend`."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        channel: Channel,
+        flusher: Flusher,
+        readers: NamedReaders,
+        statistics: Callable[[], NodeStatistics],
+    ) -> None:
+        self.path = None if path is None else str(path)
+        self.channel, self.flusher, self.readers = channel, flusher, readers
+        self.pending, self.measure = channel.pending, statistics
+        self.listener: StopsListening | None = None
+        self._directory = path
+
+    @property
+    def append(self) -> Append:
+        """Append a group to the node's log."""
+        return self.channel.append
+
+    @property
+    def node_id(self) -> str:
+        """Identity of the node's data."""
+        return self.channel.store.node_id
+
+    @property
+    def config(self) -> NodeConfig:
+        """The settings the node runs with."""
+        return self.channel.config
+
+    @property
+    def wal_name(self) -> str:
+        """The kind of its log."""
+        return self.channel.log.wal_name
+
+    @property
+    def catalog(self) -> Catalog:
+        """The collections as of the last group in the log's queue."""
+        return self.channel.catalog
+
+    @cached_property
+    def _changes(self) -> CatalogChanges:
+        return CatalogChanges(self.channel)
+
+    @cached_property
+    def _upkeep(self) -> Upkeep:
+        return Upkeep(self._directory, self.channel, self.flusher)
+
+    def read(
+        self,
+        info: CollectionInfo,
+        policy: DeliverPolicy,
+        *,
+        until: int | None,
+        name: str | None,
+        types: frozenset[MessageType],
+    ) -> "EmbeddedReading":
+        """Return a way through the node's log."""
+        return EmbeddedReading(self.channel, self.readers, info, policy, until=until, name=name, types=types)
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, 0 for none."""
+        return self.channel.producers.last_sequence(producer_id)
+
+    def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool = False) -> Place:
+        """Return the place of a producer's write."""
+        return self.channel.producers.place(producer_id, epoch, sequence)
+
+    async def drain(self) -> None:
+        """Return when every insert that was begun has ended.
+
+        After `GRACE_S` only those are waited for that the disk has; the others, which wait for a segment, get `OnShutdown`.
+        """
+        if self.listener is not None:
+            await self.listener.close()
+        wal = self.channel.wal
+        wal.stop_waiting()
+        with anyio.move_on_after(GRACE_S) as grace:
+            await wal.drain()
+        if grace.cancelled_caught:
+            await wal.close()
+            await wal.drain()
+
+    async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
+        """As `Node.consistent_tick`."""
+        vchannels = [vchannel for name in collections for vchannel in self.catalog.collection_by_name(name).vchannels]
+        return await self.channel.consistent_tick(vchannels)
+
+    async def create_collection(
+        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+    ) -> CollectionInfo:
+        """As `Node.create_collection`."""
+        once = self._changes.once(stamp)
+        return await once.create_collection(definition, if_not_exists=if_not_exists, timeout=timeout)
+
+    async def drop_collection(
+        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+    ) -> None:
+        """As `Node.drop_collection`."""
+        await self._changes.once(stamp).drop_collection(name, if_exists=if_exists, timeout=timeout)
+
+    async def create_partition(
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_not_exists: bool,
+        timeout: float | None,
+        stamp: ProducerStamp | None = None,
+    ) -> None:
+        """As `Node.create_partition`."""
+        once = self._changes.once(stamp)
+        await once.create_partition(collection, partition, if_not_exists=if_not_exists, timeout=timeout)
+
+    async def drop_partition(
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_exists: bool,
+        timeout: float | None,
+        stamp: ProducerStamp | None = None,
+    ) -> None:
+        """As `Node.drop_partition`."""
+        await self._changes.once(stamp).drop_partition(collection, partition, if_exists=if_exists, timeout=timeout)
+
+    async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
+        """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
+        opened = await self.channel.wal.in_term(partial(self.channel.producers.open, name), settled=True)
+        return opened, self.last_sequence(opened.producer_id)
+
+    async def put_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a producer's name."""
+        await self.channel.wal.in_term(partial(self.channel.producers.put_note, name, epoch, note))
+
+    async def delete_producer(self, name: str) -> bool:
+        """As `Node.delete_producer`."""
+        return await self.channel.wal.in_term(partial(self.channel.producers.delete, name))
+
+    async def delete_reader(self, collection: str, name: str) -> bool:
+        """As `Node.delete_reader`."""
+        return await self.readers.delete_reader(self.catalog.collection_by_name(collection).id, name)
+
+    async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
+        """As `Node.snapshot`."""
+        info = self.catalog.collection_by_name(collection)
+        return await take_snapshot(self.channel, self.flusher, info, as_of)
+
+    async def flush(self) -> FlushResult:
+        """As `Node.flush`."""
+        return await flush(self.channel, self.flusher)
+
+    async def back_up(self, path: Path) -> BackupRecord:
+        """As `Node.backup`."""
+        return await self._upkeep.back_up(path)
+
+    async def verify(self) -> Report:
+        """As `Node.verify`."""
+        return await self._upkeep.verify()
+
+    async def statistics(self) -> NodeStatistics:
+        """As `Node.statistics`."""
+        return self.measure()
+
+
+class EmbeddedReading:
+    """A reader's way through a log of this process; see `Reading`."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        readers: NamedReaders,
+        info: CollectionInfo,
+        policy: DeliverPolicy,
+        *,
+        until: int | None,
+        name: str | None,
+        types: frozenset[MessageType],
+        resume: tuple[int, int] | None = None,
+    ) -> None:
+        """`resume` is the position and tick that another reading of the same came to, whatever was acknowledged."""
+        self._channel, self._readers, self._info = channel, readers, info
+        self._policy, self._until, self._name, self._resume = policy, until, name, resume
+        self._vchannels = frozenset(info.vchannels)
+        self._types = types | {MessageType.DROP_COLLECTION}  # it ends the reader, delivered or not
+        self._scanner: Scanner | None = None
+        self._named: NamedReader | None = None
+
+    @property
+    def place(self) -> ReaderPosition | None:
+        """Where a named reader resumes, durably."""
+        return None if self._named is None else self._named.position
+
+    @property
+    def acknowledged_tick(self) -> int:
+        """Everything at or below it is acknowledged, durably or on its way."""
+        return 0 if self._named is None else self._named.acknowledged_tick
+
+    async def open(self) -> None:
+        """Find the place to start."""
+        _check_passed(self._channel, self._policy.at, self._until)
+        await self._open()
+
+    async def next_batch(self) -> ScanBatch:
+        """Return what comes next."""
+        assert self._scanner is not None, "open comes first"
+        return await self._scanner.next_batch()
+
+    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+        """Move a named reader's place."""
+        assert self._named is not None, "only a named reader keeps its place"
+        await self._named.ack(last_confirmed, tick)
+
+    async def close(self) -> None:
+        """End it; idempotent."""
+        scanner, self._scanner = self._scanner, None
+        named, self._named = self._named, None
+        if scanner is not None:
+            await scanner.close()
+        if named is not None:
+            await named.close()
+
+    async def _open(self) -> None:
+        self._channel.check_live(self._info)  # what would end the reader may be past
+        readers, name, policy = self._readers, self._name, self._policy
+        if name is None:
+            await self._scan(policy)
+            return
+        known = readers.list_readers(self._info.id).get(name)
+        start = known or await self._find_position(policy)
+        named = self._named = await readers.open(self._info.id, name, start=start)
+        try:
+            await self._scan(named.position.policy, after_tick=named.position.tick)
+        except Truncated as gone:
+            if known is not None:  # the log was cut shorter than the reader's place allows
+                next_step = f"delete_reader() forgets the place of {name!r}, which then starts where its policy says"
+                raise Truncated(gone.requested, gone.earliest, next_step) from gone
+            # The log was truncated between finding a place for a new reader and holding it.
+            await self.close()
+            await readers.delete_reader(self._info.id, name)
+            if policy.start is not Start.ALL:
+                raise
+            await self._open()
+
+    async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
+        if self._resume is not None:
+            position, after_tick = self._resume
+            policy = DeliverPolicy.start_from(message_id_kind(self._channel.log.wal_name)(position))
+        self._scanner = self._channel.read(policy, vchannels=self._vchannels, types=self._types, after_tick=after_tick)
+        await self._scanner.open()
+
+    async def _find_position(self, policy: DeliverPolicy) -> ReaderPosition:
+        """Return where a policy starts, for a reader that is new to its name."""
+        log = self._channel.log
+        async with self._channel.read(policy) as scanner:
+            return ReaderPosition(log.name, log.wal_name, scanner.place.position, scanner.place.after_tick)
+
+
+def _check_passed(channel: Channel, *bounds: object) -> None:
+    """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
+    newest = channel.ticks.allocate()  # above all that were given out
+    latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
+    if latest > newest:
+        advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
+        raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")

@@ -1,0 +1,104 @@
+"""Where the clients of a node reach it: `node.sock` in its directory, and addresses that were asked for.
+
+Opening a node never fails for the socket's sake: where there can be none, that is a warning. What answers clients is loaded
+with the first of them.
+"""
+
+import asyncio
+import os
+import socket
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from streamingnode.remote.link import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
+from wal.files import FILE_MODE
+from wal.runtime import event_log
+
+if TYPE_CHECKING:
+    from streamingnode.embedded import EmbeddedBackend
+    from streamingnode.remote.server import Server
+
+_log = event_log(__name__)
+
+BACKLOG = 1_024
+GRACE_S = 3.0
+"""How long closing lets the calls of clients end by themselves."""
+
+
+class Listener:
+    """Takes the connections of one node, from its opening on; only who holds the directory's lock has one."""
+
+    def __init__(self, make_server: "Callable[[], Server]") -> None:
+        self._make_server = make_server
+        self._server: Server | None = None
+        self._path: Path | None = None
+        self._socket: asyncio.AbstractServer | None = None
+
+    @property
+    def server(self) -> "Server":
+        """What answers, made when it is first needed."""
+        if self._server is None:
+            self._server = self._make_server()
+        return self._server
+
+    async def open(self, directory: Path) -> None:
+        """Listen at `node.sock` in the node's directory, for this user alone."""
+        path = directory / SOCKET_NAME
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            _log.warning("not_listening", path=str(path), error=f"over {SOCKET_PATH_BYTES_MAX} bytes")
+            return
+        try:
+            bound = await to_thread.run_sync(_bind, path)
+        except OSError as error:
+            _log.warning("not_listening", path=str(path), error=str(error))
+            return
+        self._path = path
+        # Of a node that is thrown away with its event loop; else it is closed before.
+        weakref.finalize(self, bound.close).atexit = False
+        loop = asyncio.get_running_loop()
+        self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=BACKLOG)
+
+    async def close(self) -> None:
+        """Take no more connections, let clients end what they have begun for `GRACE_S`, and end them; idempotent."""
+        listening, self._socket = self._socket, None
+        if listening is not None:
+            listening.close()
+        if self._server is not None:
+            await self._server.drain(GRACE_S)
+            await self._server.close()
+        if self._path is not None:
+            path, self._path = self._path, None
+            with suppress(OSError):
+                await to_thread.run_sync(path.unlink)
+
+    def _connected(self) -> asyncio.Protocol:
+        return self.server.connected_here()
+
+
+def make_server(backend: "EmbeddedBackend") -> "Server":
+    """Return what answers the clients of a node, started."""
+    from streamingnode.remote.server import Server
+
+    server = Server(backend, connections_max=backend.config.serve.connections_max)
+    server.start()
+    return server
+
+
+def _bind(path: Path) -> socket.socket:
+    with suppress(FileNotFoundError):
+        path.unlink()  # of an owner that was killed: nobody else may have this one, who holds the lock
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(bound.fileno(), FILE_MODE)  # before it has a name: nobody else may ever connect
+        bound.bind(os.fspath(path))
+        os.chmod(path, FILE_MODE)  # noqa: PTH101 - where the mode of the socket is not that of its name
+        bound.setblocking(False)
+    except BaseException:
+        bound.close()
+        raise
+    return bound

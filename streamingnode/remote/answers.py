@@ -1,0 +1,187 @@
+"""The writes of one client: from frames to groups that wait for the log, and from outcomes to frames of results."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from streamingnode.embedded import EmbeddedBackend
+from streamingnode.errors import AccessDenied
+from streamingnode.remote.calls import Access, WireError, encode, error_to_wire
+from streamingnode.remote.connection import Connection
+from streamingnode.remote.writes import (
+    Targets,
+    WireGroup,
+    WireResult,
+    WireTarget,
+    WireWrites,
+    groups_of,
+    result_to_wire,
+)
+from streamingnode.writing.target import BatchTarget
+from wal.append import AppendGroup, AppendResult
+from wal.errors import ProtocolError, StreamingNodeError
+from wal.frames import Frame, FrameKind
+from wal.position import CLIENT_PRODUCER_IDS, ProducerStamp
+
+WRITE_BYTES_MAX = 8 << 20
+"""Frames of writes that one connection may have unanswered, besides the first."""
+
+
+class Rights:
+    """What a client may do; `everything` for who may open the node's directory anyway."""
+
+    def __init__(self, name: str, allowed: dict[Access, frozenset[str]] | None = None) -> None:
+        self.name = name
+        self._allowed = allowed
+        """By right: the collections, `*` for all."""
+
+    def check(self, access: Access, collection: str | None) -> None:
+        """Raise `AccessDenied` unless the client may do this with a collection, or with something for None."""
+        if self._allowed is None:
+            return
+        names = self._allowed.get(access, frozenset())
+        if names and (collection is None or "*" in names or collection in names):
+            return
+        raise AccessDenied(f"{self.name!r} may not {access.value} {collection or 'here'}")
+
+
+class Told:
+    """Passes on to its client what becomes of one write; the other side of `AppendGroup.waiter`."""
+
+    __slots__ = ("_frame", "_group", "_is_done", "_writes")
+
+    def __init__(self, writes: "ClientWrites", frame: int, group: int) -> None:
+        self._writes, self._frame, self._group, self._is_done = writes, frame, group, False
+
+    def done(self) -> bool:
+        """Whether it was told, or cancelled."""
+        return self._is_done
+
+    def cancel(self) -> None:
+        """Take no answer any more."""
+        self._is_done = True
+
+    def set_result(self, result: AppendResult, /) -> None:
+        """Pass the result on."""
+        self._is_done = True
+        self._writes.results.append(result_to_wire(self._frame, self._group, result))
+        self._writes.answered(self._frame)
+
+    def set_exception(self, error: Exception, /) -> None:
+        """Pass the error on."""
+        self._is_done = True
+        self._writes.failures.append((self._frame, self._group, error_to_wire(error)))
+        self._writes.answered(self._frame)
+
+
+class _Unanswered:
+    """A frame of writes: whom its results are for, and how many are still to come."""
+
+    __slots__ = ("left", "size_bytes", "told")
+
+    def __init__(self, told: list[Told], size_bytes: int) -> None:
+        self.told, self.size_bytes, self.left = told, size_bytes, len(told)
+
+
+class ClientWrites:
+    """What one client has written and was not told of. `work` runs what its connection's end does not cut off."""
+
+    def __init__(
+        self,
+        backend: EmbeddedBackend,
+        targets: Targets,
+        connection: Connection,
+        client_id: int,
+        rights: Rights,
+        work: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._backend, self._targets, self._connection = backend, targets, connection
+        self._client_id, self._rights, self._work = client_id, rights, work
+        self._loop = asyncio.get_running_loop()
+        self.results: list[WireResult] = []
+        self.failures: list[tuple[int, int, WireError]] = []
+        self._unanswered: dict[int, _Unanswered] = {}
+        """Frames of writes, by number."""
+        self._unanswered_bytes = 0
+
+    def take(self, frame: Frame) -> None:
+        """Have the writes of a frame wait for the log. Raises `ProtocolError`."""
+        writes: WireWrites = frame.value(WireWrites)
+        size_bytes = len(frame.meta) + len(frame.payload)
+        if self._unanswered and self._unanswered_bytes + size_bytes > WRITE_BYTES_MAX:
+            raise ProtocolError(f"over {WRITE_BYTES_MAX} bytes of writes without an answer")
+        if frame.number in self._unanswered:
+            raise ProtocolError(f"a second frame of writes {frame.number}")
+        self._backend.channel.settle_client(self._client_id, writes.settled)
+        taken = groups_of(
+            writes, memoryview(frame.payload), self.target, self._stamp, self._backend.config.wal.group_messages_max
+        )
+        told = [Told(self, frame.number, index) for index in range(len(taken))]
+        self._unanswered[frame.number] = _Unanswered(told, size_bytes)
+        self._unanswered_bytes += size_bytes
+        waiting: list[AppendGroup] = []
+        for group, each in zip(taken, told, strict=True):
+            if not isinstance(group, AppendGroup):
+                each.set_exception(group)
+                continue
+            group.waiter = each
+            if group.producer is not None and group.producer.producer_id < CLIENT_PRODUCER_IDS:
+                group.place = self._backend.place(*_stamp_parts(group.producer))
+            if waiting or not self._try_join(group):
+                waiting.append(group)
+        if waiting:
+            self._connection.pause_reading()  # this client's next writes wait with it
+            self._work(self._join(waiting))
+
+    def _try_join(self, group: AppendGroup) -> bool:
+        try:
+            return self._backend.channel.wal.try_join(group)
+        except StreamingNodeError as error:
+            group.settle(error)
+            return True
+
+    async def _join(self, groups: Iterable[AppendGroup]) -> None:
+        try:
+            for group in groups:
+                if not group.cancelled:
+                    await self._backend.channel.wal.packer.join(group)
+        finally:
+            self._connection.resume_reading()
+
+    def target(self, wire: WireTarget) -> BatchTarget:
+        """Return where rows go. Raises as `Targets.find` does, and `AccessDenied`."""
+        target = self._targets.find(wire)
+        self._rights.check(Access.PRODUCE, self._backend.catalog.live(wire.collection_id).name)
+        return target
+
+    def _stamp(self, group: WireGroup) -> ProducerStamp:
+        if group.sequence < 1 or group.producer_id >= CLIENT_PRODUCER_IDS:
+            raise ProtocolError(f"sequence {group.sequence} of producer {group.producer_id}")
+        return ProducerStamp(group.producer_id or self._client_id, group.epoch, group.sequence)
+
+    def answered(self, frame: int) -> None:
+        """Note that a result, or an error, of a frame of writes is to be sent: all of a turn of the event loop together."""
+        if len(self.results) + len(self.failures) == 1:
+            self._loop.call_soon(self._send_results)
+        unanswered = self._unanswered[frame]
+        unanswered.left -= 1
+        if not unanswered.left:
+            del self._unanswered[frame]
+            self._unanswered_bytes -= unanswered.size_bytes
+
+    def _send_results(self) -> None:
+        results, self.results = self.results, []
+        failures, self.failures = self.failures, []
+        if results or failures:
+            self._connection.send(FrameKind.RESULTS, 0, None, encode((results, failures)))
+
+    def cancel(self, number: int) -> None:
+        """Leave out of the log what of a frame is not in it, and answer none of it."""
+        if (frame := self._unanswered.pop(number, None)) is not None:
+            for each in frame.told:
+                each.cancel()
+            self._unanswered_bytes -= frame.size_bytes
+
+
+def _stamp_parts(stamp: ProducerStamp) -> tuple[int, int, int]:
+    return stamp.producer_id, stamp.epoch, stamp.sequence

@@ -1,0 +1,167 @@
+"""Who may connect from outside the node's directory, and what they may do: tokens, certificates, and where to listen.
+
+Closed by default: an address that other machines reach is refused without both TLS and a way to tell who is calling.
+Secrets come from files, are kept as digests, and are never part of an error or a log line.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import ssl
+import stat
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from streamingnode.errors import Unauthenticated
+from streamingnode.remote.answers import Rights
+from streamingnode.remote.calls import Access, Hello
+from streamingnode.remote.connection import Connection
+from streamingnode.remote.link import Address, parse_address
+from streamingnode.remote.server import Server
+from wal.errors import InvalidArgument
+
+TOKEN_BYTES_MIN = 16
+"""Of a token: shorter ones can be guessed."""
+
+
+class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One client in the file of tokens; `sha256` is the hexadecimal digest of its token.
+
+    `consume`, `produce` and `admin` name the collections it may read, write to and change, `*` for all.
+    """
+
+    name: str
+    sha256: str
+    consume: tuple[str, ...] = ()
+    produce: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
+    expires: datetime | None = None
+
+
+class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    client: tuple[TokenEntry, ...] = ()
+
+
+class Tokens:
+    """The clients that a file names."""
+
+    def __init__(self, entries: Mapping[bytes, TokenEntry]) -> None:
+        self._entries = entries
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Return the clients in a TOML file that only its owner may read. Raises `InvalidArgument`; blocks."""
+        _check_private(file, "token file")
+        try:
+            found = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _TokenFile)
+            return cls({bytes.fromhex(entry.sha256): entry for entry in found.client})
+        except (OSError, ValueError) as error:  # what it quotes may be a secret
+            kind = type(error).__name__
+            raise InvalidArgument(
+                f"token file {file} cannot be read ({kind}) — see docs/operations.md for its form"
+            ) from None
+
+    def rights(self, token: str) -> Rights:
+        """Return what the holder of a token may do. Raises `Unauthenticated`."""
+        if len(token.encode()) < TOKEN_BYTES_MIN:
+            raise Unauthenticated("the node needs a token")
+        given = hashlib.sha256(token.encode()).digest()
+        for digest, entry in self._entries.items():
+            if hmac.compare_digest(given, digest):
+                if entry.expires is not None and entry.expires.timestamp() <= time.time():
+                    raise Unauthenticated(f"the token of {entry.name!r} has expired")
+                return Rights(
+                    entry.name,
+                    {
+                        Access.CONSUME: frozenset(entry.consume),
+                        Access.PRODUCE: frozenset(entry.produce),
+                        Access.ADMIN: frozenset(entry.admin),
+                    },
+                )
+        raise Unauthenticated("the node does not know this token")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address to listen at, and how clients prove there who they are."""
+
+    address: Address
+    tokens: Tokens | None
+    tls: ssl.SSLContext | None
+    by_certificate: bool
+
+    @classmethod
+    def of(cls, url: str, *, tokens: Path | None, tls: ssl.SSLContext | None, client_ca: bool) -> Self:
+        """Return the endpoint of an address. Raises `InvalidArgument` for one that anybody could use; blocks."""
+        address = parse_address(url)
+        if address.path:
+            raise InvalidArgument(f"{url} is a path, and every open node has its own — give a tcp:// or tls:// address")
+        if address.tls and tls is None:
+            raise InvalidArgument(f"{url} needs a certificate — add --tls-cert and --tls-key")
+        if not _is_loopback(address.host) and not (address.tls and (tokens or client_ca)):
+            raise InvalidArgument(
+                f"{url} is open to other machines — use tls:// with --tls-cert, --tls-key, and --tokens or --tls-client-ca"
+            )
+        known = None if tokens is None else Tokens.read(tokens)
+        return cls(address, known, tls if address.tls else None, client_ca and address.tls)
+
+    async def listen(self, server: Server) -> str:
+        """Listen, and return the address as clients give it. Raises `InvalidArgument` for one that cannot be had."""
+        try:
+            port = await server.listen_tcp(self.address.host, self.address.port, self.authenticate, self.tls)
+        except OSError as error:
+            raise InvalidArgument(f"{self.address} cannot be listened at: {error.strerror} — choose another") from error
+        return str(self.address._replace(port=port))
+
+    def authenticate(self, hello: Hello, connection: Connection) -> Rights:
+        """Return what a client may do. Raises `Unauthenticated`."""
+        if self.tokens is not None:
+            return self.tokens.rights(hello.token)
+        if self.by_certificate:
+            subject = dict(pair for part in connection.peer("peercert").get("subject", ()) for pair in part)
+            return Rights(str(subject.get("commonName", "certificate"))[:128])
+        return Rights(hello.name[:128] or "loopback")
+
+
+def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
+    """Return what `tls://` addresses use, None without a certificate. Raises `InvalidArgument`; blocks."""
+    if cert is None and key is None and client_ca is None:
+        return None
+    if cert is None or key is None:
+        raise InvalidArgument("TLS needs both --tls-cert and --tls-key — add the other one")
+    _check_private(key, "key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgument(f"certificate {cert}, key {key}: {error.strerror or error} — correct them") from None
+    return context
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_private(file: Path, what: str) -> None:
+    """Raise `InvalidArgument` for a secret that others may read."""
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise InvalidArgument(f"{what} {file} cannot be read: {error.strerror} — name another") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO) and hasattr(os, "getuid"):
+        raise InvalidArgument(f"{what} {file} is readable by others — run: chmod 600 {file}")

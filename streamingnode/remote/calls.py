@@ -1,0 +1,250 @@
+"""What can be asked of a node over a connection: one table, of which server and client make requests, replies and errors."""
+
+import inspect
+from collections.abc import Callable
+from enum import Enum, unique
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, get_type_hints
+
+import msgspec
+import pyarrow as pa
+
+from interceptors.shard.catalog import CollectionInfo
+from streamingnode.backend import Backend
+from streamingnode.care.findings import Finding, Report
+from wal.errors import ProtocolError, StreamingNodeError, TooLarge
+
+VERSIONS = (1,)
+"""Of the protocol, that this release speaks; the highest that both sides do is taken."""
+TABLE_BYTES_MAX = 2 << 30
+"""Largest snapshot that goes over a connection in one piece."""
+DETAIL_MAX = 4_096
+"""Characters of an error's text that cross."""
+
+
+@unique
+class Access(Enum):
+    """What a client may be allowed to do; each is a right of its own."""
+
+    CONSUME = "consume"
+    PRODUCE = "produce"
+    ADMIN = "admin"
+
+
+WireReport = tuple[list[Finding], dict[str, int], int]
+"""A verification's report, without whom it told of its steps."""
+
+
+class Call(NamedTuple):
+    """One call: the arguments of `Backend`'s method of this name, and what that returns.
+
+    One that `repeats` may be sent again when the connection was lost before its answer came.
+    """
+
+    name: str
+    access: Access
+    repeats: bool
+    request: type[msgspec.Struct]
+    reply: Any
+    has_timeout: bool
+    of_collection: str
+    """The argument that names the collection which access is checked for; empty for none."""
+
+
+def _call(name: str, access: Access, *, repeats: bool, of_collection: str = "") -> Call:
+    method: Callable[..., object] = getattr(Backend, name)
+    hints = get_type_hints(method)
+    reply, has_timeout = hints.pop("return"), "timeout" in hints
+    hints.pop("timeout", None)
+    arguments = [(argument, hints[argument]) for argument in inspect.signature(method).parameters if argument in hints]
+    request = msgspec.defstruct(f"{name}_request", arguments, array_like=True, frozen=True)
+    return Call(name, access, repeats, request, WireReport if reply is Report else reply, has_timeout, of_collection)
+
+
+CALLS = {
+    call.name: call
+    for call in (
+        _call("consistent_tick", Access.CONSUME, repeats=True),
+        _call("create_collection", Access.ADMIN, repeats=True),
+        _call("drop_collection", Access.ADMIN, repeats=True, of_collection="name"),
+        _call("create_partition", Access.ADMIN, repeats=True, of_collection="collection"),
+        _call("drop_partition", Access.ADMIN, repeats=True, of_collection="collection"),
+        _call("open_producer", Access.PRODUCE, repeats=True),
+        _call("put_note", Access.PRODUCE, repeats=True),
+        _call("delete_producer", Access.ADMIN, repeats=False),
+        _call("delete_reader", Access.ADMIN, repeats=False, of_collection="collection"),
+        _call("snapshot", Access.CONSUME, repeats=True, of_collection="collection"),
+        _call("flush", Access.ADMIN, repeats=True),
+        _call("back_up", Access.ADMIN, repeats=False),
+        _call("verify", Access.ADMIN, repeats=True),
+        _call("statistics", Access.CONSUME, repeats=True),
+    )
+}
+"""By name. What is not here has frames of its own: writes and streams."""
+
+
+# --- the frames of a connection, of writes and of streams ---------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a client says first. `client_id` is its producer id, which it keeps over connections."""
+
+    versions: tuple[int, ...]
+    client_id: int
+    name: str = ""
+    token: str = ""
+    features: tuple[str, ...] = ()
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """What the server answers: which node this is, with which settings and bounds, and what is in it."""
+
+    version: int
+    node_id: str
+    path: str | None
+    wal_name: str
+    write_bytes_max: int
+    """How many bytes of frames of writes may be unanswered."""
+    settings: dict[str, Any]
+    collections: tuple[CollectionInfo, ...]
+    features: tuple[str, ...] = ()
+
+
+class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
+    """`begin`, `commit` or `rollback` of a transaction that is sent before its commit, or `bodies` of it."""
+
+    name: ClassVar[str] = "transaction"
+
+    step: str
+    txn_id: int = 0
+    keepalive_ms: int = 0
+    reason: str = ""
+    sequence: int = 0
+    producer_id: int = 0
+    epoch: int = 0
+    bodies: tuple[tuple[int, str, bytes, bytes], ...] = ()
+    """Of each its type, vchannel, header and payload, as the log has them."""
+
+
+class ReadCall(msgspec.Struct, frozen=True, array_like=True):
+    """A reader of a collection; `resume` is where one goes on that was open before: a position and a tick."""
+
+    name: ClassVar[str] = "read"
+
+    collection_id: int
+    start: str
+    start_at: tuple[str, int] | int | None
+    until: int | None
+    reader: str | None
+    types: tuple[int, ...]
+    resume: tuple[int, int] | None
+    credit_bytes: int
+
+
+class AckCall(msgspec.Struct, frozen=True, array_like=True):
+    """A named reader of stream `stream` has done everything up to here."""
+
+    name: ClassVar[str] = "ack"
+
+    stream: int
+    position: int
+    tick: int
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    """A stream is open; where its named reader resumes."""
+
+    position: int
+    tick: int
+
+
+# --- values that are no plain data ------------------------------------------------------------------------------------
+
+
+def _encode_other(value: object) -> object:
+    match value:
+        case pa.Schema():
+            return value.serialize().to_pybytes()
+        case pa.Table():
+            if value.nbytes > TABLE_BYTES_MAX:
+                raise TooLarge(f"a snapshot of {value.nbytes} bytes — read the collection in pieces with read()")
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, value.schema) as writer:
+                writer.write_table(value)
+            return sink.getvalue().to_pybytes()
+        case Path():
+            return str(value)
+        case _:
+            pass
+    raise NotImplementedError(f"{type(value).__name__} does not cross a connection")
+
+
+def _decode_other(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    try:
+        if kind is pa.Schema:
+            return pa.ipc.read_schema(pa.py_buffer(value))
+        if kind is pa.Table:
+            return pa.ipc.open_stream(pa.py_buffer(value)).read_all()
+    except (pa.ArrowInvalid, OSError, TypeError) as error:
+        raise ProtocolError(f"Arrow data does not decode: {error}") from error
+    raise NotImplementedError(f"{kind.__name__} does not cross a connection")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
+
+
+def encode(value: object) -> bytes:
+    """Return the bytes of a value."""
+    return _encode((value.findings, value.counts, value.bytes) if isinstance(value, Report) else value)
+
+
+def decode(data: bytes | memoryview, kind: Any) -> Any:
+    """Return a value of a kind. Raises `ProtocolError` for what is none."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_other)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a value does not decode: {error}") from error
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class WireError(msgspec.Struct, frozen=True, array_like=True):
+    """An error as it crosses: the code of its class, its text, whether to try again, and its typed fields."""
+
+    code: str
+    text: str
+    retryable: str
+    fields: dict[str, Any]
+
+
+def error_to_wire(error: Exception) -> WireError:
+    """Return an error for the other side; of one that is none of ours only that it happened, not what is in it."""
+    if not isinstance(error, StreamingNodeError):
+        return WireError("STREAMING_NODE_ERROR", f"the node failed at this call: {type(error).__name__}", "no", {})
+    fields = {name: value for name, value in error.fields().items() if not name.startswith("_")}
+    try:
+        encode(fields)
+    except (TypeError, NotImplementedError, OverflowError):
+        fields = {}
+    return WireError(error.code, str(error)[:DETAIL_MAX], error.retryable, fields)
+
+
+def error_from_wire(wire: WireError) -> StreamingNodeError:
+    """Return the error of the same class here; of a class that is not known here, one that has its code and text."""
+    kind = _classes().get(wire.code, StreamingNodeError)
+    error = kind.__new__(kind)
+    Exception.__init__(error, wire.text)
+    vars(error).update(wire.fields)
+    return error
+
+
+def _classes() -> dict[str, type[StreamingNodeError]]:
+    found, waiting = dict[str, type[StreamingNodeError]](), [StreamingNodeError]
+    while waiting:
+        kind = waiting.pop()
+        found.setdefault(kind.code, kind)
+        waiting += kind.__subclasses__()
+    return found

@@ -1,0 +1,469 @@
+"""A node of another process, with the interface of one of this: `async with connect("unix:data/node.sock") as node`."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from anyio import to_thread
+
+from interceptors.errors import TransactionExpired
+from interceptors.idempotency import ProducerRecord
+from interceptors.shard.catalog import Catalog, CollectionInfo
+from scanner.deliver_policy import DeliverPolicy, ReaderBusy
+from scanner.named_reader import ReaderPosition
+from scanner.scanner import ScanBatch
+from streamingnode.care.findings import Report
+from streamingnode.care.inspect import BackupRecord
+from streamingnode.channel import FlushResult
+from streamingnode.collections import Definition
+from streamingnode.config import NodeConfig, load_config
+from streamingnode.node import Node
+from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, error_from_wire
+from streamingnode.remote.link import Address, Link, LinkOptions
+from streamingnode.remote.streams import decode_batch
+from streamingnode.remote.writes import WireResult, frame_of
+from streamingnode.statistics import NodeStatistics
+from streamingnode.writing.write import within
+from wal.append import AppendGroup, AppendResult, Pack
+from wal.errors import Indeterminate, InvalidArgument, OnShutdown
+from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
+from wal.headers import BeginTxnHeader, MessageType, RollbackTxnHeader
+from wal.packer import Packer
+from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
+from wal.queue import PendingBytes
+from wal.runtime import Supervisor
+
+GRACE_S = 3.0
+"""How long closing waits for writes that were sent."""
+STREAM_CREDIT_BYTES = 4 << 20
+"""What a reader may be sent ahead of what it has taken."""
+CREDIT_STEP_BYTES = 1 << 20
+"""Credit is given back in steps of at least this."""
+BUSY_PAUSE_S = 0.05
+"""Before a named reader is opened again whose last connection the node has not given up yet."""
+
+
+async def compose_remote(
+    address: Address, options: LinkOptions, token_file: Path | None, supervisor: Supervisor, closing: AsyncExitStack
+) -> Node:
+    """Connect to the node at an address; `closing` closes what is open, also when this raises."""
+    if token_file is not None:
+        try:
+            token = (await to_thread.run_sync(token_file.read_text, "utf-8")).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"token file {token_file} cannot be read: {error} — name another") from error
+        options = replace(options, token=token)
+    backend = RemoteBackend(address, options)
+    closing.push_async_callback(backend.link.close)
+    await backend.link.open()
+    closing.push_async_callback(supervisor.stop)
+    backend.welcomed()
+    supervisor.spawn(backend.link.run())
+    return Node(backend, supervisor, closing)
+
+
+class _Named:
+    """A named producer: the highest sequence that is in the log, the highest that was used, and how many writes are sent."""
+
+    __slots__ = ("last", "outstanding", "reached")
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = self.reached = last
+        self.outstanding = 0
+
+
+class RemoteBackend:
+    """A node of another process; see `Backend`."""
+
+    def __init__(self, address: Address, options: LinkOptions) -> None:
+        self.link = Link(address, options, self._take_catalog)
+        self.catalog = Catalog()
+        self.config = NodeConfig()
+        self.pending = PendingBytes(self.config.writes.pending_bytes_max)
+        self._packer = Packer(self._send, self.pending.rows, repeats=False)
+        self._sequence = 0
+        self._outstanding: deque[int] = deque()
+        """The client's own sequences that were not answered, ascending."""
+        self._answered: set[int] = set()
+        self._named: dict[int, _Named] = {}
+        """The named producers that were opened here, by id."""
+
+    def welcomed(self) -> None:
+        """Take over the settings of the node that was connected to."""
+        config = load_config(arguments=self.link.welcome.settings)
+        group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
+        self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
+        self.pending = PendingBytes(self.config.writes.pending_bytes_max)
+        self._packer = Packer(self._send, self.pending.rows, repeats=False)
+
+    @property
+    def path(self) -> str | None:
+        """The node's directory, where it runs."""
+        return self.link.welcome.path
+
+    @property
+    def node_id(self) -> str:
+        """Identity of the node's data."""
+        return self.link.welcome.node_id
+
+    @property
+    def wal_name(self) -> str:
+        """The kind of its log."""
+        return self.link.welcome.wal_name
+
+    def read(
+        self,
+        info: CollectionInfo,
+        policy: DeliverPolicy,
+        *,
+        until: int | None,
+        name: str | None,
+        types: frozenset[MessageType],
+    ) -> "RemoteReading":
+        """Return a way through the node's log."""
+        return RemoteReading(self.link, info, policy, until=until, name=name, types=types)
+
+    async def drain(self) -> None:
+        """Wait for writes that were sent; what was not is refused when the link closes."""
+        await self.link.drain(GRACE_S)
+
+    # --- writes ---------------------------------------------------------------------------------------------------------
+
+    def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
+        """Append a group at the node: rows with others that wait, a step of a transaction by itself."""
+        stamp = group.producer
+        if stamp is not None and not stamp.sequence and self._named[stamp.producer_id].reached >= SEQUENCE_MAX:
+            raise InvalidArgument(f"the producer has used sequence {SEQUENCE_MAX} — use another producer")
+        return self._packer.append(group) if group.pieces else self._transaction(group)
+
+    async def _send(self, pack: Pack) -> None:
+        await self.link.wait_ready()
+        number, first = self.link.number(), self._sequence + 1
+        frame = frame_of(
+            number,
+            pack.groups,
+            self._stamp,
+            settled=lambda: self._outstanding[0] if self._outstanding else first,
+            unit_bytes_max=self.config.wal.group_bytes_max // 2,
+        )
+        own = range(first, self._sequence + 1)
+        self._outstanding.extend(own)
+
+        def sent() -> None:
+            pack.sent = True
+
+        try:
+            await self.link.send_writes(number, frame, sent)
+        finally:
+            self._settled(own)
+            self._told(pack.groups)
+
+    def _stamp(self, group: AppendGroup | None) -> ProducerStamp:
+        """Return the stamp of a write: a named producer's, or the client's next one."""
+        if group is None:
+            self._sequence += 1
+            return ProducerStamp(self.link.client_id, 1, self._sequence)
+        stamp = group.producer
+        assert stamp is not None, "only those of named producers are asked for"
+        named = self._named.setdefault(stamp.producer_id, _Named())
+        if not stamp.sequence:
+            stamp = group.producer = ProducerStamp(stamp.producer_id, stamp.epoch, named.reached + 1)
+        named.reached = max(named.reached, stamp.sequence)
+        named.outstanding += 1
+        return stamp
+
+    def _told(self, groups: Iterable[AppendGroup]) -> None:
+        """Note what named producers' writes have come to."""
+        for group in groups:
+            stamp = group.producer
+            if stamp is not None and stamp.sequence:
+                named = self._named[stamp.producer_id]
+                named.outstanding -= 1
+                if isinstance(group.outcome, AppendResult):
+                    named.last = max(named.last, stamp.sequence)
+                if not named.outstanding and not isinstance(group.outcome, Indeterminate):
+                    named.reached = named.last  # a refused write leaves its sequence free
+
+    def _settled(self, sequences: range) -> None:
+        self._answered.update(sequences)
+        while self._outstanding and self._outstanding[0] in self._answered:
+            self._answered.discard(self._outstanding.popleft())
+
+    async def _transaction(self, group: AppendGroup) -> AppendResult:
+        first, sequence = group.messages[0], 0
+        match first.type:
+            case MessageType.BEGIN_TXN:
+                assert isinstance(first.header, BeginTxnHeader), "by its type"
+                call = TransactionCall("begin", keepalive_ms=first.header.keepalive_ms)
+            case MessageType.COMMIT_TXN:
+                stamp = self._stamp(group if group.producer is not None else None)
+                sequence = stamp.sequence if group.producer is None else 0
+                if sequence:
+                    self._outstanding.append(sequence)
+                producer_id = 0 if sequence else stamp.producer_id
+                call = TransactionCall(
+                    "commit", first.txn_id, sequence=stamp.sequence, producer_id=producer_id, epoch=stamp.epoch
+                )
+            case MessageType.ROLLBACK_TXN:
+                assert isinstance(first.header, RollbackTxnHeader), "by its type"
+                call = TransactionCall("rollback", first.txn_id, reason=first.header.reason)
+            case _:
+                encode = msgspec.msgpack.encode
+                bodies = tuple(
+                    [
+                        (int(each.type), each.vchannel, encode(each.header), bytes(each.payload))
+                        for each in group.messages
+                    ]
+                )
+                call = TransactionCall("bodies", first.txn_id, bodies=bodies)
+        try:
+            repeats = call.step == "commit"  # it has a stamp
+            wired: WireResult = await self.link.call(TransactionCall.name, call, WireResult, repeats=repeats)
+            group.outcome = wired.result(message_id_kind(self.wal_name))
+            return group.outcome
+        except Indeterminate as error:
+            if call.step == "commit":
+                raise
+            raise TransactionExpired(
+                f"transaction {first.txn_id} ended with its connection — repeat all of it"
+            ) from error
+        finally:
+            if sequence:
+                self._settled(range(sequence, sequence + 1))
+            self._told((group,))
+
+    # --- calls ----------------------------------------------------------------------------------------------------------
+
+    async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
+        """As `Node.consistent_tick`."""
+        tick: int = await self.link.call_of("consistent_tick", collections)
+        return tick
+
+    async def create_collection(
+        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+    ) -> CollectionInfo:
+        """As `Node.create_collection`."""
+        made: CollectionInfo = await self._change(
+            timeout, "the collection", "create_collection", definition, if_not_exists
+        )
+        return made
+
+    async def drop_collection(
+        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+    ) -> None:
+        """As `Node.drop_collection`."""
+        await self._change(timeout, "the drop", "drop_collection", name, if_exists)
+
+    async def create_partition(
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_not_exists: bool,
+        timeout: float | None,
+        stamp: ProducerStamp | None = None,
+    ) -> None:
+        """As `Node.create_partition`."""
+        await self._change(timeout, "the partition", "create_partition", collection, partition, if_not_exists)
+
+    async def drop_partition(
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_exists: bool,
+        timeout: float | None,
+        stamp: ProducerStamp | None = None,
+    ) -> None:
+        """As `Node.drop_partition`."""
+        await self._change(timeout, "the drop", "drop_partition", collection, partition, if_exists)
+
+    async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
+        """Open a producer, made if it is new, and fence whoever had it open."""
+        opened: tuple[ProducerRecord, int] = await self.link.call_of("open_producer", name)
+        record, last_sequence = opened
+        self._named[record.producer_id] = _Named(last_sequence)
+        return opened
+
+    def last_sequence(self, producer_id: int) -> int:
+        """Return the highest sequence of a producer that is in the log, 0 for none."""
+        return self._named[producer_id].last
+
+    def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool) -> Place:
+        """Return the place of a producer's write; the node keeps it from when it is sent, or has to wait."""
+        place = Place(ProducerStamp(producer_id, epoch, sequence))
+        if waits:
+            self.link.hold(place)
+        return place
+
+    async def put_note(self, name: str, epoch: int, note: bytes) -> None:
+        """Note something with a producer's name."""
+        await self.link.call_of("put_note", name, epoch, note)
+
+    async def delete_producer(self, name: str) -> bool:
+        """As `Node.delete_producer`."""
+        had: bool = await self.link.call_of("delete_producer", name)
+        return had
+
+    async def delete_reader(self, collection: str, name: str) -> bool:
+        """As `Node.delete_reader`."""
+        had: bool = await self.link.call_of("delete_reader", collection, name)
+        return had
+
+    async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
+        """As `Node.snapshot`."""
+        rows: pa.Table = await self.link.call_of("snapshot", collection, as_of)
+        return rows
+
+    async def flush(self) -> FlushResult:
+        """As `Node.flush`."""
+        made: FlushResult = await self.link.call_of("flush")
+        return made
+
+    async def back_up(self, path: Path) -> BackupRecord:
+        """As `Node.backup`; a relative path is this process's."""
+        record: BackupRecord = await self.link.call_of("back_up", await to_thread.run_sync(path.absolute))
+        return record
+
+    async def verify(self) -> Report:
+        """As `Node.verify`."""
+        return Report(*await self.link.call_of("verify"))
+
+    async def statistics(self) -> NodeStatistics:
+        """As `Node.statistics`."""
+        told: NodeStatistics = await self.link.call_of("statistics")
+        return told
+
+    async def _change(self, timeout: float | None, what: str, name: str, *arguments: object) -> Any:
+        """Make a change of the catalog under the client's next stamp, so that it takes place once."""
+        stamp = self._stamp(None)
+        self._outstanding.append(stamp.sequence)
+        try:
+            return await within(timeout, partial(self.link.call_of, name, *arguments, stamp), what)
+        finally:
+            self._settled(range(stamp.sequence, stamp.sequence + 1))
+
+    def _take_catalog(self, collections: tuple[CollectionInfo, ...]) -> None:
+        # What has not changed stays the object it was, and with it all that was worked out from it.
+        known = {info.id: info for info in self.catalog.collections()}
+        self.catalog = Catalog(known[info.id] if known.get(info.id) == info else info for info in collections)
+
+
+class RemoteReading:
+    """A reader's way through the log of another process, over as many connections as it takes; see `Reading`."""
+
+    def __init__(
+        self,
+        link: Link,
+        info: CollectionInfo,
+        policy: DeliverPolicy,
+        *,
+        until: int | None,
+        name: str | None,
+        types: frozenset[MessageType],
+    ) -> None:
+        self._link, self._name = link, name
+        at = (policy.at.wal_name, policy.at.position) if isinstance(policy.at, MessageId) else policy.at
+        kinds = tuple(sorted(map(int, types)))
+        self._request = ReadCall(info.id, policy.start.value, at, until, name, kinds, None, STREAM_CREDIT_BYTES)
+        self._frames: deque[Frame | None] = deque()
+        self._came = asyncio.Event()
+        self._stream = 0
+        self._taken_bytes = 0
+        self._is_closed = False
+        self.place: ReaderPosition | None = None
+        self.acknowledged_tick = 0
+
+    async def open(self) -> None:
+        """Find the place to start, at the node."""
+        while True:
+            await self._link.wait_ready()
+            self._frames.clear()
+            self._stream = self._link.open_stream(self._request, ReadCall.name, self._take)
+            frame = await self._next_frame()
+            if frame is not None:
+                break
+        if frame.kind != FrameKind.OPENED:
+            self._link.close_stream(self._stream)
+            raise error_from_wire(frame.value(WireError))
+        opened: Opened = frame.value(Opened)
+        if self._name is not None:
+            self.place = ReaderPosition("", self._link.welcome.wal_name, opened.position, opened.tick)
+            self.acknowledged_tick = max(self.acknowledged_tick, opened.tick)
+
+    async def next_batch(self) -> ScanBatch:
+        """Return what comes next, over the next connection where this one is lost."""
+        while True:
+            frame = await self._next_frame()
+            if frame is None:
+                await self._open_again()
+            elif frame.kind == FrameKind.ERROR:
+                raise error_from_wire(frame.value(WireError))
+            else:
+                batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
+                self._grant(len(frame.payload))
+                # Where it goes on, whatever is acknowledged: nothing is missed, and nothing comes twice.
+                self._request = msgspec.structs.replace(
+                    self._request, resume=(batch.resume_position, batch.confirmed_tick)
+                )
+                return batch
+
+    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+        """Move a named reader's place."""
+        wal_name = self._link.welcome.wal_name
+        if last_confirmed.wal_name != wal_name:
+            raise InvalidArgument(
+                f"{last_confirmed} is no position in a {wal_name} log — acknowledge what this reader delivered"
+            )
+        while True:
+            connections = self._link.connections
+            self.acknowledged_tick = max(tick, self.acknowledged_tick)
+            try:
+                await self._link.call(
+                    AckCall.name, AckCall(self._stream, last_confirmed.position, tick), Any, repeats=False
+                )
+                break
+            except (Indeterminate, InvalidArgument):
+                if connections == self._link.connections:
+                    raise
+                await self._open_again()  # acknowledging twice is the same as once
+        if self.place is not None and tick > self.place.tick:
+            self.place = ReaderPosition("", wal_name, max(last_confirmed.position, self.place.position), tick)
+
+    async def close(self) -> None:
+        """End it; idempotent."""
+        self._is_closed = True
+        self._link.close_stream(self._stream)
+        self._came.set()
+
+    async def _open_again(self) -> None:
+        while True:
+            try:
+                return await self.open()
+            except ReaderBusy:  # by the connection that was lost, which the node may not have noticed yet
+                await asyncio.sleep(BUSY_PAUSE_S)
+
+    async def _next_frame(self) -> Frame | None:
+        while not self._frames:
+            if self._is_closed:
+                raise OnShutdown("the reader is closed — open another with node.read()")
+            self._came.clear()
+            await self._came.wait()
+        return self._frames.popleft()
+
+    def _take(self, frame: Frame | None) -> None:
+        self._frames.append(frame)
+        self._came.set()
+
+    def _grant(self, size_bytes: int) -> None:
+        self._taken_bytes += size_bytes
+        if self._taken_bytes >= CREDIT_STEP_BYTES:
+            self._link.grant(self._stream, self._taken_bytes)
+            self._taken_bytes = 0

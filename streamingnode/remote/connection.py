@@ -1,0 +1,150 @@
+"""One connection, either end of it, over Unix sockets, TCP and TLS: bytes to frames, frames to bytes, and back-pressure."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from wal.errors import OnShutdown, ProtocolError
+from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
+
+PART_BYTES = 1 << 20
+"""What a long reply is cut into, so that others get between its parts."""
+SEND_BUFFER_BYTES = 4 << 20
+"""With more waiting for the other side to read, `drain` waits."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection, from when it is made until it is lost; lives on the event loop.
+
+    `on_frame` is told of every frame that is whole, long ones put together again, in order; what it raises closes the
+    connection. `on_lost` is told once, with the reason. `parts_bytes_max` bounds long frames that are not whole yet.
+    """
+
+    def __init__(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[Exception | None], None],
+        *,
+        parts_bytes_max: int,
+        on_made: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_frame, self._on_lost, self._on_made = on_frame, on_lost, on_made
+        self._parts_bytes_max = parts_bytes_max
+        self._reader = FrameReader()
+        self._parts: dict[int, bytearray] = {}
+        self._parts_bytes = 0
+        self._transport: asyncio.Transport | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self.is_open = False
+        self.received_at = asyncio.get_running_loop().time()
+        """When something came last, by the loop's clock."""
+
+    # --- asyncio's side -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, as each side does."""
+        self._transport, self.is_open = cast("asyncio.Transport", transport), True  # uvloop's is none by its class
+        self._transport.set_write_buffer_limits(SEND_BUFFER_BYTES)
+        self._transport.write(PREFACE)
+        self._on_made()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on the frames that are whole now."""
+        self.received_at = asyncio.get_running_loop().time()
+        try:
+            for frame in self._reader.feed(data):
+                whole = self._whole(frame)
+                if whole is not None and self.is_open:
+                    self._on_frame(whole)
+        except ProtocolError as error:
+            self.abort(error)
+
+    def pause_writing(self) -> None:
+        """Let `drain` wait."""
+        self._drained = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """Let those go on who wait."""
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell that nothing comes any more."""
+        self.is_open = False
+        self.resume_writing()
+        self._on_lost(self._error or error)
+
+    # --- ours -----------------------------------------------------------------------------------------------------------
+
+    def agreed(self) -> None:
+        """Take frames of full size from now on: both sides know each other."""
+        self._reader.frame_bytes_max = FRAME_BYTES_MAX
+
+    def send(self, kind: FrameKind, number: int = 0, meta: object = None, payload: bytes | memoryview = b"") -> None:
+        """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises `ProtocolError` if too long."""
+        self.send_encoded(encode_frame(kind, number, meta, payload))
+
+    def send_encoded(self, frame: list[bytes | memoryview]) -> None:
+        """Send what `encode_frame` returned."""
+        if self.is_open and self._transport is not None:
+            self._transport.writelines(frame)
+
+    async def send_long(self, kind: FrameKind, number: int, payload: bytes, meta: object = None) -> None:
+        """Send a frame of any length in parts, each when the other side has read most of those before."""
+        view = memoryview(payload)
+        while len(view) > PART_BYTES:
+            self.send(FrameKind.PART, number, None, view[:PART_BYTES])
+            view = view[PART_BYTES:]
+            await self.drain()
+        self.send(kind, number, meta, view)
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Return once the other side has read most of what was sent, or is gone. Raises `OnShutdown` then."""
+        if self._drained is not None:
+            await asyncio.shield(self._drained)
+        if not self.is_open:
+            raise OnShutdown("the connection is lost — connect again")
+
+    def pause_reading(self) -> None:
+        """Take nothing more from the other side for now."""
+        if self._transport is not None and self.is_open:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on taking."""
+        if self._transport is not None and self.is_open:
+            self._transport.resume_reading()
+
+    def peer(self, name: str) -> Any:
+        """Return what the transport knows by this name, as `asyncio.BaseTransport.get_extra_info` does."""
+        return None if self._transport is None else self._transport.get_extra_info(name)
+
+    def close(self) -> None:
+        """Close it when what was sent is on its way."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, error: Exception) -> None:
+        """Close it now, because of an error, which `on_lost` is told."""
+        self._error = self._error or error
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _whole(self, frame: Frame) -> Frame | None:
+        """Return a frame with the parts that came before it; None for a part."""
+        if frame.kind != FrameKind.PART:
+            parts = self._parts.pop(frame.number, None) if self._parts else None
+            if parts is None:
+                return frame
+            self._parts_bytes -= len(parts)
+            parts += frame.payload
+            return frame._replace(payload=memoryview(parts))
+        self._parts_bytes += len(frame.payload)
+        if self._parts_bytes > self._parts_bytes_max:
+            raise ProtocolError(f"over {self._parts_bytes_max} bytes of long frames that are not whole")
+        self._parts.setdefault(frame.number, bytearray()).extend(frame.payload)
+        return None

@@ -1,0 +1,486 @@
+"""The client's side of a connection: one that is made again when it is lost, and what waits for answers over it.
+
+What was sent and not answered is sent again over the next connection where that is exact: writes carry the client's own
+stamps, and calls say whether they repeat. Everything else is told that its outcome is open.
+"""
+
+import asyncio
+import secrets
+import ssl
+import weakref
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from interceptors.shard.catalog import CollectionInfo
+from streamingnode.errors import Unreachable
+from streamingnode.remote.calls import CALLS, VERSIONS, Hello, Welcome, WireError, decode, encode, error_from_wire
+from streamingnode.remote.connection import Connection
+from streamingnode.remote.writes import FrameOfWrites, WireResult
+from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError, StreamingNodeError
+from wal.frames import Frame, FrameKind
+from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
+from wal.runtime import event_log
+
+_log = event_log(__name__)
+
+SOCKET_NAME = "node.sock"
+"""In the directory of an open node."""
+SOCKET_PATH_BYTES_MAX = 107
+"""Longer ones do not fit what the system calls take."""
+GIVE_UP_S_MAX = 300.0
+"""Longest time that calls wait for a lost connection; a node remembers a client's writes for twice as long."""
+PING_S, SILENT_S_MAX = 5.0, 20.0
+"""How often a quiet connection is asked for a sign of life, and how long one may be without."""
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 1.0
+"""Between attempts to connect again."""
+CONNECT_S_MAX = 10.0
+PARTS_BYTES_MAX = 4 << 30
+"""Of long replies, which are what this side asked for."""
+
+
+class Address(NamedTuple):
+    """Where a node listens: `path` of a Unix socket, or host and port."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else f"{'tls' if self.tls else 'tcp'}://{self.host}:{self.port}"
+
+
+def parse_address(url: str) -> Address:
+    """Return the address of `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. Raises `InvalidArgument`."""
+    if not isinstance(url, str):
+        raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
+    if url.startswith("unix:") and len(path := url.removeprefix("unix:").removeprefix("//")) > 0:
+        return Address(path=unquote(path))
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parse_qs(parts.query):
+            return Address(host=parts.hostname, port=parts.port, tls=parts.scheme == "tls")
+    except ValueError:
+        pass
+    raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """How a client connects. `give_up_s` is how long calls wait for a connection that is lost."""
+
+    name: str = ""
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+    give_up_s: float = 30.0
+
+
+class LinkState(Enum):
+    """Where the connection stands."""
+
+    CONNECTING = auto()
+    """The first time, or again after a loss: calls wait."""
+    READY = auto()
+    LOST = auto()
+    """It did not come back in time: calls are refused until it does."""
+    CLOSED = auto()
+
+
+TRANSITIONS = {
+    LinkState.CONNECTING: {LinkState.READY, LinkState.LOST, LinkState.CLOSED},
+    LinkState.READY: {LinkState.CONNECTING, LinkState.CLOSED},
+    LinkState.LOST: {LinkState.READY, LinkState.CLOSED},
+    LinkState.CLOSED: set[LinkState](),
+}
+
+
+class _Pending:
+    """A call without its answer."""
+
+    __slots__ = ("is_sent", "name", "payload", "repeats", "reply")
+
+    def __init__(self, name: str, payload: bytes, *, repeats: bool) -> None:
+        self.name, self.payload, self.repeats = name, payload, repeats
+        self.is_sent = False
+        self.reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+
+class _PendingWrites:
+    """A frame of writes without some of its results; `ended` is done with the last of them."""
+
+    __slots__ = ("ended", "frame", "is_sent", "left")
+
+    def __init__(self, frame: FrameOfWrites) -> None:
+        self.frame, self.left = frame, set(range(len(frame.units)))
+        self.is_sent = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Link:
+    """A client's connection to a node, made again when it is lost. `open` comes first, `run` is for its owner."""
+
+    def __init__(
+        self, address: Address, options: LinkOptions, on_catalog: Callable[[tuple[CollectionInfo, ...]], None]
+    ) -> None:
+        self.address, self.options = address, options
+        self.client_id = CLIENT_PRODUCER_IDS | secrets.randbits(62)
+        self.state = LinkState.CONNECTING
+        self.welcome: Welcome
+        self.connections = 0
+        """How many there have been: what belongs to one has ended with it."""
+        self._on_catalog = on_catalog
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._numbers = 0
+        self._calls: dict[int, _Pending] = {}
+        self._writes: dict[int, _PendingWrites] = {}
+        self._writes_bytes = 0
+        self._streams: dict[int, Callable[[Frame | None], None]] = {}
+        self._held: dict[int, tuple[int, int, int]] = {}
+        """Writes of named producers that were begun and not sent, whose places the node keeps."""
+        self._handshake: asyncio.Future[Frame] | None = None
+        self._has_catalog = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._ready = asyncio.Event()
+        """Set while there is a connection, or will be none: then calls go on, or are refused."""
+        self._answered = asyncio.Event()
+        self._reason: Exception | None = None
+
+    # --- connecting -----------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect. Raises `Unreachable`, `Unauthenticated`, `ProtocolError`, or what the node refuses with."""
+        await self._connect()
+        self._become(LinkState.READY)
+
+    async def run(self) -> None:
+        """Connect again whenever the connection is lost, until cancelled."""
+        while True:
+            await self._stay_connected()
+            self._become(LinkState.CONNECTING)
+            self._ready.clear()
+            _log.warning("connection_lost", address=str(self.address), error=str(self._reason or "closed by the node"))
+            self._drop_unrepeatable()
+            await self._connect_again()
+            self._become(LinkState.READY)
+            self._send_again()
+
+    async def _stay_connected(self) -> None:
+        """Return when the connection is lost; ask a quiet one for a sign of life."""
+        while not self._lost.is_set():
+            try:
+                async with asyncio.timeout(PING_S):
+                    await self._lost.wait()
+            except TimeoutError:
+                connection = self._connection
+                if connection is None:
+                    return
+                quiet_s = self._loop.time() - connection.received_at
+                if quiet_s > SILENT_S_MAX:
+                    connection.abort(Unreachable(f"the node at {self.address} was silent for {SILENT_S_MAX:g} s"))
+                elif quiet_s > PING_S / 2:
+                    connection.send(FrameKind.PING)
+
+    async def _connect_again(self) -> None:
+        give_up_at, pause_s = self._loop.time() + min(self.options.give_up_s, GIVE_UP_S_MAX), PAUSE_FIRST_S
+        node_id = self.welcome.node_id
+        while True:
+            try:
+                await self._connect(expect=node_id)
+                return
+            except StreamingNodeError as error:
+                self._reason = error
+                if self.state is LinkState.CONNECTING and (
+                    self._loop.time() >= give_up_at or (error.retryable == "no" and not isinstance(error, OnShutdown))
+                ):
+                    self._become(LinkState.LOST)
+                    self._fail_all(error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    async def _connect(self, *, expect: str = "") -> None:
+        self._lost.clear()
+        self._has_catalog.clear()
+        self._handshake = self._loop.create_future()
+        address, options = self.address, self.options
+        connection = self._connection = Connection(
+            lambda frame: self._on_frame(connection, frame),
+            lambda error: self._on_lost(connection, error),
+            parts_bytes_max=PARTS_BYTES_MAX,
+        )
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                if address.path:
+                    await self._loop.create_unix_connection(lambda: connection, address.path)
+                else:
+                    tls = (options.tls or ssl.create_default_context()) if address.tls else None
+                    await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
+                hello = Hello(VERSIONS, self.client_id, options.name, options.token)
+                connection.send(FrameKind.HELLO, 0, hello)
+                frame = await self._handshake
+                if frame.kind == FrameKind.ERROR:
+                    raise error_from_wire(frame.value(WireError))
+                welcome: Welcome = frame.value(Welcome)
+                if expect and welcome.node_id != expect:
+                    raise ProtocolError(
+                        f"at {address} is node {welcome.node_id} now, it was {expect} — open another connection for that one"
+                    )
+                self.welcome = welcome
+                await self._has_catalog.wait()
+        except StreamingNodeError:
+            self._close_connection()
+            raise
+        except (OSError, ssl.SSLError, TimeoutError) as error:
+            self._close_connection()
+            what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
+            raise Unreachable(f"no node answers at {address}: {what}") from error
+        except BaseException:
+            self._close_connection()
+            raise
+        self.connections += 1
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _become(self, state: LinkState) -> None:
+        assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
+        self.state = state
+        if state is not LinkState.CONNECTING:
+            self._ready.set()
+
+    def _on_lost(self, connection: Connection, error: Exception | None) -> None:
+        if connection is not self._connection:  # one that was given up before
+            return
+        self._reason = error
+        self._lost.set()
+        if self._handshake is not None and not self._handshake.done():
+            if not isinstance(error, StreamingNodeError):
+                error = Unreachable(f"the node at {self.address} closed the connection at once")
+            self._handshake.set_exception(error)
+            self._handshake.exception()  # heard, if nobody waits any more
+        elif self._has_catalog is not None:
+            self._has_catalog.set()  # whoever waits for it finds the connection lost
+
+    async def close(self) -> None:
+        """Say goodbye, and fail what is still waiting; idempotent."""
+        if self.state is not LinkState.CLOSED:
+            self._become(LinkState.CLOSED)
+            if self._connection is not None:
+                self._connection.send(FrameKind.LEAVING)
+            self._close_connection()
+            self._fail_all(OnShutdown("the client is closed — connect again"))
+
+    async def drain(self, grace_s: float) -> None:
+        """Return when every write was answered, or after so many seconds."""
+        if pending := [each.ended for each in self._writes.values()]:
+            await asyncio.wait(pending, timeout=grace_s)
+
+    # --- what is sent ---------------------------------------------------------------------------------------------------
+
+    def number(self) -> int:
+        """Return the number of the next call, stream or frame of writes."""
+        self._numbers += 1
+        return self._numbers
+
+    async def wait_ready(self) -> None:
+        """Return while there is a connection. Raises `Unreachable` when it did not come back, `OnShutdown` after the end."""
+        while self.state is not LinkState.READY:
+            if self.state is LinkState.CLOSED:
+                raise OnShutdown("the client is closed — connect again")
+            if self.state is LinkState.LOST:
+                raise Unreachable(f"no node answers at {self.address}: {self._reason}") from self._reason
+            await self._ready.wait()
+
+    async def call(self, name: str, request: object, reply: Any, *, repeats: bool) -> Any:
+        """Return the answer to a call, over as many connections as it takes. Cancelling it cancels it at the node."""
+        await self.wait_ready()
+        number, pending = self.number(), _Pending(name, encode(request), repeats=repeats)
+        self._calls[number] = pending
+        self._send_call(number, pending)
+        try:
+            frame = await pending.reply
+        except asyncio.CancelledError:
+            self._send(FrameKind.CANCEL, number)
+            raise
+        finally:
+            self._calls.pop(number, None)
+        return decode(frame.payload, reply)
+
+    def call_of(self, name: str, *arguments: object) -> Awaitable[Any]:
+        """Make a call of the table."""
+        call = CALLS[name]
+        return self.call(name, call.request(*arguments), call.reply, repeats=call.repeats)
+
+    async def send_writes(self, number: int, frame: FrameOfWrites, on_sent: Callable[[], None]) -> None:
+        """Send a frame of writes and return when each of its units was told; cancelling it cancels what was not begun."""
+        await self.wait_ready()
+        while self._writes and self._writes_bytes + frame.size_bytes > self.welcome.write_bytes_max:
+            self._answered.clear()
+            await self._answered.wait()
+            await self.wait_ready()
+        pending = self._writes[number] = _PendingWrites(frame)
+        self._writes_bytes += frame.size_bytes
+        on_sent()
+        self._send_writes(pending)
+        try:
+            await asyncio.shield(pending.ended)
+        except asyncio.CancelledError:
+            self._send(FrameKind.CANCEL, number)
+            raise
+        finally:
+            del self._writes[number]
+            self._writes_bytes -= frame.size_bytes
+            self._answered.set()
+
+    def open_stream(self, request: object, name: str, on_frame: Callable[[Frame | None], None]) -> int:
+        """Open a stream and return its number; `on_frame` is told of its frames, and of None when the connection is lost."""
+        number = self.number()
+        self._streams[number] = on_frame
+        self._send(FrameKind.CALL, number, name, encode(request))
+        return number
+
+    def close_stream(self, number: int) -> None:
+        """End a stream; idempotent."""
+        if self._streams.pop(number, None) is not None:
+            self._send(FrameKind.END, number)
+
+    def hold(self, place: Place) -> None:
+        """Have the node keep the place of a write that is not sent yet, for as long as something refers to it here."""
+        number, stamp = self.number(), place.stamp
+        self._held[number] = (stamp.producer_id, stamp.epoch, stamp.sequence)
+        self._send(FrameKind.HOLD, number, self._held[number])
+        weakref.finalize(place, self._release_later, number).atexit = False
+
+    def _release_later(self, number: int) -> None:
+        with suppress(RuntimeError):  # in whatever thread garbage is collected, also after the event loop
+            self._loop.call_soon_threadsafe(self._release, number)
+
+    def _release(self, number: int) -> None:
+        if self._held.pop(number, None) is not None:
+            self._send(FrameKind.END, number)
+
+    def grant(self, number: int, size_bytes: int) -> None:
+        """Let a stream send so much more."""
+        self._send(FrameKind.CREDIT, number, size_bytes)
+
+    def _send(self, kind: FrameKind, number: int, meta: object = None, payload: bytes = b"") -> None:
+        if self.state is LinkState.READY and self._connection is not None:
+            self._connection.send(kind, number, meta, payload)
+
+    def _send_call(self, number: int, pending: _Pending) -> None:
+        pending.is_sent = True
+        self._send(FrameKind.CALL, number, pending.name, pending.payload)
+
+    def _send_writes(self, pending: _PendingWrites) -> None:
+        pending.is_sent = True
+        if self._connection is not None:
+            self._connection.send_encoded(pending.frame.parts)
+
+    # --- what comes back ------------------------------------------------------------------------------------------------
+
+    def _on_frame(self, connection: Connection, frame: Frame) -> None:
+        if connection is not self._connection:
+            return
+        if self._handshake is not None and not self._handshake.done():
+            self._shake_hands(self._handshake, frame)
+            return
+        match frame.kind:
+            case FrameKind.RESULTS:
+                self._on_results(frame)
+            case FrameKind.MESSAGES | FrameKind.OPENED:
+                if (on_frame := self._streams.get(frame.number)) is not None:
+                    on_frame(frame)
+            case FrameKind.REPLY | FrameKind.ERROR:
+                self._on_reply(frame)
+            case FrameKind.CATALOG:
+                self._on_catalog(decode(frame.payload, tuple[CollectionInfo, ...]))
+                self._has_catalog.set()
+            case _:
+                pass  # LEAVING: the connection is lost next; or of a later version
+
+    def _shake_hands(self, handshake: asyncio.Future[Frame], frame: Frame) -> None:
+        if frame.kind == FrameKind.WELCOME and self._connection is not None:
+            self._connection.agreed()
+            handshake.set_result(frame)
+        elif frame.kind == FrameKind.ERROR:
+            handshake.set_result(frame)
+
+    def _on_results(self, frame: Frame) -> None:
+        results, failures = decode(frame.payload, tuple[list[WireResult], list[tuple[int, int, WireError]]])
+        kind = message_id_kind(self.welcome.wal_name)
+        for result in results:
+            self._settle(result.frame, result.group, result.result(kind))
+        for number, index, error in failures:
+            self._settle(number, index, error_from_wire(error))
+
+    def _settle(self, number: int, index: int, outcome: Any) -> None:
+        pending = self._writes.get(number)
+        if pending is None or index not in pending.left:  # its callers are gone, or were told
+            return
+        pending.left.discard(index)
+        pending.frame.units[index].settle(outcome)
+        if not pending.left and not pending.ended.done():
+            pending.ended.set_result(None)
+
+    def _on_reply(self, frame: Frame) -> None:
+        if (on_frame := self._streams.get(frame.number)) is not None:
+            on_frame(frame)
+        elif (pending := self._calls.get(frame.number)) is None or pending.reply.done():
+            pass  # its caller is gone
+        elif frame.kind == FrameKind.ERROR:
+            pending.reply.set_exception(error_from_wire(frame.value(WireError)))
+        else:
+            pending.reply.set_result(frame)
+
+    # --- a lost connection ----------------------------------------------------------------------------------------------
+
+    def _drop_unrepeatable(self) -> None:
+        """Tell what cannot be asked again that the connection is lost, and streams, which are opened again."""
+        for pending in list(self._calls.values()):
+            if pending.is_sent and not pending.repeats and not pending.reply.done():
+                pending.reply.set_exception(
+                    Indeterminate(f"the connection to {self.address} was lost before {pending.name} was answered")
+                )
+        streams, self._streams = self._streams, {}
+        for on_frame in streams.values():
+            on_frame(None)
+
+    def _send_again(self) -> None:
+        for number, held in self._held.items():  # first: what is sent again may be among them
+            self._send(FrameKind.HOLD, number, held)
+        for number, pending in self._calls.items():
+            if not pending.reply.done():
+                self._send_call(number, pending)
+        for writes in self._writes.values():
+            self._send_writes(writes)
+
+    def _fail_all(self, error: StreamingNodeError) -> None:
+        """Tell everybody who waits that the connection is gone for good."""
+        for pending in list(self._calls.values()):
+            if not pending.reply.done():
+                pending.reply.set_exception(_lost_error(error))
+                pending.reply.exception()
+        for writes in list(self._writes.values()):
+            doubt = Indeterminate(
+                f"the connection to {self.address} was lost before a write was answered: {error.happened}"
+            )
+            for index in list(writes.left):
+                writes.frame.units[index].settle(doubt)
+            writes.left.clear()
+            if not writes.ended.done():
+                writes.ended.set_result(None)
+        self._answered.set()
+        self._ready.set()
+        streams, self._streams = self._streams, {}
+        for on_frame in streams.values():
+            on_frame(None)
+
+
+def _lost_error(error: StreamingNodeError) -> StreamingNodeError:
+    return type(error)(error.args[0]) if isinstance(error, (OnShutdown, Unreachable)) else error

@@ -1,0 +1,111 @@
+"""The server's side of connections: who is connected to a node, and the end of it."""
+
+import asyncio
+import ssl
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from scanner.deliver_policy import DeliverPolicy
+from streamingnode.embedded import EmbeddedBackend
+from streamingnode.remote.answers import Rights
+from streamingnode.remote.connection import Connection
+from streamingnode.remote.session import Authenticate, Session, Shared
+from wal.errors import OnShutdown, ProtocolError
+from wal.headers import DDL
+from wal.runtime import event_log
+
+_log = event_log(__name__)
+
+HELLO_S_MAX = 10.0
+"""How long a connection may take to say who it is."""
+SILENT_S_MAX = 60.0
+"""A client says something every few seconds; one that does not is gone."""
+
+
+class Server:
+    """Takes connections for one open node, which outlives it. On the event loop; `close` comes before the node's end."""
+
+    def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
+        self.shared = Shared(backend, connections_max=connections_max)
+        self._listeners: list[asyncio.AbstractServer] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        """Begin to tell clients of collections, and to look for those that are gone."""
+        self._spawn(self._tell_catalog())
+        self._spawn(self._drop_silent())
+
+    async def listen_tcp(self, host: str, port: int, authenticate: Authenticate, tls: ssl.SSLContext | None) -> int:
+        """Take connections at an address; return the port. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(partial(self._connected, authenticate), host, port, ssl=tls, backlog=1024)
+        self._listeners.append(listener)
+        found: int = listener.sockets[0].getsockname()[1]
+        return found
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more connections, tell clients to leave, and let what they have under way end for a while."""
+        for listener in self._listeners:
+            listener.close()
+        for session in self.shared.sessions:
+            session.say_goodbye()
+        busy = {task for session in self.shared.sessions for task in session.calls()}
+        if busy:
+            await asyncio.wait(busy, timeout=grace_s)
+
+    async def close(self) -> None:
+        """End every connection; idempotent."""
+        for listener in self._listeners:
+            listener.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for session in list(self.shared.sessions):
+            session.connection.close()
+            session.lost(None)
+        while ending := [*self._tasks, *(task for session in self.shared.sessions for task in session.ending)]:
+            await asyncio.wait(ending)
+            self.shared.sessions = {session for session in self.shared.sessions if session.ending}
+
+    def connected_here(self) -> Connection:
+        """Take a connection from who may open the node's directory, too."""
+        return self._connected(lambda _hello, _connection: Rights("local"))
+
+    def _connected(self, authenticate: Authenticate) -> Connection:
+        session = Session(self.shared, authenticate)
+        self.shared.sessions.add(session)
+        return session.connection
+
+    async def _tell_catalog(self) -> None:
+        """Tell clients of every change of the collections, once readers see it."""
+        async with self.shared.backend.channel.read(DeliverPolicy.latest(), types=frozenset(DDL)) as scanner:
+            while True:
+                batch = await scanner.next_batch()
+                if batch.visible:
+                    self.tell_catalog()
+
+    def tell_catalog(self) -> None:
+        """Tell every client which collections there are."""
+        for session in self.shared.sessions:
+            if session.rights is not None:
+                session.work(session.send_catalog())
+
+    async def _drop_silent(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(HELLO_S_MAX / 2)
+            for session in list(self.shared.sessions):
+                limit = HELLO_S_MAX if session.rights is None else SILENT_S_MAX
+                since = session.began_at if session.rights is None else session.connection.received_at
+                if loop.time() - since > limit:
+                    session.connection.abort(ProtocolError(f"nothing came for {limit:g} s"))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OnShutdown):
+            _log.error("server_task_failed", error=f"{type(error).__name__}: {error}")

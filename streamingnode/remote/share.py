@@ -1,0 +1,121 @@
+"""One directory, several processes: all are clients of the node that one of them has open; when that ends, another opens it.
+
+The first opener owns the node. When it closes, exits or is killed, the lock of the directory is free: each of the others
+looks for that several times a second, and who gets it opens the node, recovers, and listens at the same socket. The clients
+connect again by themselves and send what was not answered; the window of writes, rebuilt from the log, answers what the last
+owner had written (ADR 0009). Nobody talks to anybody about who is next: the lock decides.
+"""
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from streamingnode.care.inspect import holder
+from streamingnode.config import NodeConfig
+from streamingnode.errors import Unreachable
+from streamingnode.node import Node
+from streamingnode.remote.client import compose_remote
+from streamingnode.remote.link import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
+from wal.errors import AlreadyOwned, InvalidArgument, StreamingNodeError
+from wal.runtime import Supervisor, event_log
+
+_log = event_log(__name__)
+
+Compose = Callable[[Path, NodeConfig, Supervisor, AsyncExitStack], Awaitable[Node]]
+
+LOOK_PAUSE_S = 0.2
+"""Between two looks whether the directory is free."""
+FAILED_PAUSE_S = 2.0
+"""Before a node that could not be opened, or failed, is tried again."""
+OPEN_S_MAX = 60.0
+"""How long opening waits for an owner that does not answer: it may be reading a long log."""
+
+
+class Keeper:
+    """Opens the node at `path` whenever nobody has it; `run` ends it when it is cancelled."""
+
+    def __init__(self, path: Path, config: NodeConfig, compose: Compose) -> None:
+        self._path, self._compose = path, compose
+        self._config = replace(config, serve=replace(config.serve, listen=True))
+        self.owns = False
+        """Whether the node is open in this process."""
+        self.error: StreamingNodeError | None = None
+        """Why this process could not open it last."""
+
+    async def run(self) -> None:
+        """Own the node, or wait for the one who does to end, in turn."""
+        while True:
+            pause_s = LOOK_PAUSE_S
+            if await to_thread.run_sync(holder, self._path) is None:
+                try:
+                    await self._own()
+                except AlreadyOwned:
+                    pass  # another one was faster
+                except StreamingNodeError as error:
+                    self.error, pause_s = error, FAILED_PAUSE_S
+                    _log.error("node_not_opened", path=str(self._path), code=error.code, error=str(error))
+            await anyio.sleep(pause_s)
+
+    async def _own(self) -> None:
+        closing = AsyncExitStack()
+        supervisor = Supervisor(lambda _: None)
+        node: Node | None = None
+        try:
+            node = await self._compose(self._path, self._config, supervisor, closing)
+            self.owns, self.error = True, None
+            _log.info("node_owned", path=str(self._path), pid=os.getpid())
+            await node.wait_closed()
+        finally:
+            self.owns = False
+            with anyio.CancelScope(shield=True):
+                await (closing.aclose() if node is None else node.aclose())
+
+
+async def compose_shared(
+    path: Path, config: NodeConfig, compose: Compose, supervisor: Supervisor, closing: AsyncExitStack
+) -> Node:
+    """Open the node at `path` as one of several processes, by `compose` where this one is to own it.
+
+    `closing` closes what is open, also when this raises.
+    """
+    address = Address(path=str(path / SOCKET_NAME))
+    if len(os.fsencode(address.path)) > SOCKET_PATH_BYTES_MAX:
+        raise InvalidArgument(f"{address.path} is too long for a socket — share a node at a shorter path")
+    keeper = Keeper(path, config, compose)
+    keeping = Supervisor(lambda failure: _log.error("keeper_failed", error=repr(failure)))
+    closing.push_async_callback(keeping.stop)
+    keeping.spawn(keeper.run())
+    options = LinkOptions(name=f"process {os.getpid()}")
+    until = time.monotonic() + OPEN_S_MAX
+    while True:
+        try:
+            node = await compose_remote(address, options, None, supervisor, closing)
+        except Unreachable:
+            if keeper.error is not None:
+                raise keeper.error from None
+            if time.monotonic() > until:
+                owner = await to_thread.run_sync(holder, path)
+                if owner is not None:
+                    raise AlreadyOwned(str(path), owner) from None
+                raise
+        else:
+            _check_same(config, node.config)
+            return node
+        await anyio.sleep(LOOK_PAUSE_S / 4)
+
+
+def _check_same(asked: NodeConfig, runs: NodeConfig) -> None:
+    """Raise `InvalidArgument` for a setting that was asked for, of which the owner has another value."""
+    theirs = {setting.key: setting.value for setting in runs.origins()}
+    for setting in asked.origins():
+        if setting.key in asked.set_by and setting.value != theirs[setting.key]:
+            raise InvalidArgument(
+                f"{setting.key} is {theirs[setting.key]!r} in the process that owns the node, {setting.value!r} here — "
+                "open it with the same settings everywhere"
+            )

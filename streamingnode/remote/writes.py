@@ -1,0 +1,358 @@
+"""Writes as they cross a connection: those that wait together as one Arrow batch for each target, and their results. No I/O.
+
+Inserts without a name that follow each other go as one write of the log: they share its tick, its stamp and its outcome,
+and each caller hears of its own rows. All others keep their own.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from interceptors.errors import SchemaMismatch
+from interceptors.shard.catalog import Catalog
+from streamingnode.columns import conform
+from streamingnode.writing.target import BatchSlice, BatchTarget, WriteTarget, batch_bytes, encoded
+from wal.append import AppendGroup, AppendResult
+from wal.errors import ProtocolError, StreamingNodeError, TooLarge
+from wal.frames import FrameKind, encode_frame
+from wal.headers import MessageType
+from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES
+from wal.position import MessageId, ProducerStamp
+from wal.rows import Piece
+
+FIRST_EPOCH = 1
+"""Of a client without a name, which has one life."""
+TARGETS_MAX = 4_096
+"""What a server keeps of collections that were written to; it is worked out again in about 50 us."""
+
+
+class WireTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Rows or keys of one partition, of several writes: one Arrow batch."""
+
+    type: int
+    collection_id: int
+    partition_id: int
+    schema_version: int
+    payload_bytes: int
+
+
+class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One write: how many of the next rows of which targets, in order. `producer_id` 0 is the client's own."""
+
+    sequence: int
+    is_transaction: bool
+    pieces: tuple[tuple[int, int], ...]
+    producer_id: int = 0
+    epoch: int = FIRST_EPOCH
+
+
+class WireWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """All of a frame; the client was told of all its writes with sequences below `settled`."""
+
+    settled: int
+    targets: tuple[WireTarget, ...]
+    groups: tuple[WireGroup, ...]
+
+
+class WireResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What became of write `group` of frame `frame`."""
+
+    frame: int
+    group: int
+    first_position: int
+    count: int
+    time_tick: int
+    last_confirmed: int
+    txn_id: int
+    row_offsets: dict[str, tuple[int, int]]
+    durable: bool
+
+    def result(self, kind: type[MessageId]) -> AppendResult:
+        """Return it as its appender is told."""
+        return AppendResult(
+            kind=kind,
+            first_position=self.first_position,
+            count=self.count,
+            time_tick=self.time_tick,
+            last_confirmed_position=self.last_confirmed,
+            txn_id=self.txn_id,
+            row_offsets=self.row_offsets,
+            durable=self.durable,
+        )
+
+
+def result_to_wire(frame: int, group: int, result: AppendResult) -> WireResult:
+    """Return a result for the other side."""
+    return WireResult(
+        frame,
+        group,
+        result.first_position,
+        result.count,
+        result.time_tick,
+        result.last_confirmed_position,
+        result.txn_id,
+        dict(result.row_offsets),
+        result.durable,
+    )
+
+
+# --- the client's side ------------------------------------------------------------------------------------------------
+
+
+class Unit(NamedTuple):
+    """What is one write of the log: a group, or inserts that go as one, whose rows are on these `shards` where known."""
+
+    groups: Sequence[AppendGroup]
+    shards: Any = None
+
+    def settle(self, outcome: AppendResult | Exception) -> None:
+        """Tell each of its groups what became of it."""
+        if isinstance(outcome, Exception) or len(self.groups) == 1:
+            for group in self.groups:
+                if group.outcome is None:
+                    group.settle(outcome)
+            return
+        counts = [len(group.pieces[0].rows) for group in self.groups]
+        vchannels = self.groups[0].pieces[0].target.vchannels
+        if len(vchannels) == 1:
+            ((vchannel, (first, _)),) = outcome.row_offsets.items()
+            offsets = [
+                {vchannel: (at, count)}
+                for at, count in zip(accumulate(counts[:-1], initial=first), counts, strict=True)
+            ]
+        else:
+            offsets = _offsets_by_shard(self.shards, counts, vchannels, outcome)
+        for group, row_offsets in zip(self.groups, offsets, strict=True):
+            if group.outcome is None:
+                group.settle(
+                    AppendResult(
+                        kind=outcome.kind,
+                        first_position=outcome.first_position,
+                        count=outcome.count,
+                        time_tick=outcome.time_tick,
+                        last_confirmed_position=outcome.last_confirmed_position,
+                        row_offsets=row_offsets,
+                        durable=outcome.durable,
+                    )
+                )
+
+
+def _offsets_by_shard(
+    shards: Any, counts: Sequence[int], vchannels: Sequence[str], outcome: AppendResult
+) -> list[dict[str, tuple[int, int]]]:
+    offsets: list[dict[str, tuple[int, int]]] = [{} for _ in counts]
+    of = np.repeat(np.arange(len(counts)), counts)
+    for shard in np.unique(shards).tolist():
+        vchannel = vchannels[shard]
+        first, _ = outcome.row_offsets[vchannel]
+        on_shard = np.bincount(of[shards == shard], minlength=len(counts)).tolist()
+        for each, at, count in zip(offsets, accumulate(on_shard, initial=first), on_shard, strict=False):
+            if count:
+                each[vchannel] = (at, count)
+    return offsets
+
+
+class FrameOfWrites(NamedTuple):
+    """A frame and whom its results are for."""
+
+    units: list[Unit]
+    parts: list[bytes | memoryview]
+    size_bytes: int
+
+
+def frame_of(
+    number: int,
+    groups: Sequence[AppendGroup],
+    stamp_of: Callable[[AppendGroup | None], ProducerStamp],
+    *,
+    settled: Callable[[], int],
+    unit_bytes_max: int,
+) -> FrameOfWrites:
+    """Return the frame of groups of rows; `stamp_of` gives the stamp of a named producer's write, of None the client's next.
+
+    The rows of a target are one batch, in the order of the groups.
+    """
+    lanes: dict[BatchTarget, tuple[int, list[Any]]] = {}
+    units, wired = list[Unit](), list[WireGroup]()
+    for run in _runs(groups, unit_bytes_max):
+        head = run[0]
+        named = head.producer is not None
+        stamp = stamp_of(head if named else None)
+        pieces: list[tuple[int, int]] = []
+        for piece in head.pieces:
+            index, rows = _lane(lanes, piece)
+            rows.append(piece.rows)
+            pieces.append((index, len(piece.rows)))
+        if len(run) > 1:
+            index, rows = _lane(lanes, head.pieces[0])
+            more = [group.pieces[0].rows for group in run[1:]]
+            rows += more
+            pieces = [(index, pieces[0][1] + sum(map(len, more)))]
+        units.append(Unit(run, _shards(run)))
+        own = (0, FIRST_EPOCH) if not named else (stamp.producer_id, stamp.epoch)
+        wired.append(WireGroup(stamp.sequence, head.is_transaction, tuple(pieces), *own))
+    targets, payloads = [], []
+    for target, (_, rows) in lanes.items():
+        payload = encoded(target.joined(rows))
+        place = target.collection_id, target.partition_id, target.schema_version
+        targets.append(WireTarget(target.type, *place, len(payload)))
+        payloads.append(payload)
+    meta = WireWrites(settled(), tuple(targets), tuple(wired))
+    whole = payloads[0] if len(payloads) == 1 else memoryview(b"".join(payloads))
+    parts = encode_frame(FrameKind.WRITES, number, meta, whole)
+    return FrameOfWrites(units, parts, sum(map(len, parts)))
+
+
+def _lane(lanes: dict[BatchTarget, tuple[int, list[Any]]], piece: Piece) -> tuple[int, list[Any]]:
+    assert isinstance(piece.target, BatchTarget), "writes of this process"
+    return lanes.setdefault(piece.target, (len(lanes), []))
+
+
+def _shards(run: Sequence[AppendGroup]) -> Any:
+    """Return the shard of each row of several inserts; None where there is no question."""
+    target = run[0].pieces[0].target
+    assert isinstance(target, BatchTarget), "writes of this process"
+    if len(run) == 1 or len(target.vchannels) == 1:
+        return None
+    return target.shards(target.joined([each.pieces[0].rows for each in run]))
+
+
+def _runs(groups: Sequence[AppendGroup], unit_bytes_max: int) -> list[list[AppendGroup]]:
+    """Return groups by the writes that they go as: inserts without a name into one partition together."""
+    runs: list[list[AppendGroup]] = []
+    target, size_bytes = None, 0
+    for group in groups:
+        alone = group.producer is not None or group.is_transaction or len(group.pieces) > 1
+        into = None if alone or group.pieces[0].target.type is not MessageType.INSERT else group.pieces[0].target
+        size_bytes += group.rows_bytes
+        if into is not None and into is target and size_bytes <= unit_bytes_max:
+            runs[-1].append(group)
+            continue
+        runs.append([group])
+        target, size_bytes = into, group.rows_bytes
+    return runs
+
+
+# --- the server's side ------------------------------------------------------------------------------------------------
+
+
+class Targets:
+    """Where rows of clients go, by what their frames say, kept until a collection changes. On the event loop."""
+
+    def __init__(self, catalog: Callable[[], Catalog]) -> None:
+        self._catalog = catalog
+        self._targets: dict[int, WriteTarget] = {}
+
+    def find(self, wire: WireTarget) -> BatchTarget:
+        """Return the target. Raises `CollectionNotFound`, `PartitionNotFound`, `SchemaMismatch` or `ProtocolError`."""
+        info = self._catalog().live(wire.collection_id)
+        target = self._targets.get(info.id)
+        if target is None or target.info is not info:
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
+            target = self._targets[info.id] = WriteTarget(info)
+        if wire.schema_version != info.schema_version:
+            raise SchemaMismatch(
+                f"rows of schema version {wire.schema_version} do not fit {info.name!r} — read its schema again"
+            )
+        if wire.type == MessageType.DELETE:
+            return target.deletes
+        if wire.type != MessageType.INSERT:
+            raise ProtocolError(f"rows of type {wire.type}")
+        info.partition(wire.partition_id)
+        return target.inserts(wire.partition_id)
+
+
+class Lane(NamedTuple):
+    """A batch of a frame, of which writes take rows one after the other."""
+
+    target: BatchTarget
+    batch: pa.RecordBatch
+    row_bytes: float
+
+    def piece(self, start: int, count: int) -> Piece:
+        """Return so many of its rows. Raises `ProtocolError` for more than it has."""
+        target, batch = self.target, self.batch
+        if count < 1 or start + count > batch.num_rows:
+            raise ProtocolError("writes of more rows than their batch has")
+        rows = batch if count == batch.num_rows else BatchSlice(batch, start, count)
+        shards = min(count, len(target.vchannels))
+        size = int(self.row_bytes * count) + MESSAGE_OVERHEAD_BYTES + (shards - 1) * target.message_bytes
+        return Piece(target, rows, size)
+
+
+def groups_of(
+    writes: WireWrites,
+    payload: memoryview,
+    find: Callable[[WireTarget], BatchTarget],
+    stamp: Callable[[WireGroup], ProducerStamp],
+    messages_max: int,
+) -> list[AppendGroup | StreamingNodeError]:
+    """Return the writes of a frame, or why one is refused; what is wrong with a batch refuses its writes, and them alone.
+
+    Raises `ProtocolError` for what no client of ours sends.
+    """
+    lanes = _lanes(writes.targets, payload, find)
+    starts = [0] * len(lanes)
+    return [_group(each, lanes, starts, stamp, messages_max) for each in writes.groups]
+
+
+def _lanes(
+    targets: Sequence[WireTarget], payload: memoryview, find: Callable[[WireTarget], BatchTarget]
+) -> list[Lane | StreamingNodeError]:
+    lanes: list[Lane | StreamingNodeError] = []
+    at = 0
+    for wire in targets:
+        data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
+        try:
+            target = find(wire)
+            batch = _checked(data, target)
+            lanes.append(Lane(target, batch, batch_bytes(batch) / max(batch.num_rows, 1)))
+        except ProtocolError:
+            raise
+        except StreamingNodeError as refusal:
+            lanes.append(refusal)
+    if at != len(payload):
+        raise ProtocolError(f"the batches of a frame of writes take {at} bytes, it has {len(payload)}")
+    return lanes
+
+
+def _group(
+    group: WireGroup,
+    lanes: Sequence[Lane | StreamingNodeError],
+    starts: list[int],
+    stamp: Callable[[WireGroup], ProducerStamp],
+    messages_max: int,
+) -> AppendGroup | StreamingNodeError:
+    if not group.pieces or (len(group.pieces) > 1 and not group.is_transaction):
+        raise ProtocolError("a write of no rows, or of several pieces that is no transaction")
+    pieces, refusal, messages = list[Piece](), None, 0
+    for index, count in group.pieces:
+        if not 0 <= index < len(lanes):
+            raise ProtocolError("a write of rows of no batch")
+        lane = lanes[index]
+        if isinstance(lane, StreamingNodeError):
+            refusal = lane
+            continue
+        pieces.append(lane.piece(starts[index], count))
+        starts[index] += count
+        messages += min(count, len(lane.target.vchannels))
+    if refusal is not None:
+        return refusal
+    if messages + 2 > messages_max:
+        return TooLarge(f"{messages} messages in one write, {messages_max} fit — split it")
+    size_bytes = sum([piece.size for piece in pieces]) + TRANSACTION_OVERHEAD_BYTES * group.is_transaction
+    return AppendGroup(pieces=pieces, is_transaction=group.is_transaction, rows_bytes=size_bytes, producer=stamp(group))
+
+
+def _checked(data: memoryview, target: BatchTarget) -> pa.RecordBatch:
+    """Return rows of another process, of which nothing is taken for granted."""
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), target.shape.schema)
+    except (pa.ArrowException, OSError) as error:
+        raise ProtocolError(f"rows do not decode: {error}") from error
+    return conform(batch, target.shape.schema, target.shape.required)

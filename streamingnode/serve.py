@@ -1,0 +1,97 @@
+"""The node as a process of its own: ready after recovery, ended by a signal, its clients first."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from streamingnode.composition import compose
+from streamingnode.config import load_config
+from streamingnode.embedded import EmbeddedBackend
+from streamingnode.listening import Listener
+from streamingnode.node import Node
+from streamingnode.opening import OpenNode
+from streamingnode.remote.auth import Endpoint
+from streamingnode.remote.link import SOCKET_NAME
+from wal.errors import AlreadyOwned
+from wal.runtime import event_log
+
+_log = event_log(__name__)
+
+OWNER_S_MAX = 5.0
+"""How long it waits for who has the directory: a command that is about to end, or the process that it replaces."""
+OWNER_PAUSE_S = 0.05
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def serve_node(
+    directory: Path, endpoints: Sequence[Endpoint], config_file: Path | None, ready: Callable[[list[str]], None]
+) -> None:
+    """Run the node in `directory` until a signal; `ready` is told where it listens. Raises what the node fails with."""
+    settings = {"listen": True}
+
+    def opening() -> OpenNode:
+        return OpenNode(
+            directory, lambda: load_config(file=config_file, environment=os.environ, arguments=settings), compose
+        )
+
+    stop = _stop_on_signals()
+    node = await _owned(opening)
+    try:
+        backend = node._backend  # noqa: SLF001 - this is the other half of the node
+        assert isinstance(backend, EmbeddedBackend), "it was opened here"
+        assert isinstance(backend.listener, Listener), "it was asked to listen"
+        server = backend.listener.server
+        addresses = [f"unix:{directory / SOCKET_NAME}", *[await endpoint.listen(server) for endpoint in endpoints]]
+        await node.consistent_tick()  # ticks advance: it is ready for readers, too
+        ready(addresses)
+        await to_thread.run_sync(notify, "READY=1")
+        ending = [asyncio.ensure_future(each) for each in (stop.wait(), node.wait_closed())]
+        await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        for each in ending:
+            each.cancel()
+        await to_thread.run_sync(notify, "STOPPING=1")
+        _log.info("node_stopping", path=str(directory))
+    finally:
+        await node.aclose()
+
+
+async def _owned(opening: Callable[[], OpenNode]) -> Node:
+    with anyio.move_on_after(OWNER_S_MAX):
+        while True:
+            try:
+                return await opening()
+            except AlreadyOwned:
+                await anyio.sleep(OWNER_PAUSE_S)
+    return await opening()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Return what the first signal sets; the second one ends the process where it is, as a crash would."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def came() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for each in SIGNALS:
+        loop.add_signal_handler(each, came)
+    return stop
+
+
+def notify(state: str) -> None:
+    """Tell systemd, where it started this process with `Type=notify`; see sd_notify(3)."""
+    place = os.environ.get("NOTIFY_SOCKET")
+    if not place:
+        return
+    address = f"\0{place[1:]}" if place.startswith("@") else place
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.connect(address)
+        told.sendall(state.encode())

@@ -1,0 +1,126 @@
+"""One directory, several processes: whoever owns the node may be killed, and nothing is lost or doubled."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from streamingnode.care.inspect import holder
+from streamingnode.remote import link
+from tests.streamingnode.remote import sharing_worker
+from wal.errors import AlreadyOwned, InvalidArgument
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = pa.schema([("id", pa.int64())])
+WORKERS = 3
+
+
+class Worker:
+    """One process, and the writes it was told of."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        command = [sys.executable, "-m", sharing_worker.__name__, str(directory), str(number)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.acknowledged: list[int] = []
+
+    def read(self, writes: int) -> None:
+        """Return when so many more writes have returned."""
+        assert self.process.stdout is not None
+        for _ in range(writes):
+            line = self.process.stdout.readline()
+            assert line.strip().isdecimal(), f"it ended: {line}"
+            self.acknowledged.append(int(line))
+
+    def end(self) -> str:
+        """Let it close its node; return what it said last."""
+        said, _ = self.process.communicate()
+        *lines, last = said.splitlines()
+        self.acknowledged += map(int, lines)
+        return last
+
+    def kill(self) -> None:
+        """End it as a crash would, and note what it had said."""
+        self.process.kill()
+        said, _ = self.process.communicate()
+        self.acknowledged += [int(line) for line in said.splitlines()[:-1]]
+
+
+@contextmanager
+def workers_of(directory: Path) -> Iterator[list[Worker]]:
+    workers = [Worker(directory, number) for number in range(WORKERS)]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+
+
+@pytest.mark.may_block
+@pytest.mark.timeout(120)
+def test_owners_are_killed_one_after_the_other_and_every_write_takes_place_once(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with workers_of(directory) as workers:
+        alive = list(workers)
+        while len(alive) > 1:
+            for worker in alive:
+                worker.read(40)
+            owner = holder(directory)
+            killed = next(worker for worker in alive if worker.process.pid == owner)
+            killed.kill()
+            alive.remove(killed)
+        (last,) = alive
+        last.read(40)
+        assert holder(directory) == last.process.pid, "it has taken over"
+        assert last.end() == "ended", "and none of its writes failed"
+    with sn.sync.open_node(directory) as node:
+        rows = Counter(node.snapshot("rows")["id"].to_pylist())
+    assert not [key for key, count in rows.items() if count > 1]
+    assert not [key for worker in workers for key in worker.acknowledged if key not in rows]
+
+
+async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_first_closes(tmp_path: Path) -> None:
+    first = await sn.open_node(tmp_path / "data", share=True)
+    async with sn.open_node(tmp_path / "data", share=True) as second:
+        await first.create_collection("orders", SCHEMA, primary_key="id")
+        await first.insert("orders", [{"id": 1}])
+        await second.consistent_tick()
+        await second.insert("orders", [{"id": 2}])
+        await first.aclose()
+        await second.insert("orders", [{"id": 3}])
+        assert Counter((await second.snapshot("orders"))["id"].to_pylist()) == Counter([1, 2, 3])
+
+
+async def test_second_opener_with_another_setting_is_refused_by_its_name(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path / "data", share=True, cut_interval_s=60):
+        with pytest.raises(InvalidArgument, match=r"flush\.schedule\.interval_s"):
+            await sn.open_node(tmp_path / "data", share=True, cut_interval_s=5)
+        async with sn.open_node(tmp_path / "data", share=True) as node:
+            assert node.config.flush.schedule.interval_s == 60
+
+
+async def test_node_that_somebody_owns_without_clients_is_already_owned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamingnode.remote.share.OPEN_S_MAX", 0.0)
+    async with sn.open_node(tmp_path / "data", listen=False):
+        with pytest.raises(AlreadyOwned):
+            await sn.open_node(tmp_path / "data", share=True)
+
+
+async def test_directory_with_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="shorter path"):
+        await sn.open_node(tmp_path / ("d" * link.SOCKET_PATH_BYTES_MAX), share=True)
+
+
+@pytest.mark.parametrize("options", [{"path": None}, {"observer": object()}])
+def test_sharing_needs_a_directory_and_takes_no_observer(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match="share=True"):
+        sn.open_node(**{"path": tmp_path, "share": True, **options})  # type: ignore[arg-type]
