@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple, get_type_hints
 import msgspec
 import pyarrow as pa
 
-from interceptors.shard.catalog import CollectionInfo
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
@@ -106,7 +105,6 @@ class Welcome(msgspec.Struct, frozen=True):
     write_bytes_max: int
     """How many bytes of frames of writes may be unanswered."""
     settings: dict[str, Any]
-    collections: tuple[CollectionInfo, ...]
     features: tuple[str, ...] = ()
 
 

@@ -172,7 +172,6 @@ class Session:
             wal_name=backend.wal_name,
             write_bytes_max=WRITE_BYTES_MAX,
             settings={setting.key: setting.value for setting in backend.config.origins()},
-            collections=(),
         )
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
