@@ -23,6 +23,7 @@ from bench import (
     bench_memory,
     bench_peers,
     bench_read,
+    bench_remote,
     bench_scan,
     bench_service,
     bench_writes,
@@ -112,10 +113,11 @@ BENCHMARKS: dict[str, Run] = {
     "cut": bench_cut.run,
     "flush": flush,
     "ingest": ingest,
+    "remote": bench_remote.run,
     "memory": bench_memory.run,
 }
 
-LONG = frozenset({"memory"})
+LONG = frozenset({"memory", "remote"})
 """Only run when they are named."""
 
 

@@ -112,9 +112,9 @@ def ingest(
     """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
 
     Asks the node for a cut first, also one that a process has open; when that takes no clients (`report.node_was_running`),
-    takes the cuts that are there. `node` is a directory, or an open node of `sn.sync`, which makes its own cut. A commit takes as many cuts as it can, which hides
-    the states between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run again, also
-    twice at once. A dropped collection's table becomes `<name>@<collection id>`.
+    takes the cuts that are there. `node` is a directory, or an open node of `sn.sync`, which makes its own. A commit takes
+    as many cuts as it can, which hides the states between; with `every_cut` each cut is a version of its own. Can be killed
+    at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
     Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop,
     `StorageFailed` when the node makes no cut and for a user who cannot write a lease, `Corrupt` naming the file,

@@ -15,7 +15,7 @@ from anyio import to_thread
 from flusher.flusher import Flusher
 from flusher.manifest import Checkpoint, SegmentFile, checkpoint_key, decode_checkpoint
 from interceptors.chain import Chain, LockInterceptor, RedoInterceptor, RoomInterceptor
-from interceptors.errors import CollectionNotFound
+from interceptors.errors import CollectionNotFound, ProducerFenced
 from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog, CollectionInfo
@@ -252,6 +252,12 @@ class Channel:
     async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
         """Return what a write came to whose first try may be under way; None when it is not in the log."""
         return await self.wal.in_term(lambda: self.term.idempotency.outcome(stamp))
+
+    def check_producer(self, producer_id: int, epoch: int) -> None:
+        """Raise `ProducerFenced` unless this is the last opening of a producer, as far as anybody was told of one."""
+        known = self.term.idempotency.window.producers.get(producer_id)
+        if known is None or known.epoch != epoch:
+            raise ProducerFenced(epoch, None if known is None else known.epoch)
 
     def settle_client(self, client_id: int, sequence: int) -> None:
         """Forget what a client was told: it asks for none of its writes below a sequence again."""

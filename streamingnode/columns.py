@@ -41,7 +41,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for index in required:
-        check_nulls(batch.column(index), schema.names[index], first_row)
+        if (column := batch.column(index)).null_count:
+            check_nulls(column, schema.names[index], first_row)
     return batch
 
 

@@ -235,6 +235,12 @@ class EmbeddedReading:
         return None if self._named is None else self._named.position
 
     @property
+    def start(self) -> tuple[int, int]:
+        """Position and tick where another reading would begin as this one did, once it is open."""
+        assert self._scanner is not None, "open comes first"
+        return self._scanner.place.position, self._scanner.place.after_tick
+
+    @property
     def acknowledged_tick(self) -> int:
         """Everything at or below it is acknowledged, durably or on its way."""
         return 0 if self._named is None else self._named.acknowledged_tick

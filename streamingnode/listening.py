@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from streamingnode.remote.link import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
+from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from wal.files import FILE_MODE
 from wal.runtime import event_log
 

@@ -107,8 +107,9 @@ def connect(
     and calls wait for it for `give_up_s` seconds, at most 300: writes then take place once, and readers go on where they
     were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
     """
+    from streamingnode.remote.address import parse_address
     from streamingnode.remote.client import compose_remote
-    from streamingnode.remote.link import GIVE_UP_S_MAX, LinkOptions, parse_address
+    from streamingnode.remote.link import GIVE_UP_S_MAX, LinkOptions
     from streamingnode.writing.write import check_seconds
 
     address = parse_address(url)

@@ -1,6 +1,7 @@
 """The node as a process of its own: ready after recovery, ended by a signal, its clients first."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -17,8 +18,8 @@ from streamingnode.embedded import EmbeddedBackend
 from streamingnode.listening import Listener
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
+from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint
-from streamingnode.remote.link import SOCKET_NAME
 from wal.errors import AlreadyOwned
 from wal.runtime import event_log
 
@@ -50,6 +51,8 @@ async def serve_node(
         server = backend.listener.server
         addresses = [f"unix:{directory / SOCKET_NAME}", *[await endpoint.listen(server) for endpoint in endpoints]]
         await node.consistent_tick()  # ticks advance: it is ready for readers, too
+        gc.collect()
+        gc.freeze()  # what is loaded stays: no collection walks it again
         ready(addresses)
         await to_thread.run_sync(notify, "READY=1")
         ending = [asyncio.ensure_future(each) for each in (stop.wait(), node.wait_closed())]

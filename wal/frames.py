@@ -117,7 +117,7 @@ class FrameReader:
                 if end > len(received):
                     return
                 # Copied once, so that nothing refers to what the next bytes are received into.
-                whole = bytes(received[at + _FRAMED.size : end])
+                whole = bytes(memoryview(received)[at + _FRAMED.size : end])
                 at = end
                 if crc32c(whole) != checksum:
                     raise ProtocolError("a frame fails its checksum")

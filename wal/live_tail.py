@@ -73,8 +73,10 @@ class LiveTail:
         What lies below `first_position` is only in the log any more, and must not be asked for.
         """
         assert position >= self.first_position, "evicted"
-        numbers = range(self._first, self._first + len(self._entries))
         taken: list[LogEntry] = []
+        if position >= self.next_position:
+            return taken  # mostly: who tails has read what there is
+        numbers = range(self._first, self._first + len(self._entries))
         size_bytes = 0
         for number in numbers[bisect_left(numbers, position, key=lambda each: self._entries[each].last_position) :]:
             entry = self._entries[number]

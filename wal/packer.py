@@ -29,8 +29,15 @@ class Packer:
     What waits, or is on its way, counts in `memory`; what is in doubt comes again only where a write `repeats`.
     """
 
-    def __init__(self, send: Callable[[Pack], Awaitable[None]], memory: Budget, *, repeats: bool = True) -> None:
-        self._send, self._memory, self._repeats = send, memory, repeats
+    def __init__(
+        self,
+        send: Callable[[Pack], Awaitable[None]],
+        memory: Budget,
+        *,
+        repeats: bool = True,
+        in_flight_max: int = PACKS_IN_FLIGHT_MAX,
+    ) -> None:
+        self._send, self._memory, self._repeats, self._in_flight_max = send, memory, repeats, in_flight_max
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[AppendGroup] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,7 +111,7 @@ class Packer:
 
     def _start(self) -> None:
         """Have what waits sent in the next turn of the event loop, unless enough packs are on their way."""
-        if not self._starting and self._in_flight < PACKS_IN_FLIGHT_MAX:
+        if not self._starting and self._in_flight < self._in_flight_max:
             self._starting = True
             self._in_flight += 1
             task = self._loop.create_task(self._send_waiting())

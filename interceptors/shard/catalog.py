@@ -84,6 +84,8 @@ class Catalog:
         self._collections: dict[int, CollectionInfo] = {}
         self._ids: dict[str, int] = {}
         """By name: the live collection's id."""
+        self.version = 0
+        """How often something changed."""
         self._writable: dict[tuple[str, int], tuple[int, int]] = {}
         """By vchannel and partition id: the collection's id and schema version. One lookup admits an insert."""
         for info in collections:
@@ -214,6 +216,7 @@ class Catalog:
                 self._collections[info.id] = msgspec.structs.replace(info, partitions=kept)
 
     def _put(self, info: CollectionInfo) -> None:
+        self.version += 1
         self._collections[info.id] = info
         if not info.dropped_tick:
             self._ids[info.name] = info.id

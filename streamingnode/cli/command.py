@@ -86,7 +86,7 @@ async def reached(place: Path | str) -> "AsyncIterator[Node]":
     """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
     from streamingnode.errors import Unreachable
     from streamingnode.opening import connect, open_node
-    from streamingnode.remote.link import SOCKET_NAME
+    from streamingnode.remote.address import SOCKET_NAME
 
     name, token_file = "streamingnode command", os.environ.get(TOKEN_FILE_VARIABLE)
     async with AsyncExitStack() as closing:

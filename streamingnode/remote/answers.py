@@ -1,7 +1,8 @@
 """The writes of one client: from frames to groups that wait for the log, and from outcomes to frames of results."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from streamingnode.embedded import EmbeddedBackend
@@ -9,6 +10,7 @@ from streamingnode.errors import AccessDenied
 from streamingnode.remote.calls import Access, WireError, encode, error_to_wire
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import (
+    FIRST_EPOCH,
     Targets,
     WireGroup,
     WireResult,
@@ -21,8 +23,10 @@ from streamingnode.writing.target import BatchTarget
 from wal.append import AppendGroup, AppendResult
 from wal.errors import ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
-from wal.position import CLIENT_PRODUCER_IDS, ProducerStamp
+from wal.position import CLIENT_PRODUCER_IDS, NODE_PRODUCER_ID, SEQUENCE_MAX, ProducerStamp
 
+EPOCH_END = 1 << 32
+"""The log has 4 bytes for an epoch."""
 WRITE_BYTES_MAX = 8 << 20
 """Frames of writes that one connection may have unanswered, besides the first."""
 
@@ -93,7 +97,7 @@ class ClientWrites:
         connection: Connection,
         client_id: int,
         rights: Rights,
-        work: Callable[[Coroutine[Any, Any, None]], None],
+        work: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._backend, self._targets, self._connection = backend, targets, connection
         self._client_id, self._rights, self._work = client_id, rights, work
@@ -103,6 +107,9 @@ class ClientWrites:
         self._unanswered: dict[int, _Unanswered] = {}
         """Frames of writes, by number."""
         self._unanswered_bytes = 0
+        self._without_room: deque[AppendGroup] = deque()
+        """Those that wait for room in the node's memory; bounded by what may be unanswered."""
+        self._is_joining = False
 
     def take(self, frame: Frame) -> None:
         """Have the writes of a frame wait for the log. Raises `ProtocolError`."""
@@ -119,7 +126,6 @@ class ClientWrites:
         told = [Told(self, frame.number, index) for index in range(len(taken))]
         self._unanswered[frame.number] = _Unanswered(told, size_bytes)
         self._unanswered_bytes += size_bytes
-        waiting: list[AppendGroup] = []
         for group, each in zip(taken, told, strict=True):
             if not isinstance(group, AppendGroup):
                 each.set_exception(group)
@@ -127,11 +133,11 @@ class ClientWrites:
             group.waiter = each
             if group.producer is not None and group.producer.producer_id < CLIENT_PRODUCER_IDS:
                 group.place = self._backend.place(*_stamp_parts(group.producer))
-            if waiting or not self._try_join(group):
-                waiting.append(group)
-        if waiting:
-            self._connection.pause_reading()  # this client's next writes wait with it
-            self._work(self._join(waiting))
+            if self._without_room or not self._try_join(group):
+                self._without_room.append(group)
+        if self._without_room and not self._is_joining:
+            self._is_joining = True
+            self._work(self._join())
 
     def _try_join(self, group: AppendGroup) -> bool:
         try:
@@ -140,13 +146,16 @@ class ClientWrites:
             group.settle(error)
             return True
 
-    async def _join(self, groups: Iterable[AppendGroup]) -> None:
+    async def _join(self) -> None:
+        """Have those wait for the log for which there was no room in memory, in order."""
         try:
-            for group in groups:
+            while self._without_room:
+                group = self._without_room[0]
                 if not group.cancelled:
                     await self._backend.channel.wal.packer.join(group)
+                self._without_room.popleft()
         finally:
-            self._connection.resume_reading()
+            self._is_joining = False
 
     def target(self, wire: WireTarget) -> BatchTarget:
         """Return where rows go. Raises as `Targets.find` does, and `AccessDenied`."""
@@ -155,9 +164,20 @@ class ClientWrites:
         return target
 
     def _stamp(self, group: WireGroup) -> ProducerStamp:
-        if group.sequence < 1 or group.producer_id >= CLIENT_PRODUCER_IDS:
-            raise ProtocolError(f"sequence {group.sequence} of producer {group.producer_id}")
-        return ProducerStamp(group.producer_id or self._client_id, group.epoch, group.sequence)
+        return self.stamp(group.producer_id, group.epoch, group.sequence)
+
+    def stamp(self, producer_id: int, epoch: int, sequence: int) -> ProducerStamp:
+        """Return the stamp of a write of this client, producer id 0, or of a named producer that is open.
+
+        Raises `ProducerFenced`, and `ProtocolError` for the node's own producer, another client, and numbers that are none.
+        """
+        is_own = producer_id == 0 and epoch == FIRST_EPOCH
+        is_named = NODE_PRODUCER_ID < producer_id < CLIENT_PRODUCER_IDS and 0 < epoch < EPOCH_END
+        if not 1 <= sequence <= SEQUENCE_MAX or not (is_own or is_named):
+            raise ProtocolError(f"sequence {sequence} of producer {producer_id}, epoch {epoch}")
+        if is_named:
+            self._backend.channel.check_producer(producer_id, epoch)
+        return ProducerStamp(producer_id or self._client_id, epoch, sequence)
 
     def answered(self, frame: int) -> None:
         """Note that a result, or an error, of a frame of writes is to be sent: all of a turn of the event loop together."""

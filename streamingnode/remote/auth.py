@@ -21,10 +21,10 @@ from typing import Self
 import msgspec
 
 from streamingnode.errors import Unauthenticated
+from streamingnode.remote.address import Address, parse_address
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.calls import Access, Hello
 from streamingnode.remote.connection import Connection
-from streamingnode.remote.link import Address, parse_address
 from streamingnode.remote.server import Server
 from wal.errors import InvalidArgument
 

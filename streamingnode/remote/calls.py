@@ -47,7 +47,12 @@ class Call(NamedTuple):
     reply: Any
     has_timeout: bool
     of_collection: str
-    """The argument that names the collection which access is checked for; empty for none."""
+    """The argument that names the collection which access is checked for; empty for the whole node."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may have had an effect when nobody knows of its answer."""
+        return self.access is not Access.CONSUME
 
 
 def _call(name: str, access: Access, *, repeats: bool, of_collection: str = "") -> Call:
@@ -64,7 +69,7 @@ CALLS = {
     call.name: call
     for call in (
         _call("consistent_tick", Access.CONSUME, repeats=True),
-        _call("create_collection", Access.ADMIN, repeats=True),
+        _call("create_collection", Access.ADMIN, repeats=True, of_collection="definition"),
         _call("drop_collection", Access.ADMIN, repeats=True, of_collection="name"),
         _call("create_partition", Access.ADMIN, repeats=True, of_collection="collection"),
         _call("drop_partition", Access.ADMIN, repeats=True, of_collection="collection"),
@@ -150,10 +155,12 @@ class AckCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
-    """A stream is open; where its named reader resumes."""
+    """A stream is open: where it begins, and where its named reader would resume after its last acknowledgement."""
 
     position: int
     tick: int
+    acknowledged_position: int = 0
+    acknowledged_tick: int = 0
 
 
 # --- values that are no plain data ------------------------------------------------------------------------------------

@@ -25,14 +25,15 @@ from streamingnode.channel import FlushResult
 from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
+from streamingnode.remote.address import Address
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, error_from_wire
-from streamingnode.remote.link import Address, Link, LinkOptions
+from streamingnode.remote.link import Link, LinkOptions
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
 from streamingnode.statistics import NodeStatistics
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
-from wal.errors import Indeterminate, InvalidArgument, OnShutdown
+from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
 from wal.headers import BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.packer import Packer
@@ -42,6 +43,8 @@ from wal.runtime import Supervisor
 
 GRACE_S = 3.0
 """How long closing waits for writes that were sent."""
+FRAMES_IN_FLIGHT_MAX = 2
+"""With as many unanswered, writes wait and go together: what a frame costs once, both sides, is paid less often."""
 STREAM_CREDIT_BYTES = 4 << 20
 """What a reader may be sent ahead of what it has taken."""
 CREDIT_STEP_BYTES = 1 << 20
@@ -87,7 +90,7 @@ class RemoteBackend:
         self.catalog = Catalog()
         self.config = NodeConfig()
         self.pending = PendingBytes(self.config.writes.pending_bytes_max)
-        self._packer = Packer(self._send, self.pending.rows, repeats=False)
+        self._packer = Packer(self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX)
         self._sequence = 0
         self._outstanding: deque[int] = deque()
         """The client's own sequences that were not answered, ascending."""
@@ -101,7 +104,7 @@ class RemoteBackend:
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
         self.pending = PendingBytes(self.config.writes.pending_bytes_max)
-        self._packer = Packer(self._send, self.pending.rows, repeats=False)
+        self._packer = Packer(self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX)
 
     @property
     def path(self) -> str | None:
@@ -188,8 +191,9 @@ class RemoteBackend:
                 named.outstanding -= 1
                 if isinstance(group.outcome, AppendResult):
                     named.last = max(named.last, stamp.sequence)
-                if not named.outstanding and not isinstance(group.outcome, Indeterminate):
-                    named.reached = named.last  # a refused write leaves its sequence free
+                refused = isinstance(group.outcome, StreamingNodeError) and not isinstance(group.outcome, Indeterminate)
+                if refused and not named.outstanding and named.reached == stamp.sequence > named.last:
+                    named.reached -= 1  # a write that surely is not in the log leaves its sequence free
 
     def _settled(self, sequences: range) -> None:
         self._answered.update(sequences)
@@ -223,13 +227,18 @@ class RemoteBackend:
                     ]
                 )
                 call = TransactionCall("bodies", first.txn_id, bodies=bodies)
+        repeats, pack = call.step == "commit", Pack([group])  # a commit has a stamp
         try:
-            repeats = call.step == "commit"  # it has a stamp
-            wired: WireResult = await self.link.call(TransactionCall.name, call, WireResult, repeats=repeats)
+            await self.link.wait_ready()
+            pack.sent = True
+            wired: WireResult = await self.link.call(
+                TransactionCall.name, call, WireResult, repeats=repeats, changes=True
+            )
             group.outcome = wired.result(message_id_kind(self.wal_name))
             return group.outcome
-        except Indeterminate as error:
-            if call.step == "commit":
+        except StreamingNodeError as error:
+            group.outcome, pack.sent = error, isinstance(error, Indeterminate)  # else the node has nothing of it
+            if repeats or not isinstance(error, Indeterminate):
                 raise
             raise TransactionExpired(
                 f"transaction {first.txn_id} ended with its connection — repeat all of it"
@@ -378,6 +387,8 @@ class RemoteReading:
         self._stream = 0
         self._taken_bytes = 0
         self._is_closed = False
+        self._opened_on = 0
+        """The connection that the stream is on."""
         self.place: ReaderPosition | None = None
         self.acknowledged_tick = 0
 
@@ -394,9 +405,13 @@ class RemoteReading:
             self._link.close_stream(self._stream)
             raise error_from_wire(frame.value(WireError))
         opened: Opened = frame.value(Opened)
+        self._opened_on = self._link.connections
+        if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
+            self._request = msgspec.structs.replace(self._request, resume=(opened.position, opened.tick))
         if self._name is not None:
-            self.place = ReaderPosition("", self._link.welcome.wal_name, opened.position, opened.tick)
-            self.acknowledged_tick = max(self.acknowledged_tick, opened.tick)
+            wal_name = self._link.welcome.wal_name
+            self.place = ReaderPosition("", wal_name, opened.acknowledged_position, opened.acknowledged_tick)
+            self.acknowledged_tick = max(self.acknowledged_tick, opened.acknowledged_tick)
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next, over the next connection where this one is lost."""
@@ -423,15 +438,18 @@ class RemoteReading:
                 f"{last_confirmed} is no position in a {wal_name} log — acknowledge what this reader delivered"
             )
         while True:
-            connections = self._link.connections
             self.acknowledged_tick = max(tick, self.acknowledged_tick)
             try:
                 await self._link.call(
-                    AckCall.name, AckCall(self._stream, last_confirmed.position, tick), Any, repeats=False
+                    AckCall.name,
+                    AckCall(self._stream, last_confirmed.position, tick),
+                    Any,
+                    repeats=False,
+                    changes=False,
                 )
                 break
             except (Indeterminate, InvalidArgument):
-                if connections == self._link.connections:
+                if self._opened_on == self._link.connections:
                     raise
                 await self._open_again()  # acknowledging twice is the same as once
         if self.place is not None and tick > self.place.tick:

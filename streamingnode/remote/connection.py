@@ -9,6 +9,8 @@ from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, 
 
 PART_BYTES = 1 << 20
 """What a long reply is cut into, so that others get between its parts."""
+PARTS_MAX = 64
+"""Long frames of which a side may have sent a part and not the end."""
 SEND_BUFFER_BYTES = 4 << 20
 """With more waiting for the other side to read, `drain` waits."""
 
@@ -27,6 +29,7 @@ class Connection(asyncio.Protocol):
         *,
         parts_bytes_max: int,
         on_made: Callable[[], None] = lambda: None,
+        is_node: bool = False,
     ) -> None:
         self._on_frame, self._on_lost, self._on_made = on_frame, on_lost, on_made
         self._parts_bytes_max = parts_bytes_max
@@ -35,6 +38,8 @@ class Connection(asyncio.Protocol):
         self._parts_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._drained: asyncio.Future[None] | None = None
+        self._sending = asyncio.Lock()
+        self._is_node, self._has_agreed = is_node, False
         self._error: Exception | None = None
         self.is_open = False
         self.received_at = asyncio.get_running_loop().time()
@@ -63,12 +68,16 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Let `drain` wait."""
         self._drained = asyncio.get_running_loop().create_future()
+        if self._is_node and self._transport is not None:
+            self._transport.pause_reading()  # who does not read answers asks nothing more; a client always reads
 
     def resume_writing(self) -> None:
         """Let those go on who wait."""
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():
             drained.set_result(None)
+        if self._is_node and self.is_open and self._transport is not None:
+            self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Tell that nothing comes any more."""
@@ -80,7 +89,7 @@ class Connection(asyncio.Protocol):
 
     def agreed(self) -> None:
         """Take frames of full size from now on: both sides know each other."""
-        self._reader.frame_bytes_max = FRAME_BYTES_MAX
+        self._reader.frame_bytes_max, self._has_agreed = FRAME_BYTES_MAX, True
 
     def send(self, kind: FrameKind, number: int = 0, meta: object = None, payload: bytes | memoryview = b"") -> None:
         """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises `ProtocolError` if too long."""
@@ -95,11 +104,13 @@ class Connection(asyncio.Protocol):
         """Send a frame of any length in parts, each when the other side has read most of those before."""
         view = memoryview(payload)
         while len(view) > PART_BYTES:
-            self.send(FrameKind.PART, number, None, view[:PART_BYTES])
+            async with self._sending:  # one part at a time, or each of a thousand streams would have one waiting
+                await self.drain()
+                self.send(FrameKind.PART, number, None, view[:PART_BYTES])
             view = view[PART_BYTES:]
+        async with self._sending:
             await self.drain()
-        self.send(kind, number, meta, view)
-        await self.drain()
+            self.send(kind, number, meta, view)
 
     async def drain(self) -> None:
         """Return once the other side has read most of what was sent, or is gone. Raises `OnShutdown` then."""
@@ -107,16 +118,6 @@ class Connection(asyncio.Protocol):
             await asyncio.shield(self._drained)
         if not self.is_open:
             raise OnShutdown("the connection is lost — connect again")
-
-    def pause_reading(self) -> None:
-        """Take nothing more from the other side for now."""
-        if self._transport is not None and self.is_open:
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Go on taking."""
-        if self._transport is not None and self.is_open:
-            self._transport.resume_reading()
 
     def peer(self, name: str) -> Any:
         """Return what the transport knows by this name, as `asyncio.BaseTransport.get_extra_info` does."""
@@ -143,6 +144,8 @@ class Connection(asyncio.Protocol):
             self._parts_bytes -= len(parts)
             parts += frame.payload
             return frame._replace(payload=memoryview(parts))
+        if not self._has_agreed or not frame.payload or len(self._parts) >= PARTS_MAX:
+            raise ProtocolError(f"a part before the hello, of nothing, or of over {PARTS_MAX} frames at a time")
         self._parts_bytes += len(frame.payload)
         if self._parts_bytes > self._parts_bytes_max:
             raise ProtocolError(f"over {self._parts_bytes_max} bytes of long frames that are not whole")

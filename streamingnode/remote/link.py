@@ -12,25 +12,27 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any
+
+import msgspec
 
 from interceptors.shard.catalog import CollectionInfo
-from streamingnode.errors import Unreachable
+from streamingnode.errors import Unauthenticated, Unreachable
+from streamingnode.remote.address import Address
 from streamingnode.remote.calls import CALLS, VERSIONS, Hello, Welcome, WireError, decode, encode, error_from_wire
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, WireResult
-from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError, StreamingNodeError
-from wal.frames import Frame, FrameKind
+from wal.append import in_doubt
+from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError, StreamingNodeError, TooLarge
+from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
 from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
 from wal.runtime import event_log
 
 _log = event_log(__name__)
+_decode_results = msgspec.msgpack.Decoder(tuple[list[WireResult], list[tuple[int, int, WireError]]]).decode
 
-SOCKET_NAME = "node.sock"
-"""In the directory of an open node."""
-SOCKET_PATH_BYTES_MAX = 107
-"""Longer ones do not fit what the system calls take."""
+REQUEST_BYTES_MAX = FRAME_BYTES_MAX - (1 << 10)
+"""Of one call: it goes in one frame."""
 GIVE_UP_S_MAX = 300.0
 """Longest time that calls wait for a lost connection; a node remembers a client's writes for twice as long."""
 PING_S, SILENT_S_MAX = 5.0, 20.0
@@ -40,33 +42,6 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 1.0
 CONNECT_S_MAX = 10.0
 PARTS_BYTES_MAX = 4 << 30
 """Of long replies, which are what this side asked for."""
-
-
-class Address(NamedTuple):
-    """Where a node listens: `path` of a Unix socket, or host and port."""
-
-    path: str = ""
-    host: str = ""
-    port: int = 0
-    tls: bool = False
-
-    def __str__(self) -> str:
-        return f"unix:{self.path}" if self.path else f"{'tls' if self.tls else 'tcp'}://{self.host}:{self.port}"
-
-
-def parse_address(url: str) -> Address:
-    """Return the address of `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. Raises `InvalidArgument`."""
-    if not isinstance(url, str):
-        raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
-    if url.startswith("unix:") and len(path := url.removeprefix("unix:").removeprefix("//")) > 0:
-        return Address(path=unquote(path))
-    try:
-        parts = urlsplit(url)
-        if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parse_qs(parts.query):
-            return Address(host=parts.hostname, port=parts.port, tls=parts.scheme == "tls")
-    except ValueError:
-        pass
-    raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,22 +76,24 @@ TRANSITIONS = {
 class _Pending:
     """A call without its answer."""
 
-    __slots__ = ("is_sent", "name", "payload", "repeats", "reply")
+    __slots__ = ("changes", "name", "payload", "repeats", "reply", "sent")
 
-    def __init__(self, name: str, payload: bytes, *, repeats: bool) -> None:
-        self.name, self.payload, self.repeats = name, payload, repeats
-        self.is_sent = False
+    def __init__(self, name: str, payload: bytes, *, repeats: bool, changes: bool) -> None:
+        self.name, self.payload, self.repeats, self.changes = name, payload, repeats, changes
+        self.sent = 0
+        """How often."""
         self.reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
 
 
 class _PendingWrites:
     """A frame of writes without some of its results; `ended` is done with the last of them."""
 
-    __slots__ = ("ended", "frame", "is_sent", "left")
+    __slots__ = ("ended", "frame", "left", "sent")
 
     def __init__(self, frame: FrameOfWrites) -> None:
         self.frame, self.left = frame, set(range(len(frame.units)))
-        self.is_sent = False
+        self.sent = 0
+        """How often."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -165,6 +142,9 @@ class Link:
             self._ready.clear()
             _log.warning("connection_lost", address=str(self.address), error=str(self._reason or "closed by the node"))
             self._drop_unrepeatable()
+            await asyncio.sleep(
+                PAUSE_FIRST_S
+            )  # a node that closes each connection at once must not be asked without end
             await self._connect_again()
             self._become(LinkState.READY)
             self._send_again()
@@ -194,9 +174,8 @@ class Link:
                 return
             except StreamingNodeError as error:
                 self._reason = error
-                if self.state is LinkState.CONNECTING and (
-                    self._loop.time() >= give_up_at or (error.retryable == "no" and not isinstance(error, OnShutdown))
-                ):
+                is_final = isinstance(error, (Unauthenticated, InvalidArgument))
+                if self.state is LinkState.CONNECTING and (is_final or self._loop.time() >= give_up_at):
                     self._become(LinkState.LOST)
                     self._fail_all(error)
             await asyncio.sleep(pause_s)
@@ -226,11 +205,13 @@ class Link:
                     raise error_from_wire(frame.value(WireError))
                 welcome: Welcome = frame.value(Welcome)
                 if expect and welcome.node_id != expect:
-                    raise ProtocolError(
+                    raise InvalidArgument(
                         f"at {address} is node {welcome.node_id} now, it was {expect} — open another connection for that one"
                     )
                 self.welcome = welcome
                 await self._has_catalog.wait()
+                if self._lost.is_set():
+                    raise Unreachable(f"the node at {address} closed the connection: {self._reason}")
         except StreamingNodeError:
             self._close_connection()
             raise
@@ -297,13 +278,18 @@ class Link:
                 raise Unreachable(f"no node answers at {self.address}: {self._reason}") from self._reason
             await self._ready.wait()
 
-    async def call(self, name: str, request: object, reply: Any, *, repeats: bool) -> Any:
-        """Return the answer to a call, over as many connections as it takes. Cancelling it cancels it at the node."""
+    async def call(self, name: str, request: object, reply: Any, *, repeats: bool, changes: bool) -> Any:
+        """Return the answer to a call, over as many connections as it takes. Cancelling it cancels it at the node.
+
+        Raises `TooLarge` for a request over a frame, and `Indeterminate` when it `changes` something, perhaps.
+        """
         await self.wait_ready()
-        number, pending = self.number(), _Pending(name, encode(request), repeats=repeats)
+        number, pending = self.number(), _Pending(name, encode(request), repeats=repeats, changes=changes)
+        if len(pending.payload) > REQUEST_BYTES_MAX:
+            raise TooLarge(f"a request of {len(pending.payload)} bytes, {REQUEST_BYTES_MAX} fit — send less at a time")
         self._calls[number] = pending
-        self._send_call(number, pending)
         try:
+            self._send_call(number, pending)
             frame = await pending.reply
         except asyncio.CancelledError:
             self._send(FrameKind.CANCEL, number)
@@ -315,7 +301,7 @@ class Link:
     def call_of(self, name: str, *arguments: object) -> Awaitable[Any]:
         """Make a call of the table."""
         call = CALLS[name]
-        return self.call(name, call.request(*arguments), call.reply, repeats=call.repeats)
+        return self.call(name, call.request(*arguments), call.reply, repeats=call.repeats, changes=call.changes)
 
     async def send_writes(self, number: int, frame: FrameOfWrites, on_sent: Callable[[], None]) -> None:
         """Send a frame of writes and return when each of its units was told; cancelling it cancels what was not begun."""
@@ -374,11 +360,11 @@ class Link:
             self._connection.send(kind, number, meta, payload)
 
     def _send_call(self, number: int, pending: _Pending) -> None:
-        pending.is_sent = True
+        pending.sent += 1
         self._send(FrameKind.CALL, number, pending.name, pending.payload)
 
     def _send_writes(self, pending: _PendingWrites) -> None:
-        pending.is_sent = True
+        pending.sent += 1
         if self._connection is not None:
             self._connection.send_encoded(pending.frame.parts)
 
@@ -412,18 +398,24 @@ class Link:
             handshake.set_result(frame)
 
     def _on_results(self, frame: Frame) -> None:
-        results, failures = decode(frame.payload, tuple[list[WireResult], list[tuple[int, int, WireError]]])
+        try:
+            results, failures = _decode_results(frame.payload)
+        except msgspec.DecodeError as wrong:
+            raise ProtocolError(f"results do not decode: {wrong}") from wrong
         kind = message_id_kind(self.welcome.wal_name)
         for result in results:
             self._settle(result.frame, result.group, result.result(kind))
-        for number, index, error in failures:
-            self._settle(number, index, error_from_wire(error))
+        for number, index, failure in failures:
+            self._settle(number, index, error_from_wire(failure))
 
     def _settle(self, number: int, index: int, outcome: Any) -> None:
         pending = self._writes.get(number)
         if pending is None or index not in pending.left:  # its callers are gone, or were told
             return
         pending.left.discard(index)
+        if pending.sent > 1 and isinstance(outcome, StreamingNodeError):
+            # What refuses it now may not know of the first try, which may be in the log.
+            outcome = in_doubt(Indeterminate(f"a write that was sent again is refused: {outcome.happened}"), outcome)
         pending.frame.units[index].settle(outcome)
         if not pending.left and not pending.ended.done():
             pending.ended.set_result(None)
@@ -434,7 +426,12 @@ class Link:
         elif (pending := self._calls.get(frame.number)) is None or pending.reply.done():
             pass  # its caller is gone
         elif frame.kind == FrameKind.ERROR:
-            pending.reply.set_exception(error_from_wire(frame.value(WireError)))
+            error = error_from_wire(frame.value(WireError))
+            if pending.sent > 1 and pending.changes and not error.decides:
+                error = in_doubt(
+                    Indeterminate(f"{pending.name} was sent again and is refused: {error.happened}"), error
+                )
+            pending.reply.set_exception(error)
         else:
             pending.reply.set_result(frame)
 
@@ -443,13 +440,14 @@ class Link:
     def _drop_unrepeatable(self) -> None:
         """Tell what cannot be asked again that the connection is lost, and streams, which are opened again."""
         for pending in list(self._calls.values()):
-            if pending.is_sent and not pending.repeats and not pending.reply.done():
-                pending.reply.set_exception(
-                    Indeterminate(f"the connection to {self.address} was lost before {pending.name} was answered")
-                )
+            if not pending.repeats and not pending.reply.done():
+                pending.reply.set_exception(self._lost_call(pending))
         streams, self._streams = self._streams, {}
         for on_frame in streams.values():
             on_frame(None)
+
+    def _lost_call(self, pending: _Pending) -> Indeterminate:
+        return Indeterminate(f"the connection to {self.address} was lost before {pending.name} was answered")
 
     def _send_again(self) -> None:
         for number, held in self._held.items():  # first: what is sent again may be among them
@@ -464,7 +462,7 @@ class Link:
         """Tell everybody who waits that the connection is gone for good."""
         for pending in list(self._calls.values()):
             if not pending.reply.done():
-                pending.reply.set_exception(_lost_error(error))
+                pending.reply.set_exception(self._lost_call(pending) if pending.changes else _lost_error(error))
                 pending.reply.exception()
         for writes in list(self._writes.values()):
             doubt = Indeterminate(

@@ -2,23 +2,25 @@
 
 import asyncio
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 
-from scanner.deliver_policy import DeliverPolicy
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.session import Authenticate, Session, Shared
 from wal.errors import OnShutdown, ProtocolError
-from wal.headers import DDL
 from wal.runtime import event_log
 
 _log = event_log(__name__)
 
 HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
+CATALOG_PAUSE_S = 0.02
+"""Until clients hear of a collection that another one made, at most."""
+CLOSE_S_MAX = 1.0
+"""How long closing waits for clients to read what was sent to them."""
 SILENT_S_MAX = 60.0
 """A client says something every few seconds; one that does not is gone."""
 
@@ -63,32 +65,35 @@ class Server:
         for session in list(self.shared.sessions):
             session.connection.close()
             session.lost(None)
-        while ending := [*self._tasks, *(task for session in self.shared.sessions for task in session.ending)]:
-            await asyncio.wait(ending)
-            self.shared.sessions = {session for session in self.shared.sessions if session.ending}
+        patience_s: float | None = CLOSE_S_MAX
+        sessions = list(self.shared.sessions)
+        while ending := [*self._tasks, *(task for session in sessions for task in session.ending)]:
+            _, pending = await asyncio.wait(ending, timeout=patience_s)
+            if pending:  # clients that do not read what was sent to them
+                patience_s = None
+                _abort(sessions)
+        _abort(sessions)
+        self.shared.sessions.clear()
 
     def connected_here(self) -> Connection:
         """Take a connection from who may open the node's directory, too."""
         return self._connected(lambda _hello, _connection: Rights("local"))
 
     def _connected(self, authenticate: Authenticate) -> Connection:
-        session = Session(self.shared, authenticate)
-        self.shared.sessions.add(session)
-        return session.connection
+        return Session(self.shared, authenticate).connection
 
     async def _tell_catalog(self) -> None:
-        """Tell clients of every change of the collections, once readers see it."""
-        async with self.shared.backend.channel.read(DeliverPolicy.latest(), types=frozenset(DDL)) as scanner:
-            while True:
-                batch = await scanner.next_batch()
-                if batch.visible:
-                    self.tell_catalog()
-
-    def tell_catalog(self) -> None:
-        """Tell every client which collections there are."""
-        for session in self.shared.sessions:
-            if session.rights is not None:
-                session.work(session.send_catalog())
+        """Tell clients what has changed of the collections, by looking: a reader would cost every append something."""
+        catalog, version = self.shared.backend.catalog, -1
+        while True:
+            await asyncio.sleep(CATALOG_PAUSE_S)
+            now = self.shared.backend.catalog
+            if now is catalog and now.version == version:
+                continue
+            catalog, version = now, now.version
+            for session in self.shared.sessions:
+                if session.rights is not None:
+                    session.work(session.send_catalog())
 
     async def _drop_silent(self) -> None:
         loop = asyncio.get_running_loop()
@@ -109,3 +114,8 @@ class Server:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OnShutdown):
             _log.error("server_task_failed", error=f"{type(error).__name__}: {error}")
+
+
+def _abort(sessions: Iterable[Session]) -> None:
+    for session in sessions:
+        session.connection.abort(OnShutdown("the node is closed — connect again"))

@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-import pyarrow as pa
 
-from interceptors.errors import CollectionNotFound, InvalidTransactionState
+from interceptors.errors import CollectionNotFound, InvalidTransactionState, ProducerFenced
+from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy, Start
-from streamingnode.columns import conform
+from streamingnode.collections import Definition
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
+from streamingnode.errors import AccessDenied
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights
 from streamingnode.remote.calls import (
     CALLS,
@@ -30,20 +31,29 @@ from streamingnode.remote.calls import (
 )
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.streams import encode_batch
-from streamingnode.remote.writes import Targets, WireResult, WireTarget, result_to_wire
+from streamingnode.remote.writes import FIRST_EPOCH, Targets, WireResult, WireTarget, checked_rows, result_to_wire
 from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
-from wal.append import AppendGroup
+from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
 from wal.headers import HEADERS, MESSAGE_VERSION, DeleteHeader, InsertHeader, MessageType
 from wal.message import MutableMessage
-from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp, message_id_kind
+from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
 from wal.runtime import event_log
+
+T = TypeVar("T")
 
 _log = event_log(__name__)
 
 CALLS_MAX = 1_024
 """Calls and streams that one connection may have under way; further ones are refused."""
+CALLS_BYTES_MAX = 32 << 20
+"""What the arguments of the calls of one connection may hold."""
+HELD_MAX = 4_096
+"""Places that one connection may hold."""
+CATALOG_NUMBERS = 1 << 63
+EVERYTHING = "*"
+"""The right to what is not of one collection."""
 PARTS_BYTES_MAX = 16 << 20
 """Long requests of one connection that are not whole yet."""
 
@@ -75,6 +85,8 @@ class Stream:
 
     def __init__(self, reading: EmbeddedReading, credit_bytes: int) -> None:
         self.reading, self.credit_bytes = reading, credit_bytes
+        self.upto = (0, 0)
+        """Position and tick up to which all was sent."""
         self._granted = asyncio.Event()
 
     def grant(self, size_bytes: int) -> None:
@@ -96,29 +108,30 @@ class Session:
     def __init__(self, server: Shared, authenticate: Authenticate) -> None:
         self._server, self._backend, self._authenticate = server, server.backend, authenticate
         self._loop = asyncio.get_running_loop()
-        self.connection = Connection(self._on_frame, self.lost, parts_bytes_max=PARTS_BYTES_MAX, on_made=self._made)
+        self.connection = Connection(
+            self._on_frame, self.lost, parts_bytes_max=PARTS_BYTES_MAX, on_made=self._made, is_node=True
+        )
+        self._is_one_too_many = False
         self.began_at = self._loop.time()
         self.rights: Rights | None = None
         self.ending: set[asyncio.Task[Any]] = set()
         """What is left to do when the connection is lost."""
-        self._client_id = 0
+        self.client_id = 0
         self._writes: ClientWrites
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, Stream] = {}
         self._held: dict[int, Place] = {}
         """The places of writes that the client has begun and not sent."""
-        self._telling = asyncio.Lock()
+        self._told_catalog: Catalog | None = None
+        self._told_version = 0
+        self._telling, self._catalogs, self._calls_bytes = asyncio.Lock(), 0, 0
         self._wal_kind = message_id_kind(server.backend.wal_name)
 
     # --- frames ---------------------------------------------------------------------------------------------------------
 
     def _made(self) -> None:
-        if self._server.is_full:
-            self._server.refused += 1
-            self._refuse(
-                0, Overloaded(f"the node has {len(self._server.sessions) - 1} connections, the limit — close some")
-            )
-            self.connection.close()
+        self._server.sessions.add(self)  # now and not before: a handshake of TLS that fails makes no connection
+        self._is_one_too_many = self._server.is_full
 
     def _on_frame(self, frame: Frame) -> None:
         if self.rights is None:
@@ -149,6 +162,9 @@ class Session:
         hello: Hello = frame.value(Hello)
         versions = set(VERSIONS).intersection(hello.versions)
         try:
+            if self._is_one_too_many:  # told now: what is sent to who has not been heard is lost with the connection
+                self._server.refused += 1
+                raise Overloaded("the node has as many connections as it takes — close some, or try again later")
             if not versions:
                 raise ProtocolError(
                     f"the client speaks versions {hello.versions[:10]}, the node {VERSIONS} — update the older one"
@@ -161,7 +177,7 @@ class Session:
             self._refuse(0, error)
             self.connection.close()
             return
-        self.rights, self._client_id = rights, hello.client_id
+        self.rights, self.client_id = rights, hello.client_id
         shared = self._server
         self._writes = ClientWrites(self._backend, shared.targets, self.connection, hello.client_id, rights, self.work)
         backend = self._backend
@@ -182,8 +198,13 @@ class Session:
         async with (
             self._telling
         ):  # parts of two such frames would be taken for one, and an older one must not come last
-            payload = encode(self._backend.catalog.collections())
-            await self.connection.send_long(FrameKind.CATALOG, 0, payload)
+            catalog = self._backend.catalog
+            if catalog is self._told_catalog and catalog.version == self._told_version:
+                return
+            self._told_catalog, self._told_version = catalog, catalog.version
+            payload = encode(catalog.collections())
+            self._catalogs += 1  # a number of its own, which no client gives: parts of long frames are told by it
+            await self.connection.send_long(FrameKind.CATALOG, CATALOG_NUMBERS + self._catalogs, payload)
 
     def say_goodbye(self) -> None:
         """Ask the client to leave: the node is closing."""
@@ -211,11 +232,12 @@ class Session:
         with suppress(StreamingNodeError):  # else it expires by itself
             await self._backend.append(rollback_group(txn_id, "its client is gone"))
 
-    def work(self, work: Coroutine[Any, Any, None]) -> None:
+    def work(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Do something that the connection's end does not cut off."""
         task = self._loop.create_task(work)
         self.ending.add(task)
         task.add_done_callback(self._worked)
+        return task
 
     def _worked(self, task: "asyncio.Task[Any]") -> None:
         self.ending.discard(task)
@@ -230,14 +252,19 @@ class Session:
         number, name = frame.number, frame.value(str)
         if number in self._calls or not number:
             raise ProtocolError(f"a second call {number}")
-        if len(self._calls) >= CALLS_MAX:
-            self._refuse(
-                number, Overloaded(f"{CALLS_MAX} calls of one connection are under way — wait for some of them")
-            )
+        size_bytes = len(frame.payload)
+        if len(self._calls) >= CALLS_MAX or self._calls_bytes + size_bytes > CALLS_BYTES_MAX:
+            self._refuse(number, Overloaded("too many calls of one connection are under way — wait for some of them"))
             return
         task = self._loop.create_task(self._run(number, name, frame.payload))
         self._calls[number] = task
-        task.add_done_callback(lambda _: self._calls.pop(number, None))
+        self._calls_bytes += size_bytes
+
+        def ended(_: "asyncio.Task[None]") -> None:
+            self._calls.pop(number, None)
+            self._calls_bytes -= size_bytes
+
+        task.add_done_callback(ended)
 
     async def _run(self, number: int, name: str, payload: bytes | memoryview) -> None:
         try:
@@ -264,18 +291,17 @@ class Session:
 
     async def _call(self, call: Call, request: msgspec.Struct) -> object:
         arguments: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
-        self._check(call.access, arguments.get(call.of_collection) if call.of_collection else None)
+        named = arguments.get(call.of_collection)
+        collection = named.name if isinstance(named, Definition) else named
+        self._check(call.access, collection or (EVERYTHING if call.access is Access.ADMIN else None))
         if call.access is Access.ADMIN and self.rights is not None:
-            _log.info(
-                "admin_call", client=self.rights.name, call=call.name, collection=arguments.get(call.of_collection)
-            )
+            _log.info("admin_call", client=self.rights.name, call=call.name, collection=collection)
         stamp = arguments.get("stamp")
-        if stamp is not None and stamp.producer_id != self._client_id:
+        if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")
         timeout = {"timeout": None} if call.has_timeout else {}  # the client has its own, and cancels
         reply: object = await getattr(self._backend, call.name)(**arguments, **timeout)
-        if call.access is Access.ADMIN:
-            await self.send_catalog()  # before the reply: who made a change finds it made
+        await self.send_catalog()  # before the reply: who made a change, or asks for a tick after one, finds it made
         return reply
 
     def _check(self, access: Access, collection: str | None) -> None:
@@ -293,44 +319,67 @@ class Session:
             self._writes.cancel(number)
 
     def _hold(self, number: int, producer_id: int, epoch: int, sequence: int) -> None:
-        if len(self._held) >= CALLS_MAX or not 0 < producer_id < CLIENT_PRODUCER_IDS or sequence < 1:
-            raise ProtocolError(
-                f"over {CALLS_MAX} writes that are held, or sequence {sequence} of producer {producer_id}"
-            )
-        self._held[number] = self._backend.place(producer_id, epoch, sequence)
+        """Keep the place of a write; beyond `HELD_MAX` of them it is remembered as long as others are."""
+        try:
+            self._check(Access.PRODUCE, None)
+            stamp = self._writes.stamp(producer_id, epoch, sequence)
+        except (AccessDenied, ProducerFenced):
+            return  # as its write will be told
+        if len(self._held) < HELD_MAX:
+            self._held[number] = self._backend.place(stamp.producer_id, epoch, sequence)
 
     # --- transactions that are sent before their commit -----------------------------------------------------------------
 
     async def _transaction(self, call: TransactionCall) -> WireResult:
         """Take one step; a transaction belongs to the connection that began it."""
         transactions = self._server.transactions
-        owner = transactions.get(call.txn_id)
         self._check(Access.PRODUCE, None)
-        if call.step != "begin" and owner is not self and (owner is not None or call.step != "commit"):
-            raise InvalidTransactionState(
-                f"transaction {call.txn_id} is not of this connection, or has ended — begin another"
-            )
+        if call.step == "commit":
+            return result_to_wire(0, 0, await self._commit(call))
+        if call.step != "begin":
+            self._check_own(call.txn_id)
         match call.step:
             case "begin":
-                result = await self._backend.append(begin_group(call.keepalive_ms))
-                transactions[result.txn_id] = self
+                result = await asyncio.shield(self.work(self._begin(call.keepalive_ms)))
             case "bodies":
                 messages = [self._body(call.txn_id, *body) for body in call.bodies]
                 result = await self._backend.append(AppendGroup(messages))
-            case "commit":
-                group = commit_group(call.txn_id)
-                producer_id, epoch = call.producer_id or self._client_id, call.epoch or 1
-                group.producer = ProducerStamp(producer_id, epoch, call.sequence)
-                group.place = self._backend.place(producer_id, epoch, call.sequence)
-                result = await self._backend.append(group)
-                if result.txn_id == call.txn_id:  # else an earlier try is in the log, and this one is rolled back
-                    transactions.pop(call.txn_id, None)
             case "rollback":
                 transactions.pop(call.txn_id, None)
                 result = await self._backend.append(rollback_group(call.txn_id, call.reason[:200]))
             case _:
                 raise ProtocolError(f"no step {call.step[:80]!r}")
         return result_to_wire(0, 0, result)
+
+    async def _begin(self, keepalive_ms: int) -> AppendResult:
+        begun = await self._backend.append(begin_group(keepalive_ms))
+        self._server.transactions[begun.txn_id] = self
+        if not self.connection.is_open:  # nobody hears of it
+            del self._server.transactions[begun.txn_id]
+            await self._roll_back(begun.txn_id)
+        return begun
+
+    async def _commit(self, call: TransactionCall) -> AppendResult:
+        """Commit once: one that comes again is told what became of the first, over whatever connection that came."""
+        stamp = self._writes.stamp(call.producer_id, call.epoch or FIRST_EPOCH, call.sequence)
+        known = await self._backend.channel.outcome(stamp)
+        if known is not None:
+            return known
+        self._check_own(call.txn_id)
+        group = commit_group(call.txn_id)
+        group.producer, group.place = stamp, self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
+        result = await self._backend.append(group)
+        if result.txn_id == call.txn_id:  # else an earlier try is in the log, and this one is rolled back
+            self._server.transactions.pop(call.txn_id, None)
+        return result
+
+    def _check_own(self, txn_id: int) -> None:
+        """Raise `InvalidTransactionState` unless a transaction is this client's, over this connection or a lost one."""
+        owner = self._server.transactions.get(txn_id)
+        if owner is None or owner.client_id != self.client_id:
+            raise InvalidTransactionState(
+                f"transaction {txn_id} is not of this connection, or has ended — begin another"
+            )
 
     def _body(self, txn_id: int, kind: int, vchannel: str, header: bytes, payload: bytes) -> MutableMessage:
         """Return a body of which nothing is taken for granted: rows that fit, of keys that belong on this vchannel."""
@@ -341,11 +390,7 @@ class Session:
         place = (given.partition_id, given.schema_version) if isinstance(given, InsertHeader) else (0, 0)
         version = place[1] if is_insert else self._backend.catalog.live(given.collection_id).schema_version
         target = self._writes.target(WireTarget(kind, given.collection_id, place[0], version, len(payload)))
-        try:
-            batch = pa.ipc.read_record_batch(pa.py_buffer(payload), target.shape.schema)
-        except (pa.ArrowException, OSError) as error:
-            raise ProtocolError(f"rows do not decode: {error}") from error
-        conform(batch, target.shape.schema, target.shape.required)
+        batch = checked_rows(payload, target)
         if vchannel not in target.vchannels or batch.num_rows != given.rows or not given.rows:
             raise ProtocolError("a body that does not say what is in it")
         if (target.shards(batch) != target.vchannels.index(vchannel)).any():
@@ -385,12 +430,14 @@ class Session:
         try:
             await reading.open()
             stream = self._streams[number] = Stream(reading, call.credit_bytes)
-            place = reading.place
-            opened = Opened(0, 0) if place is None else Opened(place.position, place.tick)
-            self.connection.send(FrameKind.OPENED, number, opened)
+            place, start = reading.place, reading.start
+            acknowledged = (0, 0) if place is None else (place.position, place.tick)
+            self.connection.send(FrameKind.OPENED, number, Opened(*start, *acknowledged))
             while True:
-                payload = encode_batch(await reading.next_batch())
+                batch = await reading.next_batch()
+                payload = encode_batch(batch)
                 await stream.spend(len(payload))
+                stream.upto = batch.resume_position, batch.confirmed_tick
                 await self.connection.send_long(FrameKind.MESSAGES, number, payload)
         finally:
             self._streams.pop(number, None)
@@ -400,4 +447,6 @@ class Session:
         stream = self._streams.get(call.stream)
         if stream is None or stream.reading.place is None:
             raise InvalidArgument("no named reader is open here — open it again")
+        if call.position > max(stream.upto[0], stream.reading.place.position) or call.tick > stream.upto[1]:
+            raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
         await stream.reading.ack(self._wal_kind(call.position), call.tick)

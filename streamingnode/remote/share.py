@@ -20,8 +20,9 @@ from streamingnode.care.inspect import holder
 from streamingnode.config import NodeConfig
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
+from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address
 from streamingnode.remote.client import compose_remote
-from streamingnode.remote.link import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
+from streamingnode.remote.link import LinkOptions
 from wal.errors import AlreadyOwned, InvalidArgument, StreamingNodeError
 from wal.runtime import Supervisor, event_log
 

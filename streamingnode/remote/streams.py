@@ -86,7 +86,7 @@ def decode_batch(data: memoryview, wal_name: str) -> ScanBatch:
         batch = _decode_batch(data[4:payloads])
         made = _Maker(data, payloads, wal_name)
         return ScanBatch([made.visible(each) for each in batch.visible], batch.confirmed_tick, batch.resume_position)
-    except (msgspec.DecodeError, ValueError, KeyError) as error:
+    except (msgspec.DecodeError, ValueError, KeyError, IndexError) as error:
         raise ProtocolError(f"a batch of messages does not decode: {error}") from error
 
 
@@ -202,6 +202,6 @@ class _Maker:
 
     def _payload(self, size_bytes: int) -> memoryview:
         start, self._at = self._at, self._at + size_bytes
-        if self._at > len(self._data):
+        if size_bytes < 0 or self._at > len(self._data):
             raise ValueError("payloads end early")
         return self._data[start : self._at]

@@ -4,6 +4,7 @@ Inserts without a name that follow each other go as one write of the log: they s
 and each caller hears of its own rows. All others keep their own.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from interceptors.errors import SchemaMismatch
+from interceptors.errors import ProducerFenced, SchemaMismatch
 from interceptors.shard.catalog import Catalog
 from streamingnode.columns import conform
 from streamingnode.writing.target import BatchSlice, BatchTarget, WriteTarget, batch_bytes, encoded
@@ -26,6 +27,8 @@ from wal.rows import Piece
 
 FIRST_EPOCH = 1
 """Of a client without a name, which has one life."""
+EXACT_FROM_BYTES = 1 << 20
+"""Of larger batches each write's rows are measured: together they may be over what one write may have."""
 TARGETS_MAX = 4_096
 """What a server keeps of collections that were written to; it is worked out again in about 50 us."""
 
@@ -282,6 +285,8 @@ class Lane(NamedTuple):
         rows = batch if count == batch.num_rows else BatchSlice(batch, start, count)
         shards = min(count, len(target.vchannels))
         size = int(self.row_bytes * count) + MESSAGE_OVERHEAD_BYTES + (shards - 1) * target.message_bytes
+        if isinstance(rows, BatchSlice) and self.row_bytes * batch.num_rows > EXACT_FROM_BYTES:  # rows differ in size
+            size = batch_bytes(batch.slice(start, count)) + (shards - 1) * target.message_bytes
         return Piece(target, rows, size)
 
 
@@ -296,6 +301,8 @@ def groups_of(
 
     Raises `ProtocolError` for what no client of ours sends.
     """
+    if not writes.groups:
+        raise ProtocolError("a frame of no writes")
     lanes = _lanes(writes.targets, payload, find)
     starts = [0] * len(lanes)
     return [_group(each, lanes, starts, stamp, messages_max) for each in writes.groups]
@@ -310,8 +317,8 @@ def _lanes(
         data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
         try:
             target = find(wire)
-            batch = _checked(data, target)
-            lanes.append(Lane(target, batch, batch_bytes(batch) / max(batch.num_rows, 1)))
+            batch = checked_rows(data, target)
+            lanes.append(Lane(target, batch, (len(data) + MESSAGE_OVERHEAD_BYTES) / max(batch.num_rows, 1)))
         except ProtocolError:
             raise
         except StreamingNodeError as refusal:
@@ -346,13 +353,43 @@ def _group(
     if messages + 2 > messages_max:
         return TooLarge(f"{messages} messages in one write, {messages_max} fit — split it")
     size_bytes = sum([piece.size for piece in pieces]) + TRANSACTION_OVERHEAD_BYTES * group.is_transaction
-    return AppendGroup(pieces=pieces, is_transaction=group.is_transaction, rows_bytes=size_bytes, producer=stamp(group))
-
-
-def _checked(data: memoryview, target: BatchTarget) -> pa.RecordBatch:
-    """Return rows of another process, of which nothing is taken for granted."""
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(data), target.shape.schema)
-    except (pa.ArrowException, OSError) as error:
+        producer = stamp(group)
+    except ProducerFenced as fenced:
+        return fenced
+    return AppendGroup(pieces=pieces, is_transaction=group.is_transaction, rows_bytes=size_bytes, producer=producer)
+
+
+def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatch:
+    """Return rows of another process, of which nothing is taken for granted. Raises `ProtocolError`, `SchemaMismatch`."""
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(data))
+        if message.type != "record batch" or _is_compressed(message.metadata):
+            raise ProtocolError("rows that are compressed, or no record batch")  # 16 KiB may be 512 MiB
+        batch = pa.ipc.read_record_batch(message, target.shape.schema)
+    except (pa.ArrowException, OSError, EOFError, struct.error) as error:
         raise ProtocolError(f"rows do not decode: {error}") from error
     return conform(batch, target.shape.schema, target.shape.required)
+
+
+def _is_compressed(metadata: pa.Buffer) -> bool:
+    """Whether a record batch message has compressed buffers: field 3 of the RecordBatch in field 2 of the Message.
+
+    Arrow has checked that this is a FlatBuffer; the tables are those of its format/Message.fbs.
+    """
+    data = bytes(metadata)
+
+    def field(table: int, number: int) -> int:
+        fields = table - struct.unpack_from("<i", data, table)[0]
+        at = 4 + 2 * number
+        return table + struct.unpack_from("<H", data, fields + at)[0] if at < _u16(data, fields) else table
+
+    message = struct.unpack_from("<I", data)[0]
+    header = field(message, 2)
+    batch = header + struct.unpack_from("<I", data, header)[0]
+    return bool(field(batch, 3) != batch)
+
+
+def _u16(data: bytes, at: int) -> int:
+    found: int = struct.unpack_from("<H", data, at)[0]
+    return found

@@ -122,22 +122,22 @@ FAULTS = (
         promised="only it waits; memory stays flat",
         lost="nothing; a reader without a name may meet `TRUNCATED`",
         gates=("soak",),
-        tests=("tests/test_slow_reader.py",),
+        tests=("tests/test_slow_reader.py", "tests/streamingnode/remote/test_session_abuse.py"),
     ),
     Fault(
         number="F13",
         happens="a caller is gone inside a transaction",
         promised="it expires or is rolled back, locks are free, readers are not held",
         lost="the transaction, whole",
-        gates=("failpoints", "simulation"),
-        tests=("tests/interceptors/txn", "tests/test_cancellation.py"),
+        gates=("failpoints", "simulation", "network"),
+        tests=("tests/interceptors/txn", "tests/test_cancellation.py", "tests/streamingnode/remote"),
     ),
     Fault(
         number="F14",
         happens="an answer is lost and the write repeated",
         promised="the first result, no second write; over kills too",
         lost="nothing; beyond 1,024 later writes of the producer, `SEQUENCE_TOO_OLD`",
-        gates=("kill", "takeover", "simulation"),
+        gates=("kill", "takeover", "simulation", "network"),
         tests=("tests/test_retries.py", "tests/test_killed_feed.py", "tests/interceptors/idempotency"),
     ),
     Fault(
@@ -171,15 +171,15 @@ FAULTS = (
         promised="refused before memory is taken",
         lost="nothing",
         gates=("fuzz",),
-        tests=("tests/wal/test_codec.py", "tests/test_bad_input.py"),
+        tests=("tests/wal/test_codec.py", "tests/test_bad_input.py", "tests/streamingnode/remote"),
     ),
     Fault(
         number="F19",
         happens="malformed bytes",
-        promised="a typed error, within a second and 256 MiB; there is no network protocol yet",
+        promised="a typed error, within a second and 256 MiB; of a connection, that one ends and others go on",
         lost="nothing",
-        gates=("fuzz",),
-        tests=("tests/fuzz", "tests/wal/test_codec.py"),
+        gates=("fuzz", "network"),
+        tests=("tests/fuzz", "tests/wal/test_codec.py", "tests/streamingnode/remote"),
     ),
     Fault(
         number="F20",
@@ -187,6 +187,20 @@ FAULTS = (
         promised="refused, with column and row; the log is untouched",
         lost="nothing",
         tests=("tests/test_bad_input.py", "tests/streamingnode/test_rows.py"),
+    ),
+    Fault(
+        number="F22",
+        happens="a client without credentials, or without the right",
+        promised="nothing but its hello is looked at, for 10 s and 64 KiB; then `UNAUTHENTICATED`, or `ACCESS_DENIED`",
+        lost="nothing",
+        tests=("tests/streamingnode/remote/test_auth.py", "tests/streamingnode/remote/test_session.py"),
+    ),
+    Fault(
+        number="F24",
+        happens="a thousand connections that say nothing, or little",
+        promised="each is ended by its deadline, over the bound they are refused, and others are served",
+        lost="nothing",
+        tests=("tests/streamingnode/remote/test_session.py",),
     ),
     Fault(
         number="F26",
@@ -208,9 +222,10 @@ FAULTS = (
     Fault(
         number="F28",
         happens="`SIGTERM` or `Ctrl-C`",
-        promised="the program decides; leaving the node's block, also by cancellation, drains and closes in order",
+        promised="the program decides; leaving the node's block, also by cancellation, drains and closes in order; "
+        "`serve` does so at the first signal and ends at the second",
         lost="nothing acknowledged",
-        tests=("tests/test_busy_close.py", "tests/test_cancellation.py"),
+        tests=("tests/test_busy_close.py", "tests/test_cancellation.py", "tests/streamingnode/test_serve.py"),
     ),
 )
 

@@ -56,6 +56,7 @@ GATES: dict[str, Gate] = {
         _gate("bugs", each_commit=16, target=70, unit="seeded bugs"),
         _gate("steps", each_commit=20_000, target=10_000_000, unit="steps"),
         _gate("fuzz", each_commit=50_000, target=200_000_000, unit="inputs"),
+        _gate("network", each_commit=12, target=1_000, unit="faults"),
         _gate("power", each_commit=20, target=2_000, unit="power cuts", lacking=lacking_for_power),
     )
 }

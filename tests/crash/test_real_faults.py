@@ -20,6 +20,7 @@ GATES_OF_A_COMMIT = (
     "bytes",
     "recovery",
     "steps",
+    "network",
 )
 
 

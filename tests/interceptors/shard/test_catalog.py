@@ -159,5 +159,6 @@ def test_catalog_made_of_its_own_collections_is_the_same() -> None:
     made.create_collection(other(), tick=12)
     made.drop_collection(DropCollectionHeader(7), tick=30)
     again = Catalog(made.collections(dropped=True))
+    again.version = made.version  # how it came to what it is
     assert vars(again) == vars(made)
     assert isinstance(again.collection(7), CollectionInfo)

@@ -12,7 +12,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.care.inspect import holder
-from streamingnode.remote import link
+from streamingnode.remote.address import SOCKET_PATH_BYTES_MAX
 from tests.streamingnode.remote import sharing_worker
 from wal.errors import AlreadyOwned, InvalidArgument
 
@@ -52,6 +52,13 @@ class Worker:
         self.acknowledged += [int(line) for line in said.splitlines()[:-1]]
 
 
+def owner_of(directory: Path, workers: list[Worker]) -> Worker:
+    """Return the worker that owns the node, once one of them does."""
+    while not (owners := [worker for worker in workers if worker.process.pid == holder(directory)]):
+        assert all(worker.process.poll() is None for worker in workers)
+    return owners[0]
+
+
 @contextmanager
 def workers_of(directory: Path) -> Iterator[list[Worker]]:
     workers = [Worker(directory, number) for number in range(WORKERS)]
@@ -72,13 +79,12 @@ def test_owners_are_killed_one_after_the_other_and_every_write_takes_place_once(
         while len(alive) > 1:
             for worker in alive:
                 worker.read(40)
-            owner = holder(directory)
-            killed = next(worker for worker in alive if worker.process.pid == owner)
+            killed = owner_of(directory, alive)
             killed.kill()
             alive.remove(killed)
         (last,) = alive
+        assert owner_of(directory, alive) is last, "it has taken over"
         last.read(40)
-        assert holder(directory) == last.process.pid, "it has taken over"
         assert last.end() == "ended", "and none of its writes failed"
     with sn.sync.open_node(directory) as node:
         rows = Counter(node.snapshot("rows")["id"].to_pylist())
@@ -117,7 +123,7 @@ async def test_node_that_somebody_owns_without_clients_is_already_owned(
 
 async def test_directory_with_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="shorter path"):
-        await sn.open_node(tmp_path / ("d" * link.SOCKET_PATH_BYTES_MAX), share=True)
+        await sn.open_node(tmp_path / ("d" * SOCKET_PATH_BYTES_MAX), share=True)
 
 
 @pytest.mark.parametrize("options", [{"path": None}, {"observer": object()}])

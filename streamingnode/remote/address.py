@@ -1,0 +1,42 @@
+"""Where a node listens: its socket, or a host and a port.
+
+As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://orders.example:7070`.
+"""
+
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from wal.errors import InvalidArgument
+
+SOCKET_NAME = "node.sock"
+"""In the directory of an open node."""
+SOCKET_PATH_BYTES_MAX = 107
+"""Longer ones do not fit what the system calls take."""
+
+
+class Address(NamedTuple):
+    """Where a node listens: `path` of a Unix socket, or host and port."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    tls: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"unix:{self.path}" if self.path else f"{'tls' if self.tls else 'tcp'}://{host}:{self.port}"
+
+
+def parse_address(url: str) -> Address:
+    """Return the address of `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. Raises `InvalidArgument`."""
+    if not isinstance(url, str):
+        raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
+    if url.startswith("unix:") and len(path := url.removeprefix("unix:").removeprefix("//")) > 0:
+        return Address(path=unquote(path))
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parse_qs(parts.query):
+            return Address(host=parts.hostname, port=parts.port, tls=parts.scheme == "tls")
+    except ValueError:
+        pass
+    raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")

@@ -1,0 +1,290 @@
+"""A client whose connection is cut: what it wrote is there once, and its producers go on."""
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import streamingnode as sn
+from streamingnode.errors import (
+    Indeterminate,
+    PartitionNotFound,
+    SchemaMismatch,
+)
+from streamingnode.node import Node
+from streamingnode.remote import link as link_module
+from streamingnode.remote.link import LinkState
+from tests.parts_of import parts_of
+from tests.streamingnode.remote.client_cases import (
+    SOON_S,
+    Told,
+    pass_all,
+    reached,
+    streamed,
+    write_all_kinds,
+)
+from tests.streamingnode.remote.nodes import (
+    SCHEMA,
+    SETTINGS,
+    SHARDS,
+    contents,
+    keys_in_log,
+    link_of,
+    node_behind_proxy,
+    rows,
+    serving,
+)
+from tests.streamingnode.remote.proxy import Way, kinds, no_more, proxied, until
+from wal.frames import FrameKind
+
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+
+
+# --- writes over cuts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", Way, ids=lambda way: way.name.lower())
+async def test_writes_of_all_kinds_are_in_the_log_once_wherever_the_connection_is_cut(way: Way) -> None:
+    told, random_ = Told(), random.Random(way.name)
+    async with node_behind_proxy() as served, served.client() as client:
+        await write_all_kinds(client, told, 0)
+        size = served.proxy.passed[way]
+        for number in range(1, 26):
+            # The next connection is cut somewhere, also in the handshake and in what is sent again.
+            served.proxy.plan_cut(way, random_.randrange(max(size, 3000)))
+            if number % 3 == 0:
+                served.proxy.plan_cut(Way.TO_CLIENT, random_.randrange(3000))
+            served.proxy.cut()
+            await write_all_kinds(client, told, 100 * number)
+        assert served.proxy.connections > 25
+        assert not told.refused
+        assert not told.open
+        told.check(await keys_in_log(served.owner))
+        assert (await contents(client)).keys() == set(told.acknowledged)
+
+
+async def test_writes_whose_answers_never_come_are_answered_over_the_next_connection_and_in_the_log_once() -> None:
+    told = Told()
+    async with node_behind_proxy() as served, served.client() as client:
+        producer = await client.producer("p")
+        for first in range(0, 50, 10):
+            served.proxy.on_frame = kinds(FrameKind.RESULTS)
+            calls = [told.write(client.insert("c", rows(key)), key) for key in range(first, first + 4)]
+            calls += [told.write(producer.insert("c", rows(first + 5)), first + 5)]
+            calls += [told.write(client.upsert("c", rows(first + 6)), first + 6)]
+            tasks = [asyncio.ensure_future(call) for call in calls]
+            await reached(served.owner, *range(first, first + 4), first + 5, first + 6)
+            served.proxy.on_frame = pass_all
+            served.proxy.cut()
+            await asyncio.gather(*tasks)
+        assert len(told.acknowledged) == 30
+        told.check(await keys_in_log(served.owner))
+        assert producer.last_sequence == 5
+
+
+@pytest.mark.parametrize("way", Way, ids=lambda way: way.name.lower())
+async def test_a_byte_that_is_changed_on_the_way_loses_the_connection_and_no_write(way: Way) -> None:
+    told, random_ = Told(), random.Random(f"byte {way.name}")
+    async with node_behind_proxy() as served, served.client() as client:
+        link = link_of(client)
+        for number in range(12):
+            served.proxy.plan_corruption(way, random_.randrange(2500))
+            served.proxy.cut()
+            calls = [told.write(client.insert("c", rows(key)), key) for key in range(number * 10, number * 10 + 6)]
+            await asyncio.gather(*calls)
+            await until(lambda: link.state is LinkState.READY)
+        await told.write(client.insert("c", rows(1000)), 1000)
+        told.check(await keys_in_log(served.owner))
+        assert told.acknowledged
+
+
+async def test_a_byte_that_is_changed_in_the_welcome_is_no_reason_to_give_up() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        served.proxy.plan_corruption(Way.TO_CLIENT, 60)
+        served.proxy.cut()
+        await until(lambda: link_of(client).state is not LinkState.READY)
+        await client.insert("c", rows(1))
+
+
+async def test_callers_that_are_told_their_offsets_over_a_cut_are_told_the_same_ones_that_the_log_has() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        served.proxy.on_frame = kinds(FrameKind.RESULTS)
+        tasks = [asyncio.ensure_future(client.insert("c", rows(*range(key, key + 3)))) for key in range(0, 60, 3)]
+        await reached(served.owner, *range(60))
+        served.proxy.on_frame = pass_all
+        served.proxy.cut()
+        results = await asyncio.gather(*tasks)
+        given = Counter[tuple[str, int]]()
+        for result in results:
+            assert sum(count for _, count in result.row_offsets.values()) == 3
+            given.update((each, first + n) for each, (first, count) in result.row_offsets.items() for n in range(count))
+        assert set(given.values()) == {1}
+        assert sum(given.values()) == 60
+
+
+async def test_two_clients_that_are_cut_in_turn_write_each_row_once() -> None:
+    told = Told()
+    async with node_behind_proxy() as served, served.client() as one, served.client() as other:
+        for number in range(10):
+            tasks = [
+                asyncio.ensure_future(told.write(client.insert("c", rows(key)), key))
+                for client, first in ((one, 0), (other, 10_000))
+                for key in range(first + number * 10, first + number * 10 + 5)
+            ]
+            await until(lambda: served.proxy.open_connections == 2)
+            served.proxy.cut()
+            await asyncio.gather(*tasks)
+        told.check(await keys_in_log(served.owner))
+        assert len(told.acknowledged) == 100
+
+
+async def test_a_node_that_is_opened_again_under_load_has_each_acknowledged_row_once(tmp_path: Path) -> None:
+    told, stop = Told(), asyncio.Event()
+
+    async def load(client: Node, first: int) -> None:
+        writer = await client.producer(f"p{first}") if first % 2 else client
+        key = first * 100_000
+        while not stop.is_set():
+            key += 1
+            call = writer.upsert if key % 5 == 0 else writer.insert
+            await told.write(call("c", rows(key)), key)
+
+    async with proxied(1) as proxy:
+        loads: list[asyncio.Task[None]] = []
+        clients: list[Node] = []
+        for life in range(4):
+            async with sn.open_node(tmp_path, **SETTINGS) as owner:
+                await owner.create_collection("c", SCHEMA, primary_key="id", shards=SHARDS, if_not_exists=True)
+                async with serving(owner, proxy=proxy):
+                    if not clients:
+                        clients += [await sn.connect(proxy.url) for _ in range(2)]
+                        loads += [asyncio.ensure_future(load(clients[n % 2], n)) for n in range(6)]
+                    enough = len(told.acknowledged) + 60
+                    await until(lambda enough=enough: len(told.acknowledged) >= enough)  # type: ignore[misc]
+                    if life == 1:
+                        await owner.flush()
+                    if life == 3:
+                        stop.set()
+                        await asyncio.gather(*loads)
+                        told.check(await keys_in_log(owner))
+                        for client in clients:
+                            await client.aclose()
+        assert proxy.connections >= 8
+        assert not told.refused
+
+
+# --- named producers --------------------------------------------------------------------------------------------------
+
+
+async def test_a_sequence_that_is_sent_again_over_another_connection_is_one_write() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        producer = await client.producer("p")
+        first = await producer.insert("c", rows(1), sequence=7)
+        served.proxy.cut()
+        assert await producer.insert("c", rows(2), sequence=7) == first
+        assert (await producer.insert("c", rows(3))).time_tick > first.time_tick
+        assert producer.last_sequence == 8
+    assert sum(count for _, count in first.row_offsets.values()) == 1
+
+
+async def test_a_write_after_a_cancelled_one_of_the_same_producer_is_written() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        producer = await client.producer("p")
+        served.proxy.stop(Way.TO_CLIENT)
+        cancelled = asyncio.ensure_future(producer.insert("c", rows(1)))
+        await reached(served.owner, 1)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        served.proxy.go_on()
+        await producer.insert("c", rows(2))  # acknowledged
+        assert (await contents(served.owner)).keys() == {1, 2}
+
+
+async def test_a_write_after_one_in_doubt_and_a_refused_one_is_written() -> None:
+    async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
+        await client.create_partition("c", "eu")
+        producer = await client.producer("p")
+        served.proxy.on_frame = kinds(FrameKind.RESULTS)
+        in_doubt = asyncio.ensure_future(producer.insert("c", rows(1)))
+        await reached(served.owner, 1)
+        served.proxy.is_refusing = True
+        served.proxy.cut()
+        with pytest.raises(Indeterminate):
+            await in_doubt
+        served.proxy.is_refusing, served.proxy.on_frame = False, pass_all
+        await until(lambda: link_of(client).state is LinkState.READY)
+        served.proxy.on_frame = kinds(FrameKind.CATALOG)  # the client does not hear of what is dropped
+        await served.owner.drop_partition("c", "eu")
+        with pytest.raises(PartitionNotFound):
+            await producer.insert("c", rows(2), partition="eu")
+        await producer.insert("c", rows(3))  # acknowledged
+        assert 3 in await contents(served.owner)
+
+
+async def test_many_transactions_with_sequences_may_be_open_at_a_time() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        producer = await client.producer("p")
+        transactions = [producer.transaction(sequence=each) for each in range(1, 1_100)]
+        async with asyncio.timeout(SOON_S):
+            await client.consistent_tick()
+            await client.insert("c", rows(1))
+        assert len(transactions) == 1_099
+        assert served.proxy.connections == 1
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_of_a_client_is_left_once_it_is_closed() -> None:
+    async with node_behind_proxy() as served:
+        async with served.client() as client:
+            producer = await client.producer("p")
+            held = producer.transaction(sequence=5)
+            txn = await streamed(client)
+            reader = client.read("c", name="billing")
+            await reader.__aenter__()
+            writing = asyncio.ensure_future(client.insert("c", rows(77)))
+            await writing
+            assert served.server.shared.transactions
+        await served.all_gone()
+        txns = parts_of(served.owner).channel.term.transactions
+        await until(lambda: not txns.live)
+        async with served.owner.read("c", name="billing"):
+            pass  # it is free again
+        assert held.result is None
+        assert txn.result is None
+
+
+async def test_a_client_of_a_silent_node_gives_up_on_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "PING_S", 0.02)
+    monkeypatch.setattr(link_module, "SILENT_S_MAX", 0.1)
+    async with node_behind_proxy() as served, served.client() as client:
+        served.proxy.on_frame = no_more
+        calling = asyncio.ensure_future(client.consistent_tick())
+        await until(lambda: served.proxy.connections > 1)
+        served.proxy.on_frame = pass_all
+        served.proxy.cut()
+        assert await calling
+
+
+@pytest.mark.parametrize(
+    "url", ["http://x:1", "tcp://", "tcp://x", "tcp://x:99999", "unix:", "tls://x:0", "", "tcp://x:1?a=b", "data"]
+)
+async def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(sn.errors.InvalidArgument, match="no address"):
+        sn.connect(url)
+
+
+async def test_a_refused_row_is_refused_before_it_is_sent() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        sent = served.proxy.passed[Way.TO_NODE]
+        with pytest.raises(SchemaMismatch):
+            await client.insert("c", [{"id": "no number", "item": "tea"}])
+        assert served.proxy.passed[Way.TO_NODE] == sent
+
+
+def test_each_state_of_a_link_can_be_left_but_the_last() -> None:
+    assert {state for state, after in link_module.TRANSITIONS.items() if not after} == {LinkState.CLOSED}
+    assert set(link_module.TRANSITIONS) == set(LinkState)

@@ -1,0 +1,300 @@
+"""A client that does not read, and rows and ids that nobody of ours sends."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from streamingnode.remote import connection as connection_module
+from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, decode
+from streamingnode.remote.connection import SEND_BUFFER_BYTES
+from streamingnode.remote.writes import WireGroup, WireResult, WireWrites
+from tests.parts_of import parts_of
+from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, Served, contents, node_behind_proxy, rows, serving
+from tests.streamingnode.remote.proxy import Way, until
+from tests.streamingnode.remote.raw import frame_bytes, raw_client, writes_of
+from tests.streamingnode.remote.session_cases import (
+    IDS,
+    changed,
+    greeted,
+    serves,
+    session_of,
+    squeezed,
+    waiting_bytes,
+)
+from wal.frames import FrameKind
+from wal.headers import InsertHeader, MessageType
+
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+
+
+# --- a client that does not read --------------------------------------------------------------------------------------
+
+
+async def test_a_reader_that_takes_nothing_holds_up_nobody_else(served: Served) -> None:
+    (info,) = parts_of(served.owner).catalog.collections()
+    for key in range(8):
+        await served.owner.insert("c", [{"id": key, "item": "x" * 1_000_000}])
+    async with greeted(served) as client:
+        for number in range(1, 4):
+            client.call(number, "read", ReadCall(info.id, "all", None, None, None, (2,), None, 1 << 40))
+        await until(lambda: session_of(served).connection._drained is not None)
+        await serves(served)
+        assert waiting_bytes(served) < 3 * SEND_BUFFER_BYTES
+
+
+async def test_many_readers_of_one_connection_that_takes_nothing_have_no_more_waiting_than_one(served: Served) -> None:
+    (info,) = parts_of(served.owner).catalog.collections()
+    for key in range(8):
+        await served.owner.insert("c", [{"id": key, "item": "x" * 1_000_000}])
+    async with greeted(served) as client:
+        for number in range(1, 40):
+            client.call(number, "read", ReadCall(info.id, "all", None, None, None, (2,), None, 1 << 40))
+        await until(lambda: session_of(served).connection._drained is not None)
+        await serves(served)
+        assert waiting_bytes(served) < 3 * SEND_BUFFER_BYTES
+
+
+async def test_a_stream_sends_as_much_as_it_has_credit_for(served: Served) -> None:
+    (info,) = parts_of(served.owner).catalog.collections()
+    for key in range(4):
+        await served.owner.insert("c", [{"id": key, "item": "x" * 100_000}])
+    async with greeted(served) as client:
+        client.call(1, "read", ReadCall(info.id, "all", None, None, None, (2,), None, 0))
+        opened: Opened = (await client.expect(FrameKind.OPENED)).value(Opened)
+        assert opened == Opened(1, 0)
+        await client.still_served()
+        client.say(FrameKind.CREDIT, 1, 1)
+        await client.expect(FrameKind.MESSAGES)
+
+
+async def test_answers_that_nobody_reads_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "SEND_BUFFER_BYTES", 1 << 16)
+    bound = 1 << 20
+    calls = b"".join(frame_bytes(FrameKind.CALL, number, "x" * 80) for number in range(1, 20_000))
+    async with greeted(served) as client:
+        transport, sending = session_of(served).connection._transport, client._writer.transport
+        assert transport is not None
+        for _ in range(10):  # beyond what the system keeps for both
+            client.send(calls)
+            await until(
+                lambda: (
+                    not transport.is_reading() or waiting_bytes(served) > bound or not sending.get_write_buffer_size()
+                )
+            )
+            if not transport.is_reading():
+                break  # a node that does not read any more is what is asked for
+            assert waiting_bytes(served) <= bound
+
+
+async def test_the_server_closes_although_a_client_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with sn.open_node(None, **SETTINGS) as owner:
+        await owner.create_collection("c", SCHEMA, primary_key="id")
+        for key in range(12):
+            await owner.insert("c", [{"id": key, "item": "x" * 1_000_000}])
+        async with serving(owner) as served, raw_client(served.port) as client:
+            await client.greet()
+            for number in range(1, 4):
+                client.call(number, "snapshot", ["c", None])
+            await until(lambda: session_of(served).connection._drained is not None)
+            await owner.create_collection("d", SCHEMA, primary_key="id")
+            await until(lambda: session_of(served).ending)
+            try:
+                monkeypatch.setattr("streamingnode.remote.server.CLOSE_S_MAX", 0.05)
+                async with asyncio.timeout(10):
+                    await served.server.close()
+            finally:
+                client.close()
+
+
+async def test_results_that_come_between_the_parts_of_a_catalog_are_results(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (info,) = parts_of(served.owner).catalog.collections()
+    for key in range(8):
+        await served.owner.insert("c", [{"id": key, "item": "x" * 1_000_000}])
+    async with greeted(served) as client:
+        session = session_of(served)
+        for number in range(2, 5):
+            client.call(number, "read", ReadCall(info.id, "all", None, None, None, (2,), None, 1 << 40))
+        await until(lambda: session.connection._drained is not None)
+        monkeypatch.setattr(connection_module, "PART_BYTES", 64)  # as with many collections
+        await served.owner.create_collection("d", SCHEMA, primary_key="id")
+        await until(session._telling.locked)
+        writes, data = writes_of(served.owner, [1000])
+        client.say(FrameKind.WRITES, 50, writes, data)
+        parts = 0
+        while (frame := await client.frame()) is not None:
+            if frame.number == 0 and frame.kind == FrameKind.PART:
+                parts += 1
+            elif frame.number == 0 and frame.kind == FrameKind.CATALOG:
+                parts = 0
+            elif frame.kind == FrameKind.RESULTS:
+                break
+        assert parts == 0
+
+
+# --- rows and ids that nobody of ours sends ---------------------------------------------------------------------------
+
+
+async def test_rows_that_are_much_more_than_they_say_are_refused_unread(served: Served) -> None:
+    writes, data = writes_of(served.owner, [], WireGroup(1, False, ((0, 1),)), payload=squeezed(1))
+    async with greeted(served) as client:
+        client.say(FrameKind.WRITES, 1, writes, data)
+        while (frame := await client.frame()) is not None:
+            assert frame.kind != FrameKind.RESULTS
+
+
+async def test_a_body_that_is_much_more_than_it_says_is_refused(served: Served) -> None:
+    (info,) = parts_of(served.owner).catalog.collections()
+    header = msgspec.msgpack.encode(InsertHeader(info.id, info.partitions[0].id, info.schema_version, 1))
+    async with greeted(served) as client:
+        client.call(1, "transaction", TransactionCall("begin"))
+        begun: WireResult = decode((await client.expect(FrameKind.REPLY)).payload, WireResult)
+        kinds = []
+        for number, vchannel in enumerate(info.vchannels, 2):  # of one of them it is
+            body = (int(MessageType.INSERT), vchannel, header, squeezed(8))
+            client.call(number, "transaction", TransactionCall("bodies", begun.txn_id, bodies=(body,)))
+            frame = await client.frame()
+            kinds.append(frame and frame.kind)
+        assert FrameKind.REPLY not in kinds
+
+
+async def test_a_row_over_an_append_group_is_refused_although_those_beside_it_are_small(served: Served) -> None:
+    table = [{"id": 0, "item": "x" * (6 << 20)}, *rows(*range(1, 30))]
+    batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
+    writes, data = writes_of(served.owner, [], WireGroup(1, False, ((0, 1),)), batch=batch)
+    async with greeted(served) as client:
+        client.say(FrameKind.WRITES, 1, writes, data)
+        outcome = await client.result()
+        assert isinstance(outcome, WireError)
+        assert outcome.code == "TOO_LARGE"
+
+
+async def test_no_client_holds_places_of_the_nodes_own_writes(served: Served) -> None:
+    async with node_behind_proxy() as other, greeted(other) as client:
+        client.say(FrameKind.HOLD, 1, (1, 1, 2**63 - 1))
+        client.say(FrameKind.PING, 1)
+        while (frame := await client.frame()) is not None and frame.kind != FrameKind.PONG:
+            pass
+        await other.owner.insert("c", rows(1))
+
+
+async def test_no_client_writes_in_the_name_of_the_node(tmp_path: Path) -> None:
+    async with node_behind_proxy(tmp_path) as served, greeted(served) as client:
+        writes, data = writes_of(served.owner, [1], WireGroup(2**63 - 1, False, ((0, 1),), 1, 1))
+        client.say(FrameKind.WRITES, 1, writes, data)
+        await client.frame()
+    async with sn.open_node(tmp_path, **SETTINGS) as node:
+        await node.insert("c", rows(2))
+
+
+async def test_no_client_commits_a_transaction_of_the_process_that_has_the_node(served: Served) -> None:
+    txn = served.owner.transaction()
+    for key in range(6):
+        await txn.insert("c", [{"id": key, "item": "x" * 1_000_000}])
+    try:
+        async with greeted(served) as client:
+            client.call(1, "transaction", TransactionCall("commit", txn._txn_id, sequence=3))
+            frame = await client.frame()
+            assert frame is not None
+            assert frame.kind == FrameKind.ERROR
+    finally:
+        await txn.rollback()
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1])
+async def test_a_sequence_or_epoch_over_the_bound_is_refused(served: Served, number: int) -> None:
+    for group in (WireGroup(number, False, ((0, 1),)), WireGroup(1, False, ((0, 1),), 0, number)):
+        async with greeted(served) as client:
+            writes, data = writes_of(served.owner, [1], group)
+            client.say(FrameKind.WRITES, 1, writes, data)
+            while (frame := await client.frame()) is not None:
+                assert frame.kind != FrameKind.RESULTS
+
+
+@pytest.mark.parametrize("number", [-1, 0, *IDS])
+async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served: Served, number: int) -> None:
+    (info,) = parts_of(served.owner).catalog.collections()
+    requests = [
+        ("transaction", TransactionCall("commit", number, sequence=1)),
+        ("transaction", TransactionCall("rollback", number)),
+        ("transaction", TransactionCall("begin", keepalive_ms=number)),
+        ("read", ReadCall(number, "all", None, None, None, (2,), None, 1)),
+        ("read", ReadCall(info.id, "from", ("memory", number), None, None, (2,), None, 1)),
+        ("read", ReadCall(info.id, "all", None, number, None, (2,), None, 1)),
+        ("read", ReadCall(info.id, "all", None, None, None, (number % 2**31,), None, 1)),
+        ("read", ReadCall(info.id, "all", None, None, None, (2,), (number, number), 1)),
+        ("read", ReadCall(info.id, "all", None, None, None, (2,), None, number)),
+        ("ack", AckCall(number if number >= 0 else 1, 1, 1)),
+        ("snapshot", ["c", number]),
+    ]
+    async with greeted(served) as client:
+        for call_number, (name, request) in enumerate(requests, 1):
+            client.call(call_number, name, request)
+        for key, change in enumerate(("collection_id", "partition_id", "schema_version", "type"), 50):
+            writes, data = changed(writes_of(served.owner, [key]), change, number)
+            async with greeted(served) as other:
+                other.say(FrameKind.WRITES, 1, writes, data)
+                await other.frame()
+        await client.still_served()
+        await serves(served)
+
+
+async def test_a_batch_of_no_bytes_is_refused(served: Served) -> None:
+    failures = list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    try:
+        async with greeted(served) as client:
+            writes, data = writes_of(served.owner, [1], payload=b"")
+            client.say(FrameKind.WRITES, 1, writes, data)
+            await client.ended()
+    finally:
+        asyncio.get_running_loop().set_exception_handler(None)
+    assert failures == []
+
+
+@pytest.mark.parametrize("number", [2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1])
+async def test_a_place_that_no_reader_can_have_reached_is_refused(served: Served, number: int) -> None:
+    (info,) = parts_of(served.owner).catalog.collections()
+    async with greeted(served) as client:
+        client.call(1, "read", ReadCall(info.id, "all", None, None, "billing", (2,), None, 1 << 20))
+        await client.expect(FrameKind.OPENED)
+        client.call(2, "ack", AckCall(1, number, number))
+        while (frame := await client.frame()) is not None and frame.kind not in {FrameKind.REPLY, FrameKind.ERROR}:
+            pass
+        assert frame is None or frame.kind == FrameKind.ERROR
+
+
+async def test_rows_of_another_schema_version_are_refused_and_those_beside_them_written(served: Served) -> None:
+    writes, data = writes_of(served.owner, [1])
+    wrong = msgspec.structs.replace(writes.targets[0], schema_version=9)
+    both = WireWrites(1, (wrong, writes.targets[0]), (WireGroup(1, False, ((0, 1),)), WireGroup(2, False, ((1, 1),))))
+    async with greeted(served) as client:
+        client.say(FrameKind.WRITES, 1, both, data + data)
+        told = set[int]()
+        failed = set[str]()
+        while len(told) + len(failed) < 2:
+            payload = (await client.expect(FrameKind.RESULTS)).payload
+            results, failures = msgspec.msgpack.decode(
+                payload, type=tuple[list[WireResult], list[tuple[int, int, WireError]]]
+            )
+            told |= {each.group for each in results}
+            failed |= {error.code for _, _, error in failures}
+        assert (told, failed) == ({1}, {"SCHEMA_MISMATCH"})
+    assert (await contents(served.owner)).keys() == {1}
+
+
+async def test_a_frame_of_no_writes_ends_the_connection(served: Served) -> None:
+    async with greeted(served) as client:
+        client.say(FrameKind.WRITES, 1, WireWrites(1, (), ()))
+        await client.ended()
+
+
+async def test_what_a_client_says_on_the_way_out_is_the_last_of_it(served: Served) -> None:
+    async with served.client() as client:
+        await client.insert("c", rows(1))
+        assert served.proxy.passed[Way.TO_NODE]

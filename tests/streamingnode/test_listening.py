@@ -1,0 +1,96 @@
+"""A node on disk listens at `node.sock` in its directory while it is open, for its user alone."""
+
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+import streamingnode as sn
+from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
+from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, rows
+
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+
+KILLED = """
+import asyncio, os, signal, sys
+import streamingnode as sn
+
+async def main():
+    await sn.open_node(sys.argv[1], listen=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_socket_is_there_while_the_node_is_open_and_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    async with sn.open_node(path, **SETTINGS, listen=True):
+        found = (path / SOCKET_NAME).stat()
+        assert stat.S_ISSOCK(found.st_mode)
+        assert stat.S_IMODE(found.st_mode) == 0o600
+    assert not (path / SOCKET_NAME).exists()
+
+
+async def test_a_client_at_the_socket_has_all_rights_and_is_told_when_the_node_closes(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path, **SETTINGS, listen=True) as node:
+        client = await sn.connect(f"unix:{tmp_path / SOCKET_NAME}", give_up_s=0.1)
+        await client.create_collection("c", SCHEMA, primary_key="id")
+        await client.insert("c", rows(1))
+        assert await contents(node) == await contents(client) == {1: "tea 1"}
+        assert client.path == str(tmp_path)
+    with pytest.raises(sn.errors.Unreachable):
+        await client.consistent_tick()
+    await client.aclose()
+
+
+async def test_a_node_that_is_not_to_listen_has_no_socket(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path, **SETTINGS, listen=False):
+        assert not (tmp_path / SOCKET_NAME).exists()
+
+
+async def test_the_socket_of_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    await anyio.run_process([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert (path / SOCKET_NAME).exists()
+    with socket.socket(socket.AF_UNIX) as old, pytest.raises(ConnectionRefusedError):
+        old.connect(str(path / SOCKET_NAME))
+    async with sn.open_node(path, **SETTINGS, listen=True), sn.connect(f"unix:{path / SOCKET_NAME}") as client:
+        assert await client.consistent_tick()
+
+
+async def test_a_path_that_is_too_long_for_a_socket_is_only_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / ("x" * (SOCKET_PATH_BYTES_MAX + 1))
+    async with sn.open_node(path, **SETTINGS, listen=True) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+        assert not (path / SOCKET_NAME).exists()
+    assert "not_listening" in caplog.text
+
+
+async def test_a_directory_where_no_socket_can_be_made_is_only_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sn.open_node(tmp_path, **SETTINGS):
+        pass
+    (tmp_path / SOCKET_NAME).mkdir()
+    async with sn.open_node(tmp_path, **SETTINGS, listen=True) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+    assert "not_listening" in caplog.text
+    assert (tmp_path / SOCKET_NAME).is_dir()
+
+
+async def test_a_backup_has_no_socket_and_verifying_does_not_mind_one(tmp_path: Path) -> None:
+    path, copy = tmp_path / "data", tmp_path / "copy"
+    async with sn.open_node(path, **SETTINGS, listen=True) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+        await node.insert("c", rows(1))
+        await node.flush()
+        assert (await node.verify()).findings == []
+        await node.backup(copy)
+    assert not [file for _, _, names in os.walk(copy) for file in names if file == SOCKET_NAME]

@@ -1,0 +1,128 @@
+"""The node as a process of its own: when it says that it is ready it is, verbs work beside it, and a signal ends it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import anyio
+import pytest
+
+import streamingnode as sn
+from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
+
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+
+HANGS_S = 40
+PROGRAM = [sys.executable, "-m", "streamingnode"]
+
+BROKEN_DISK = """
+import sys
+from wal.rocks.writer import Writer
+from streamingnode.cli.program import main
+
+written = 0
+write = Writer.write_batch
+
+def failing(writer, batch):
+    global written
+    written += 1
+    if written > int(sys.argv[1]):
+        raise OSError(5, "Input/output error")
+    write(writer, batch)
+
+Writer.write_batch = failing
+sys.exit(main(["serve", sys.argv[2]]))
+"""
+
+
+@contextmanager
+def serving(directory: Path, *command: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run a node, and return when it has said that it is ready, or has ended."""
+    arguments = command or (*PROGRAM, "serve", str(directory))
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.ready = process.stdout.readline()  # type: ignore[attr-defined]
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            for stream in (process.stdout, process.stderr):
+                _rest(stream)
+
+
+def _rest(stream: IO[str] | None) -> str:
+    return "" if stream is None or stream.closed else stream.read()
+
+
+async def run(*arguments: str, given: str = "") -> str:
+    """Run a verb to its end, and return what it printed."""
+    done = await anyio.run_process([*PROGRAM, *arguments], input=given.encode(), check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_signal(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with serving(path) as process:
+        assert "node.sock" in process.ready  # type: ignore[attr-defined]
+        client = await sn.connect(f"unix:{path / 'node.sock'}", give_up_s=0.2)
+        await client.create_collection("orders", SCHEMA, primary_key="id")
+        await client.insert("orders", rows(1, 2))
+        row = '{"id": 3, "item": "from outside"}\n'
+        listed, _ = await asyncio.gather(run("ls", str(path)), run("insert", str(path), "orders", given=row))
+        assert "orders" in listed
+        tailed, *_ = await asyncio.gather(
+            run("tail", str(path), "orders", "--json"),
+            run("flush", str(path)),
+            run("backup", str(path), str(tmp_path / "copy")),
+        )
+        assert "from outside" in tailed
+        assert (await contents(client, "orders")).keys() == {1, 2, 3}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANGS_S) == 0
+        with pytest.raises(sn.errors.Unreachable):
+            await client.consistent_tick()
+        await client.aclose()
+        assert not (path / "node.sock").exists()
+    async with sn.open_node(path) as node:
+        assert (await contents(node, "orders")).keys() == {1, 2, 3}
+
+
+async def test_a_second_signal_ends_it_at_once_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    with serving(tmp_path) as process:
+        client = await sn.connect(f"unix:{tmp_path / 'node.sock'}", give_up_s=0.2)
+        await client.create_collection("c", SCHEMA, primary_key="id")
+        await client.insert("c", rows(1))
+        os.kill(process.pid, signal.SIGSTOP)  # so that it finds both
+        for number in (signal.SIGTERM, signal.SIGINT):
+            process.send_signal(number)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait(HANGS_S) == 1
+        await client.aclose()
+    async with sn.open_node(tmp_path) as node:
+        assert await contents(node) == {1: "tea 1"}
+
+
+async def test_a_node_whose_disk_fails_for_good_ends_with_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.mkdir()
+    with serving(path, sys.executable, "-c", BROKEN_DISK, "0", str(path)) as process:
+        assert process.wait(HANGS_S) != 0
+        assert process.ready == ""  # type: ignore[attr-defined]
+
+
+def test_a_directory_that_somebody_else_serves_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path) as process:
+        second = subprocess.run(
+            [*PROGRAM, "serve", str(tmp_path)], capture_output=True, text=True, timeout=HANGS_S, check=False
+        )
+        assert (second.returncode, second.stdout) == (4, "")
+        assert "ALREADY_OWNED" in second.stderr
+        assert process.poll() is None
