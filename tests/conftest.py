@@ -21,7 +21,7 @@ LACKING = "Skipped: needs "  # how a skip for want of something starts: `pytest.
 ENDED_AFTER = 0.8  # of the time after which pytest-timeout ends a test
 
 # Deadlines are off: a shared machine stalls for longer than any property takes.
-settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
+settings.register_profile("dev", max_examples=30, deadline=None, print_blob=True)
 settings.register_profile(
     "nightly", max_examples=5000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -105,8 +105,8 @@ async def test_batch_that_has_its_bytes_does_not_linger(node: Node, item: str) -
 async def test_large_row_does_not_go_with_a_batch_that_has_no_room_for_it(node: Node) -> None:
     inserts = Inserts(node)
     async with BatchAppender(node, "orders", bytes_max=1_000, linger_s=NEVER_S) as appender:
-        for number, size in enumerate((10, 5_000, 10)):
-            await appender.submit(row(number, "x" * size))
+        told = [await appender.submit(row(number, "x" * size)) for number, size in enumerate((10, 5_000, 10))]
+        await asyncio.gather(*told[:2])
     assert inserts.ids == [[0], [1], [2]]
 
 
@@ -138,10 +138,11 @@ async def test_batch_grows_while_no_other_may_be_sent(node: Node) -> None:
     inserts.open.clear()
     async with BatchAppender(node, "orders", linger_s=0, batches_in_flight_max=2) as appender:
         for number in range(10):
-            await appender.submit(row(number))
+            told = await appender.submit(row(number))
             await turns()
         assert inserts.ids == [[0], [1]]
         inserts.open.set()
+        await told
     assert inserts.ids == [[0], [1], list(range(2, 10))]
     assert inserts.most_under_way == 2
 
@@ -217,7 +218,8 @@ async def test_bad_rows_fail_alone_and_their_neighbours_go_in_order(any_node: No
 
 
 async def test_row_that_no_append_group_takes_fails_alone(node: Node) -> None:
-    async with BatchAppender(node, "orders", linger_s=NEVER_S) as appender:
+    async with BatchAppender(node, "orders", bytes_max=1 << 30, linger_s=NEVER_S) as appender:
+        assert appender.bytes_max == node.config.wal.group_bytes_max // 2
         told = [await appender.submit(row(n, "x" * (5 << 20 if n == 1 else 10))) for n in range(3)]
     assert isinstance(told[1].exception(), TooLarge)
     assert sorted(await ids_in(node)) == [0, 2]
@@ -300,7 +302,7 @@ async def test_who_waits_for_room_does_not_wait_for_the_linger(node: Node) -> No
 
 async def test_row_that_never_has_room_is_refused(node: Node) -> None:
     async with BatchAppender(node, "orders", pending_bytes_max=1_000) as appender:
-        with pytest.raises(TooLarge, match="pending_bytes_max"):
+        with pytest.raises(TooLarge, match="raise pending_bytes_max"):
             await appender.submit(row(1, "x" * 1_000))
         assert appender.statistics.pending_bytes == 0
 
@@ -375,7 +377,7 @@ async def test_who_waits_for_room_is_refused_when_the_block_ends(node: Node) -> 
         await appender.submit(row(0, "x" * 400))
         waiting = [asyncio.get_running_loop().create_task(appender.submit(row(n, "x" * 400))) for n in (1, 2)]
         await turns()
-        asyncio.get_running_loop().call_soon(inserts.open.set)
+        waiting[-1].add_done_callback(lambda _: inserts.open.set())
     await asyncio.wait(waiting)
     assert [type(each.exception()) for each in waiting] == [OnShutdown, OnShutdown]
     assert inserts.ids == [[0]]
