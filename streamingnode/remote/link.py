@@ -142,9 +142,8 @@ class Link:
             self._ready.clear()
             _log.warning("connection_lost", address=str(self.address), error=str(self._reason or "closed by the node"))
             self._drop_unrepeatable()
-            await asyncio.sleep(
-                PAUSE_FIRST_S
-            )  # a node that closes each connection at once must not be asked without end
+            # A node that closes each connection at once must not be asked without end.
+            await asyncio.sleep(PAUSE_FIRST_S)
             await self._connect_again()
             self._become(LinkState.READY)
             self._send_again()

@@ -195,9 +195,7 @@ class Session:
 
     async def send_catalog(self) -> None:
         """Tell the client which collections there are."""
-        async with (
-            self._telling
-        ):  # parts of two such frames would be taken for one, and an older one must not come last
+        async with self._telling:  # an older one must not come last
             catalog = self._backend.catalog
             if catalog is self._told_catalog and catalog.version == self._told_version:
                 return
@@ -281,8 +279,6 @@ class Session:
             else:
                 raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
             await self.connection.send_long(FrameKind.REPLY, number, encode(reply))
-        except ProtocolError as error:
-            self._refuse(number, error)
         except StreamingNodeError as error:
             self._refuse(number, error)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
