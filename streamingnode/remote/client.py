@@ -65,9 +65,8 @@ async def compose_remote(
         options = replace(options, token=token)
     backend = RemoteBackend(address, options)
     closing.push_async_callback(backend.link.close)
-    await backend.link.open()
+    await backend.open()
     closing.push_async_callback(supervisor.stop)
-    backend.welcomed()
     supervisor.spawn(backend.link.run())
     return Node(backend, supervisor, closing)
 
@@ -88,9 +87,9 @@ class RemoteBackend:
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
         self.catalog = Catalog()
-        self.config = NodeConfig()
-        self.pending = PendingBytes(self.config.writes.pending_bytes_max)
-        self._packer = Packer(self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX)
+        self.config: NodeConfig
+        self.pending: PendingBytes
+        self._packer: Packer
         self._sequence = 0
         self._outstanding: deque[int] = deque()
         """The client's own sequences that were not answered, ascending."""
@@ -98,8 +97,9 @@ class RemoteBackend:
         self._named: dict[int, _Named] = {}
         """The named producers that were opened here, by id."""
 
-    def welcomed(self) -> None:
-        """Take over the settings of the node that was connected to."""
+    async def open(self) -> None:
+        """Connect, and take over the node's settings; comes first. Raises as `Link.open`."""
+        await self.link.open()
         config = load_config(arguments=self.link.welcome.settings)
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
@@ -462,10 +462,16 @@ class RemoteReading:
         self._came.set()
 
     async def _open_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._link.options.give_up_s
         while True:
             try:
                 return await self.open()
-            except ReaderBusy:  # by the connection that was lost, which the node may not have noticed yet
+            except (
+                ReaderBusy
+            ):  # by the connection that was lost, which the node may not have noticed; or by somebody else
+                if loop.time() >= give_up_at:
+                    raise
                 await asyncio.sleep(BUSY_PAUSE_S)
 
     async def _next_frame(self) -> Frame | None:
