@@ -14,6 +14,7 @@ from tests.chaos.nursery import PRINTED, Nursery
 from tests.chaos.operations import Operation
 from tests.chaos.read_back import ReadBack
 from tests.chaos.worker import EXIT_REFUSED, VERIFIED, Job, load_read_back
+from tests.copying import without_socket
 
 NAMED, VERIFY_NAMED, MEANINGLESS = "named", "read as it was, verify names it", "read as it was, means nothing"
 DROPPED = "dropped, never told of"
@@ -38,7 +39,7 @@ class Intact:
 def intact_of(nursery: Nursery, root: Path, directory: Path, operations: list[Operation]) -> Intact:
     """Return a directory, which its process left killed, with what a copy of it shows."""
     copy = root / "truth"
-    shutil.copytree(directory, copy)
+    shutil.copytree(directory, copy, ignore=without_socket)
     assert nursery.run(_read(copy, root / "read")) == 0, "what was killed opens again"
     truth = load_read_back(root / "read")
     assert truth is not None
@@ -49,11 +50,11 @@ def intact_of(nursery: Nursery, root: Path, directory: Path, operations: list[Op
 def judge(nursery: Nursery, root: Path, intact: Intact, damage: Damage) -> tuple[str, str]:
     """Damage a copy below `root` and return where, and the verdict; `root` stays only if that is `wrong: ...`."""
     copy = root / "node"
-    shutil.copytree(intact.directory, copy)
+    shutil.copytree(intact.directory, copy, ignore=without_socket)
     place = damage(copy)
     verdict = _shown(nursery, root / "read", copy, intact)
     if verdict == MEANINGLESS:
-        shutil.copytree(intact.directory, root / "again")
+        shutil.copytree(intact.directory, root / "again", ignore=without_socket)
         damage(root / "again")
         verdict = _verified(nursery, root / "verify", root / "again")
     if not verdict.startswith(WRONG):

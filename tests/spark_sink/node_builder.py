@@ -25,6 +25,7 @@ from flusher.manifest import (
     segment_path,
 )
 from streamingnode.schema import AnyField
+from tests.copying import without_socket
 from wal.codec import crc32c
 
 Value = int | float | str | bytes | None
@@ -190,7 +191,7 @@ class NodeBuilder:
 
     def copy(self, path: Path) -> None:
         """Copy the directory as a backup does."""
-        shutil.copytree(self.path, path, ignore=shutil.ignore_patterns("node.sock"))
+        shutil.copytree(self.path, path, ignore=without_socket)
 
     def _entry(self, collection: Collection) -> CollectionEntry:
         partitions = (*collection.gone, *collection.partitions.values())
