@@ -68,9 +68,10 @@ class IdempotencyInterceptor(Interceptor):
             await asyncio.shield(other.outcome())  # its error is this one's, which may be repeated then
         if not pack.groups:
             return
-        pack.draw = partial(self._draw, tries)
-        if tries:
-            pack.check = partial(self._refuse_fenced, tries)
+        unnumbered = [attempt for attempt in tries if attempt.key is None]
+        pack.draw = partial(self._draw, unnumbered)
+        if unnumbered:
+            pack.check = partial(self._refuse_fenced, unnumbered)
         try:
             await append(pack)
         except BaseException as error:

@@ -190,19 +190,22 @@ class Window:
 
     def add(self, stamp: ProducerStamp, result: AppendResult) -> None:
         """Remember what became of a write; repeating it changes nothing."""
-        known, write = self._known(stamp.producer_id), (stamp.producer_id, stamp.sequence)
-        known.epoch = max(known.epoch, stamp.epoch)
-        if stamp.sequence in known.results or (stamp.sequence <= known.floor and write not in self.held):
+        producer_id, epoch, sequence = stamp.producer_id, stamp.epoch, stamp.sequence
+        known = self._known(producer_id)
+        if epoch > known.epoch:
+            known.epoch = epoch
+        if sequence in known.results or (sequence <= known.floor and (producer_id, sequence) not in self.held):
             return
-        known.results[stamp.sequence] = result
-        known.newest_tick = max(known.newest_tick, result.time_tick)
-        insort(known.sequences, stamp.sequence)
+        known.results[sequence] = result
+        if result.time_tick > known.newest_tick:
+            known.newest_tick = result.time_tick
+        insort(known.sequences, sequence)
         self.results += 1
-        self.producers.move_to_end(stamp.producer_id)
+        self.producers.move_to_end(producer_id)
         # What is held comes on top, or it would push out the newest results.
-        is_client = stamp.producer_id >= CLIENT_PRODUCER_IDS
+        is_client = producer_id >= CLIENT_PRODUCER_IDS
         sequences, kept_max = known.sequences, CLIENT_RESULTS_MAX if is_client else self.limits.results_per_producer_max
-        while len(sequences) > kept_max and (lowest := self._lowest(stamp.producer_id, known)):
+        while len(sequences) > kept_max and (lowest := self._lowest(producer_id, known)):
             if len(sequences) - bisect_left(sequences, lowest) <= kept_max:
                 break
             self._forget(known, lowest)
@@ -225,8 +228,11 @@ class Window:
         """Forget the results of a client's writes below a sequence: it has been told of them, and never asks again."""
         known = self.producers.get(producer_id)
         if known is not None and known.floor < sequence - 1:
-            for settled in known.sequences[: bisect_left(known.sequences, sequence)]:
-                self._forget(known, settled)
+            settled = bisect_left(known.sequences, sequence)
+            for each in known.sequences[:settled]:
+                del known.results[each]
+            del known.sequences[:settled]
+            self.results -= settled
             known.floor = sequence - 1
 
     def keep_only(self, producer_ids: Collection[int]) -> None:

@@ -161,12 +161,6 @@ class Wal:
         self._check_fits(group)
         return self._append_messages(group)
 
-    def try_join(self, group: AppendGroup) -> bool:
-        """Append rows as `append` does, and tell their `waiter`; return False, and do nothing, without room in memory."""
-        if group.rows_bytes > self._limits.group_bytes_max:
-            self._check_fits(group)
-        return self.packer.try_join(group)
-
     async def _append_messages(self, group: AppendGroup) -> AppendResult:
         await self._append_pack(Pack([group]))
         return group.result()

@@ -135,12 +135,9 @@ class AppendGroup(msgspec.Struct, eq=False):
     @property
     def cancelled(self) -> bool:
         """Whether nobody wants it any more, by this try or by the one that it repeats."""
-        tried: AppendGroup | None = self
-        while tried is not None:
-            if tried.waiter is not None and tried.waiter.done():
-                return True
-            tried = tried.earlier
-        return False
+        if self.waiter is not None and self.waiter.done():
+            return True
+        return self.earlier is not None and self.earlier.cancelled
 
     @property
     def size_bytes(self) -> int:

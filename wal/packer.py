@@ -1,12 +1,12 @@
 """Puts writes that wait together into one pack: what a pack of a hundred costs once, none of them costs again.
 
-A write that comes alone goes at once, in its caller's own task. Those that come while others are on their way wait for the
-next turn of the event loop, or until fewer packs are under way, and go together, by a task that no caller can cancel.
+A write that comes alone goes at once, in its caller's own task. Those that come while others are on their way wait until
+these have ended, or until they are many, and go together, by a task that no caller can cancel.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import StreamingNodeError
@@ -19,6 +19,10 @@ PACK_BYTES_MAX = 1 << 20
 """As writes count; larger packs hold the log's writer. A larger write goes alone."""
 PACK_GROUPS_MAX = 512
 """About 2 ms of the event loop, which is held from their ticks to the log's queue."""
+JOINED_MIN = 64
+"""So many writes of connections do not wait for a pack that is on its way."""
+ALONE_BYTES_MIN = 64 << 10
+"""A write of so many bytes does not wait for others."""
 
 _log = event_log(__name__)
 
@@ -26,7 +30,8 @@ _log = event_log(__name__)
 class Packer:
     """The writes of one log that wait; lives on the event loop. `send` settles all groups of a pack that do not come again.
 
-    What waits, or is on its way, counts in `memory`; what is in doubt comes again only where a write `repeats`.
+    What waits, or is on its way, counts in `memory`; what is in doubt comes again only where a write `repeats`. Fewer than
+    `company` writes wait while another pack is on its way.
     """
 
     def __init__(
@@ -36,11 +41,15 @@ class Packer:
         *,
         repeats: bool = True,
         in_flight_max: int = PACKS_IN_FLIGHT_MAX,
+        company: int = 1,
     ) -> None:
-        self._send, self._memory, self._repeats, self._in_flight_max = send, memory, repeats, in_flight_max
+        self._send, self._memory, self._repeats = send, memory, repeats
+        self._in_flight_max, self._company = in_flight_max, company
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[AppendGroup] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: set[Pack] = set()
+        """Packs that are together, not those of a single write."""
         self._in_flight = 0
         self._starting = False
         self._together = False
@@ -55,11 +64,21 @@ class Packer:
             return self._append_alone(group)
         return self._append_together(group) if self._memory.try_take(group.rows_bytes) else self._append_later(group)
 
-    def try_join(self, group: AppendGroup) -> bool:
-        """Have a group that has a `waiter` wait for the next pack; return False when there is no room in memory."""
-        if not self._memory.try_take(group.rows_bytes):
+    def try_join(self, groups: Sequence[AppendGroup]) -> bool:
+        """Have groups that have a `waiter` wait for the next pack; return False when there is no room in memory for all.
+
+        Few of them wait for a pack that is in the log's queue, which the disk alone keeps: over connections writes come a
+        handful at a time, and what a pack costs once is as much as ten writes.
+        """
+        size_bytes = sum([group.rows_bytes for group in groups])
+        if not self._memory.has_room(size_bytes):
             return False
-        self._join(group)
+        self._memory.keep(size_bytes)
+        for group in groups:
+            group.memory = self._memory
+        self._waiting += groups
+        if len(self._waiting) >= JOINED_MIN or not any(pack.ticket is not None for pack in self._under_way):
+            self._start()
         return True
 
     async def join(self, group: AppendGroup) -> None:
@@ -110,8 +129,8 @@ class Packer:
             self._start()
 
     def _start(self) -> None:
-        """Have what waits sent in the next turn of the event loop, unless enough packs are on their way."""
-        if not self._starting and self._in_flight < self._in_flight_max:
+        """Have what waits sent in the next turn of the event loop, unless it is to wait for packs that are on their way."""
+        if not self._starting and self._in_flight < self._in_flight_max and self._may_go(self._in_flight):
             self._starting = True
             self._in_flight += 1
             task = self._loop.create_task(self._send_waiting())
@@ -131,6 +150,7 @@ class Packer:
                 if self._waiting:  # more than one pack holds
                     self._start()
                 pack = Pack(list(groups), come_again=self.come_again)
+                self._under_way.add(pack)
                 try:
                     await self._send(pack)
                 except Exception as error:  # noqa: BLE001 - a task's border: the error is the callers'
@@ -139,13 +159,22 @@ class Packer:
                             group.settle(error)
                     if not isinstance(error, StreamingNodeError):
                         _log.exception("pack_failed")
+                finally:
+                    self._under_way.discard(pack)
         finally:
             self._sent()
 
+    def _may_go(self, others: int) -> bool:
+        """Whether what waits makes a pack while so many others are on their way."""
+        waiting = self._waiting
+        return not others or len(waiting) >= self._company or bool(waiting and waiting[0].rows_bytes >= ALONE_BYTES_MIN)
+
     def _take(self) -> list[AppendGroup]:
-        """Return the groups of the next pack, oldest first, without those whose callers are gone."""
+        """Return the groups of the next pack, oldest first, without those whose callers are gone; none if it may not go."""
         taken: list[AppendGroup] = []
         size_bytes, waiting = 0, self._waiting
+        if not self._may_go(self._in_flight - 1):
+            return taken
         while waiting and len(taken) < PACK_GROUPS_MAX:
             size_bytes += waiting[0].rows_bytes
             if taken and size_bytes > PACK_BYTES_MAX:

@@ -52,10 +52,10 @@ class Rights:
 class Told:
     """Passes on to its client what becomes of one write; the other side of `AppendGroup.waiter`."""
 
-    __slots__ = ("_frame", "_group", "_is_done", "_writes")
+    __slots__ = ("_frame", "_group", "_is_done")
 
-    def __init__(self, writes: "ClientWrites", frame: int, group: int) -> None:
-        self._writes, self._frame, self._group, self._is_done = writes, frame, group, False
+    def __init__(self, frame: "_Unanswered", group: int) -> None:
+        self._frame, self._group, self._is_done = frame, group, False
 
     def done(self) -> bool:
         """Whether it was told, or cancelled."""
@@ -68,23 +68,32 @@ class Told:
     def set_result(self, result: AppendResult, /) -> None:
         """Pass the result on."""
         self._is_done = True
-        self._writes.results.append(result_to_wire(self._frame, self._group, result))
-        self._writes.answered(self._frame)
+        self._frame.writes.results.append(result_to_wire(self._frame.number, self._group, result))
+        self._frame.answered()
 
     def set_exception(self, error: Exception, /) -> None:
         """Pass the error on."""
         self._is_done = True
-        self._writes.failures.append((self._frame, self._group, error_to_wire(error)))
-        self._writes.answered(self._frame)
+        self._frame.writes.failures.append((self._frame.number, self._group, error_to_wire(error)))
+        self._frame.answered()
 
 
 class _Unanswered:
     """A frame of writes: whom its results are for, and how many are still to come."""
 
-    __slots__ = ("left", "size_bytes", "told")
+    __slots__ = ("left", "number", "size_bytes", "told", "writes")
 
-    def __init__(self, told: list[Told], size_bytes: int) -> None:
-        self.told, self.size_bytes, self.left = told, size_bytes, len(told)
+    def __init__(self, writes: "ClientWrites", number: int, groups: int, size_bytes: int) -> None:
+        self.writes, self.number, self.size_bytes, self.left = writes, number, size_bytes, groups
+        self.told = [Told(self, group) for group in range(groups)]
+
+    def answered(self) -> None:
+        """Note that there is a result, or an error, to be sent: all of a turn of the event loop together."""
+        self.writes.send_soon()
+        self.left -= 1
+        if not self.left:
+            self.told = []  # which refer to this frame
+            self.writes.forget(self.number)
 
 
 class ClientWrites:
@@ -109,7 +118,7 @@ class ClientWrites:
         self._unanswered_bytes = 0
         self._without_room: deque[AppendGroup] = deque()
         """Those that wait for room in the node's memory; bounded by what may be unanswered."""
-        self._is_joining = False
+        self._is_joining = self._is_sending = False
 
     def take(self, frame: Frame) -> None:
         """Have the writes of a frame wait for the log. Raises `ProtocolError`."""
@@ -120,39 +129,35 @@ class ClientWrites:
         if frame.number in self._unanswered:
             raise ProtocolError(f"a second frame of writes {frame.number}")
         self._backend.channel.settle_client(self._client_id, writes.settled)
-        taken = groups_of(
-            writes, memoryview(frame.payload), self.target, self._stamp, self._backend.config.wal.group_messages_max
-        )
-        told = [Told(self, frame.number, index) for index in range(len(taken))]
-        self._unanswered[frame.number] = _Unanswered(told, size_bytes)
+        taken = groups_of(writes, memoryview(frame.payload), self.target, self._stamp, self._backend.config.wal)
+        unanswered = self._unanswered[frame.number] = _Unanswered(self, frame.number, len(taken), size_bytes)
         self._unanswered_bytes += size_bytes
-        for group, each in zip(taken, told, strict=True):
+        groups: list[AppendGroup] = []
+        for group, told in zip(taken, unanswered.told, strict=True):
             if not isinstance(group, AppendGroup):
-                each.set_exception(group)
+                told.set_exception(group)
                 continue
-            group.waiter = each
-            if group.producer is not None and group.producer.producer_id < CLIENT_PRODUCER_IDS:
-                group.place = self._backend.place(*_stamp_parts(group.producer))
-            if self._without_room or not self._try_join(group):
-                self._without_room.append(group)
-        if self._without_room and not self._is_joining:
-            self._is_joining = True
-            self._work(self._join())
-
-    def _try_join(self, group: AppendGroup) -> bool:
-        try:
-            return self._backend.channel.wal.try_join(group)
-        except StreamingNodeError as error:
-            group.settle(error)
-            return True
+            group.waiter = told
+            stamp = group.producer
+            if stamp is not None and stamp.producer_id < CLIENT_PRODUCER_IDS:
+                group.place = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
+            groups.append(group)
+        if self._without_room or not self._backend.channel.wal.packer.try_join(groups):
+            self._without_room += groups
+            if not self._is_joining:
+                self._is_joining = True
+                self._work(self._join())
 
     async def _join(self) -> None:
         """Have those wait for the log for which there was no room in memory, in order."""
         try:
             while self._without_room:
                 group = self._without_room[0]
-                if not group.cancelled:
-                    await self._backend.channel.wal.packer.join(group)
+                try:
+                    if not group.cancelled:
+                        await self._backend.channel.wal.packer.join(group)
+                except StreamingNodeError as error:
+                    group.settle(error)
                 self._without_room.popleft()
         finally:
             self._is_joining = False
@@ -179,17 +184,20 @@ class ClientWrites:
             self._backend.channel.check_producer(producer_id, epoch)
         return ProducerStamp(producer_id or self._client_id, epoch, sequence)
 
-    def answered(self, frame: int) -> None:
-        """Note that a result, or an error, of a frame of writes is to be sent: all of a turn of the event loop together."""
-        if len(self.results) + len(self.failures) == 1:
+    def send_soon(self) -> None:
+        """Send results and errors at the end of this turn of the event loop."""
+        if not self._is_sending:
+            self._is_sending = True
             self._loop.call_soon(self._send_results)
-        unanswered = self._unanswered[frame]
-        unanswered.left -= 1
-        if not unanswered.left:
-            del self._unanswered[frame]
-            self._unanswered_bytes -= unanswered.size_bytes
+
+    def forget(self, number: int) -> _Unanswered | None:
+        """Keep nothing of a frame any more; return what was kept."""
+        if (frame := self._unanswered.pop(number, None)) is not None:
+            self._unanswered_bytes -= frame.size_bytes
+        return frame
 
     def _send_results(self) -> None:
+        self._is_sending = False
         results, self.results = self.results, []
         failures, self.failures = self.failures, []
         if results or failures:
@@ -197,11 +205,6 @@ class ClientWrites:
 
     def cancel(self, number: int) -> None:
         """Leave out of the log what of a frame is not in it, and answer none of it."""
-        if (frame := self._unanswered.pop(number, None)) is not None:
+        if (frame := self.forget(number)) is not None:
             for each in frame.told:
                 each.cancel()
-            self._unanswered_bytes -= frame.size_bytes
-
-
-def _stamp_parts(stamp: ProducerStamp) -> tuple[int, int, int]:
-    return stamp.producer_id, stamp.epoch, stamp.sequence

@@ -45,6 +45,8 @@ GRACE_S = 3.0
 """How long closing waits for writes that were sent."""
 FRAMES_IN_FLIGHT_MAX = 2
 """With as many unanswered, writes wait and go together: what a frame costs once, both sides, is paid less often."""
+COMPANY_MIN = 16
+"""With one unanswered, fewer writes than this wait for its answer."""
 STREAM_CREDIT_BYTES = 4 << 20
 """What a reader may be sent ahead of what it has taken."""
 CREDIT_STEP_BYTES = 1 << 20
@@ -104,7 +106,7 @@ class RemoteBackend:
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
         self.pending = PendingBytes(self.config.writes.pending_bytes_max)
-        self._packer = Packer(self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX)
+        self._packer = Packer(self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX, company=COMPANY_MIN)
 
     @property
     def path(self) -> str | None:

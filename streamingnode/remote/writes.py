@@ -6,7 +6,7 @@ and each caller hears of its own rows. All others keep their own.
 
 import struct
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from interceptors.errors import ProducerFenced, SchemaMismatch
 from interceptors.shard.catalog import Catalog
 from streamingnode.columns import conform
 from streamingnode.writing.target import BatchSlice, BatchTarget, WriteTarget, batch_bytes, encoded
+from wal.adaptor import WalLimits
 from wal.append import AppendGroup, AppendResult
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.frames import FrameKind, encode_frame
@@ -25,22 +26,27 @@ from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES
 from wal.position import MessageId, ProducerStamp
 from wal.rows import Piece
 
+_encode_plain = msgspec.msgpack.Encoder().encode
+
 FIRST_EPOCH = 1
 """Of a client without a name, which has one life."""
 EXACT_FROM_BYTES = 1 << 20
 """Of larger batches each write's rows are measured: together they may be over what one write may have."""
+PLAIN_ROWS_MAX = 64
+"""Of one target in one frame: more rows are cheaper as Arrow data, for both sides."""
 TARGETS_MAX = 4_096
 """What a server keeps of collections that were written to; it is worked out again in about 50 us."""
 
 
 class WireTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Rows or keys of one partition, of several writes: one Arrow batch."""
+    """Rows or keys of one partition, of several writes: one Arrow batch, or a few plain values as MessagePack."""
 
     type: int
     collection_id: int
     partition_id: int
     schema_version: int
     payload_bytes: int
+    is_plain: bool = False
 
 
 class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -114,8 +120,9 @@ class Unit(NamedTuple):
 
     def settle(self, outcome: AppendResult | Exception) -> None:
         """Tell each of its groups what became of it."""
-        if isinstance(outcome, Exception) or len(self.groups) == 1:
-            for group in self.groups:
+        groups = self.groups
+        if len(groups) == 1 or isinstance(outcome, Exception):
+            for group in groups:
                 if group.outcome is None:
                     group.settle(outcome)
             return
@@ -179,47 +186,49 @@ def frame_of(
 
     The rows of a target are one batch, in the order of the groups.
     """
-    lanes: dict[BatchTarget, tuple[int, list[Any]]] = {}
-    units, wired = list[Unit](), list[WireGroup]()
+    lanes: dict[Any, tuple[int, list[Any]]] = {}
+    units, wired = [], []
     for run in _runs(groups, unit_bytes_max):
         head = run[0]
-        named = head.producer is not None
-        stamp = stamp_of(head if named else None)
-        pieces: list[tuple[int, int]] = []
+        pieces = []
         for piece in head.pieces:
-            index, rows = _lane(lanes, piece)
-            rows.append(piece.rows)
-            pieces.append((index, len(piece.rows)))
+            target = piece.target
+            lane = lanes.get(target)
+            if lane is None:
+                assert isinstance(target, BatchTarget), "writes of this process"
+                lane = lanes[target] = (len(lanes), [])
+            lane[1].append(piece.rows)
+            pieces.append((lane[0], len(piece.rows)))
         if len(run) > 1:
-            index, rows = _lane(lanes, head.pieces[0])
             more = [group.pieces[0].rows for group in run[1:]]
-            rows += more
-            pieces = [(index, pieces[0][1] + sum(map(len, more)))]
-        units.append(Unit(run, _shards(run)))
-        own = (0, FIRST_EPOCH) if not named else (stamp.producer_id, stamp.epoch)
-        wired.append(WireGroup(stamp.sequence, head.is_transaction, tuple(pieces), *own))
+            lane[1].extend(more)
+            pieces = [(lane[0], pieces[0][1] + sum(map(len, more)))]
+            units.append(Unit(run, _shards(run)))
+        else:
+            units.append(Unit(run))
+        if head.producer is None:
+            wired.append((stamp_of(None).sequence, head.is_transaction, pieces))
+        else:
+            stamp = stamp_of(head)
+            wired.append((stamp.sequence, head.is_transaction, pieces, stamp.producer_id, stamp.epoch))
     targets, payloads = [], []
     for target, (_, rows) in lanes.items():
-        payload = encoded(target.joined(rows))
+        is_plain = set(map(type, rows)) == {tuple} and sum(map(len, rows)) <= PLAIN_ROWS_MAX
+        payload = _encode_plain([*chain.from_iterable(rows)]) if is_plain else encoded(target.joined(rows))
         place = target.collection_id, target.partition_id, target.schema_version
-        targets.append(WireTarget(target.type, *place, len(payload)))
+        targets.append(WireTarget(target.type, *place, len(payload), is_plain))
         payloads.append(payload)
-    meta = WireWrites(settled(), tuple(targets), tuple(wired))
+    meta = (settled(), targets, wired)  # as `WireWrites` has it, without an object for each
     whole = payloads[0] if len(payloads) == 1 else memoryview(b"".join(payloads))
     parts = encode_frame(FrameKind.WRITES, number, meta, whole)
     return FrameOfWrites(units, parts, sum(map(len, parts)))
 
 
-def _lane(lanes: dict[BatchTarget, tuple[int, list[Any]]], piece: Piece) -> tuple[int, list[Any]]:
-    assert isinstance(piece.target, BatchTarget), "writes of this process"
-    return lanes.setdefault(piece.target, (len(lanes), []))
-
-
 def _shards(run: Sequence[AppendGroup]) -> Any:
-    """Return the shard of each row of several inserts; None where there is no question."""
+    """Return the shard of each row of several inserts; None where there is one."""
     target = run[0].pieces[0].target
     assert isinstance(target, BatchTarget), "writes of this process"
-    if len(run) == 1 or len(target.vchannels) == 1:
+    if len(target.vchannels) == 1:
         return None
     return target.shards(target.joined([each.pieces[0].rows for each in run]))
 
@@ -270,24 +279,35 @@ class Targets:
         return target.inserts(wire.partition_id)
 
 
-class Lane(NamedTuple):
-    """A batch of a frame, of which writes take rows one after the other."""
+class Lane:
+    """Rows of a frame for one target, of which its writes take some, one after the other."""
 
-    target: BatchTarget
-    batch: pa.RecordBatch
-    row_bytes: float
+    __slots__ = ("_at", "_count", "_is_plain", "_is_uneven", "_row_bytes", "_rows", "shards", "target")
 
-    def piece(self, start: int, count: int) -> Piece:
-        """Return so many of its rows. Raises `ProtocolError` for more than it has."""
-        target, batch = self.target, self.batch
-        if count < 1 or start + count > batch.num_rows:
+    def __init__(self, target: BatchTarget, data: memoryview, *, is_plain: bool) -> None:
+        self.target, self.shards, self._at, self._is_plain = target, len(target.vchannels), 0, is_plain
+        self._rows: Any
+        self._rows, size_bytes = target.plain.decode(data) if is_plain else (checked_rows(data, target), len(data))
+        self._count = len(self._rows)
+        self._row_bytes = (size_bytes + MESSAGE_OVERHEAD_BYTES) / max(self._count, 1)
+        self._is_uneven = size_bytes > EXACT_FROM_BYTES and not is_plain
+
+    def take(self, count: int) -> Piece:
+        """Return the next of its rows. Raises `ProtocolError` for more than it has."""
+        rows, start, end = self._rows, self._at, self._at + count
+        if not start < end <= self._count:
             raise ProtocolError("writes of more rows than their batch has")
-        rows = batch if count == batch.num_rows else BatchSlice(batch, start, count)
-        shards = min(count, len(target.vchannels))
-        size = int(self.row_bytes * count) + MESSAGE_OVERHEAD_BYTES + (shards - 1) * target.message_bytes
-        if isinstance(rows, BatchSlice) and self.row_bytes * batch.num_rows > EXACT_FROM_BYTES:  # rows differ in size
-            size = batch_bytes(batch.slice(start, count)) + (shards - 1) * target.message_bytes
-        return Piece(target, rows, size)
+        self._at = end
+        size_bytes = int(self._row_bytes * count) + MESSAGE_OVERHEAD_BYTES
+        if count > 1:
+            size_bytes += (min(count, self.shards) - 1) * self.target.message_bytes
+        if self._is_plain:
+            return Piece(self.target, rows[start:end], size_bytes)
+        if count < self._count:
+            if self._is_uneven:
+                size_bytes += batch_bytes(rows.slice(start, count)) - int(self._row_bytes * count)
+            rows = BatchSlice(rows, start, count)
+        return Piece(self.target, rows, size_bytes)
 
 
 def groups_of(
@@ -295,7 +315,7 @@ def groups_of(
     payload: memoryview,
     find: Callable[[WireTarget], BatchTarget],
     stamp: Callable[[WireGroup], ProducerStamp],
-    messages_max: int,
+    limits: WalLimits,
 ) -> list[AppendGroup | StreamingNodeError]:
     """Return the writes of a frame, or why one is refused; what is wrong with a batch refuses its writes, and them alone.
 
@@ -304,8 +324,7 @@ def groups_of(
     if not writes.groups:
         raise ProtocolError("a frame of no writes")
     lanes = _lanes(writes.targets, payload, find)
-    starts = [0] * len(lanes)
-    return [_group(each, lanes, starts, stamp, messages_max) for each in writes.groups]
+    return [_group(each, lanes, stamp, limits) for each in writes.groups]
 
 
 def _lanes(
@@ -316,9 +335,7 @@ def _lanes(
     for wire in targets:
         data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
         try:
-            target = find(wire)
-            batch = checked_rows(data, target)
-            lanes.append(Lane(target, batch, (len(data) + MESSAGE_OVERHEAD_BYTES) / max(batch.num_rows, 1)))
+            lanes.append(Lane(find(wire), data, is_plain=wire.is_plain))
         except ProtocolError:
             raise
         except StreamingNodeError as refusal:
@@ -331,13 +348,12 @@ def _lanes(
 def _group(
     group: WireGroup,
     lanes: Sequence[Lane | StreamingNodeError],
-    starts: list[int],
     stamp: Callable[[WireGroup], ProducerStamp],
-    messages_max: int,
+    limits: WalLimits,
 ) -> AppendGroup | StreamingNodeError:
     if not group.pieces or (len(group.pieces) > 1 and not group.is_transaction):
         raise ProtocolError("a write of no rows, or of several pieces that is no transaction")
-    pieces, refusal, messages = list[Piece](), None, 0
+    pieces, refusal, messages, size_bytes = [], None, 0, TRANSACTION_OVERHEAD_BYTES * group.is_transaction
     for index, count in group.pieces:
         if not 0 <= index < len(lanes):
             raise ProtocolError("a write of rows of no batch")
@@ -345,14 +361,17 @@ def _group(
         if isinstance(lane, StreamingNodeError):
             refusal = lane
             continue
-        pieces.append(lane.piece(starts[index], count))
-        starts[index] += count
-        messages += min(count, len(lane.target.vchannels))
+        piece = lane.take(count)
+        pieces.append(piece)
+        size_bytes += piece.size
+        messages += count if count < lane.shards else lane.shards
     if refusal is not None:
         return refusal
-    if messages + 2 > messages_max:
-        return TooLarge(f"{messages} messages in one write, {messages_max} fit — split it")
-    size_bytes = sum([piece.size for piece in pieces]) + TRANSACTION_OVERHEAD_BYTES * group.is_transaction
+    if messages + 2 > limits.group_messages_max or size_bytes > limits.group_bytes_max:
+        return TooLarge(
+            f"{messages} messages of {size_bytes} bytes in one write, {limits.group_messages_max} of "
+            f"{limits.group_bytes_max} fit — split it"
+        )
     try:
         producer = stamp(group)
     except ProducerFenced as fenced:

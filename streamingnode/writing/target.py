@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from types import NoneType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from interceptors.errors import SchemaMismatch
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.rows import RowShape, key_hashes, key_shape, row_shape
 from streamingnode.schema import check_schema, decode_schema, is_bytes, is_text
@@ -34,6 +35,8 @@ PLAIN_ROWS_MAX = 16
 """Calls of more rows gain nothing from being encoded with others."""
 PLAIN_TEXT_BYTES_MAX = 64 << 10
 """Longer texts and bytes become Arrow at the call, which says exactly what they take."""
+PLAIN_DECODED_ROWS_MAX = 1 << 10
+"""Of one message: a row of a few bytes is a hundred in memory."""
 _CELL_BYTES = 16
 """What a cell takes in a batch beside its text, at most."""
 
@@ -58,6 +61,31 @@ class PlainRows:
         self._whole = [(i, *check[1:]) for i, check in enumerate(checks) if check is not None and check[0] is int]
         self._texts = [i for i, kind in enumerate(self._types) if kind in (str, bytes)]
         self._required = shape.required
+        self._decode: Callable[[bytes | memoryview], Cells] | None = None
+
+    def decode(self, data: bytes | memoryview) -> tuple[Cells, int]:
+        """Return rows that another process encoded as MessagePack, checked, and what they take at most, in bytes.
+
+        Raises `SchemaMismatch` for what is no rows of this shape, or more than `PLAIN_DECODED_ROWS_MAX`.
+        """
+        if self._decode is None:
+            if not self._is_plain:
+                raise SchemaMismatch("the collection has columns whose values go as Arrow data — send a record batch")
+            self._decode = msgspec.msgpack.Decoder(self._wire_type()).decode
+        try:
+            cells = self._decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, ValueError) as error:
+            raise SchemaMismatch(f"rows do not fit the schema: {error} — read it again") from None
+        return cells, len(data) + _CELL_BYTES * self._columns * len(cells)
+
+    def _wire_type(self) -> Any:
+        kinds: list[Any] = list(self._types)
+        for column, low, high in self._whole:  # 64 bits are what MessagePack has
+            signed = min(high, (1 << 63) - 1)
+            kinds[column] = Annotated[int, msgspec.Meta(ge=low, le=None if high > signed else signed)]
+        optional = [kind if column in self._required else kind | None for column, kind in enumerate(kinds)]
+        rows = tuple[tuple[tuple(optional)], ...]  # type: ignore[misc]  # made of the shape
+        return Annotated[rows, msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
 
     def take(self, rows: Sequence[Any]) -> tuple[Cells, int] | None:
         """Return a copy of a few dicts and what they take at most, in bytes; None for what has to be looked at as Arrow."""
