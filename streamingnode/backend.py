@@ -15,7 +15,7 @@ from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import FlushResult
 from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig
-from streamingnode.statistics import NodeStatistics
+from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from wal.append import Append
 from wal.headers import MessageType
 from wal.position import MessageId, Place, ProducerStamp
@@ -53,6 +53,10 @@ class Backend(Protocol):
     """
 
     pending: PendingBytes
+
+    @property
+    def spool(self) -> SpoolStatistics | None:
+        """As `Node.spool`."""
 
     @property
     def path(self) -> str | None:

@@ -22,7 +22,7 @@ from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig
 from streamingnode.ddl import CatalogChanges
 from streamingnode.snapshot import take_snapshot
-from streamingnode.statistics import NodeStatistics
+from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
@@ -54,6 +54,7 @@ class EmbeddedBackend:
         self.channel, self.flusher, self.readers = channel, flusher, readers
         self.pending, self.measure = channel.pending, statistics
         self.listener: StopsListening | None = None
+        self.spool: SpoolStatistics | None = None
         self._directory = path
 
     @property

@@ -21,7 +21,7 @@ from streamingnode.collections import Collection, check_definition, check_name, 
 from streamingnode.config import NodeConfig, check_path
 from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
-from streamingnode.statistics import NodeStatistics
+from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
@@ -88,6 +88,11 @@ class Node:
     def config(self) -> NodeConfig:
         """The settings the node runs with."""
         return self._backend.config
+
+    @property
+    def spool(self) -> SpoolStatistics | None:
+        """What waits in the spool of `connect(spool=)`, also while the node cannot be asked; None without one."""
+        return self._backend.spool
 
     def statistics(self) -> Awaitable[NodeStatistics]:
         """Return, to be awaited, what the node counts and measures; under 1 ms, so ask once a second, not once an insert."""

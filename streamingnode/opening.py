@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _log = event_log(__name__)
 
+SPOOL_BYTES_MAX, SPOOL_BYTES_MIN = 64 << 20, 64 << 10
+"""What a client may keep on its disk for a node that is away, and the least that makes sense."""
+
 # Opens a node; leaving the stack closes its parts in reverse order. No asynchronous generator: the end of the event loop
 # would close those of a node that nobody closed, all at once.
 Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[Node]]
@@ -99,6 +102,8 @@ def connect(
     token_file: str | os.PathLike[str] | None = None,
     tls: "ssl.SSLContext | None" = None,
     give_up_s: float = 30.0,
+    spool: str | os.PathLike[str] | None = None,
+    spool_bytes_max: int = SPOOL_BYTES_MAX,
 ) -> "OpenNode":
     """Return what connects to the node at `url`: enter it with `async with`, or `await` it, as `open_node`.
 
@@ -106,10 +111,17 @@ def connect(
     proves who it is, `tls` is a context for `tls://`, the system's by default. When the connection is lost it is made again,
     and calls wait for it for `give_up_s` seconds, at most 300: writes then take place once, and readers go on where they
     were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
+
+    With a `spool`, a directory that this connection has for itself, `insert`, `upsert`, `delete` and transactions that fit
+    an append group do not wait for a node that is away: they are kept there, durably, up to `spool_bytes_max`, return with
+    `spooled` set, and take place once and in order when it is back; those of named producers do not. A node that the spool
+    was connected to before may be away at the opening, too. A full spool raises `Overloaded`; opening raises `Corrupt` for a
+    damaged one, and `AlreadyOwned`.
     """
     from streamingnode.remote.address import parse_address
     from streamingnode.remote.client import compose_remote
     from streamingnode.remote.link import GIVE_UP_S_MAX, LinkOptions
+    from streamingnode.remote.spool import SpoolingBackend
     from streamingnode.writing.write import check_seconds
 
     address = parse_address(url)
@@ -119,8 +131,15 @@ def connect(
     options = LinkOptions(name=name, token=token or "", tls=tls, give_up_s=give_up_s)
     file = None if token_file is None else check_path("token file", token_file)
 
+    make = None
+    if spool is not None:
+        directory = check_path("directory", spool).absolute()
+        if not isinstance(spool_bytes_max, int) or spool_bytes_max < SPOOL_BYTES_MIN:
+            raise InvalidArgument(f"spool_bytes_max={spool_bytes_max!r} — pass a number of at least {SPOOL_BYTES_MIN}")
+        make = partial(SpoolingBackend, directory=directory, bytes_max=spool_bytes_max)
+
     async def compose(_path: Path | None, _config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack) -> Node:
-        return await compose_remote(address, options, file, supervisor, closing)
+        return await compose_remote(address, options, file, supervisor, closing, make)
 
     return OpenNode(None, NodeConfig, compose)
 

@@ -91,8 +91,23 @@ class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     queued_bytes: int
 
 
+class SpoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client has on its disk for a node that is away: the oldest of it is `age_s` old."""
+
+    state: str
+    frames: int
+    writes: int
+    bytes: int
+    bytes_max: int
+    age_s: float
+    dead_letters: int
+
+
 class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the node in process `pid` tells about itself at one moment; `space` is null for a node in memory."""
+    """Everything the node in process `pid` tells about itself at one moment; `space` is null for a node in memory.
+
+    `spool` is that of the client which asks, null without one.
+    """
 
     pid: int
     at_ms: int
@@ -105,6 +120,7 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     space: SpaceStatistics | None
     readers: tuple[ScanStatistics, ...]
     flusher: FlusherStatistics
+    spool: SpoolStatistics | None = None
 
 
 UNCOUNTED_MAX = 256

@@ -24,6 +24,7 @@ from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
+from streamingnode.statistics import SpoolStatistics
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import WriteResult
@@ -189,6 +190,7 @@ class SyncNode(Blocking):
     node_id: str = told(Node.node_id)
     durability: Durability = told(Node.durability)
     config: NodeConfig = told(Node.config)
+    spool: SpoolStatistics | None = told(Node.spool)
     statistics = blocking(Node.statistics)
     insert = blocking(Node.insert)
     upsert = blocking(Node.upsert)
@@ -257,8 +259,19 @@ def connect(
     token_file: str | os.PathLike[str] | None = None,
     tls: ssl.SSLContext | None = None,
     give_up_s: float = 30.0,
+    spool: str | os.PathLike[str] | None = None,
+    spool_bytes_max: int = asynchronous.SPOOL_BYTES_MAX,
 ) -> SyncNode:
     """Connect to a node of another process, for a `with` block or until `close`; see `streamingnode.connect`."""
-    opening = asynchronous.connect(url, name=name, token=token, token_file=token_file, tls=tls, give_up_s=give_up_s)
+    opening = asynchronous.connect(
+        url,
+        name=name,
+        token=token,
+        token_file=token_file,
+        tls=tls,
+        give_up_s=give_up_s,
+        spool=spool,
+        spool_bytes_max=spool_bytes_max,
+    )
     loop = BlockingLoop()
     return SyncNode(loop.enter(opening), loop)

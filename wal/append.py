@@ -45,7 +45,8 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
     each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of
-    no rows did nothing: its tick is one that everything acknowledged before the call is at or below.
+    no rows did nothing: its tick is one that everything acknowledged before the call is at or below. One that is `spooled`
+    is on the disk of its client and will be in the log: it has no tick, ids or offsets yet.
     It holds no cycles and is left out of garbage collection: a busy node makes a hundred thousand a second.
     """
 
@@ -57,6 +58,7 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     txn_id: int = 0
     row_offsets: Mapping[str, tuple[int, int]] = {}
     durable: bool = True
+    spooled: bool = False
     groups: tuple["AppendResult", ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCal
 from streamingnode.remote.link import Link, LinkOptions
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
-from streamingnode.statistics import NodeStatistics
+from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
@@ -56,7 +56,12 @@ BUSY_PAUSE_S = 0.05
 
 
 async def compose_remote(
-    address: Address, options: LinkOptions, token_file: Path | None, supervisor: Supervisor, closing: AsyncExitStack
+    address: Address,
+    options: LinkOptions,
+    token_file: Path | None,
+    supervisor: Supervisor,
+    closing: AsyncExitStack,
+    make: "Callable[[Address, LinkOptions], RemoteBackend] | None" = None,
 ) -> Node:
     """Connect to the node at an address; `closing` closes what is open, also when this raises."""
     if token_file is not None:
@@ -65,11 +70,12 @@ async def compose_remote(
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidArgument(f"token file {token_file} cannot be read: {error} — name another") from error
         options = replace(options, token=token)
-    backend = RemoteBackend(address, options)
-    closing.push_async_callback(backend.link.close)
+    backend = (make or RemoteBackend)(address, options)
+    closing.push_async_callback(backend.close)
     await backend.open()
     closing.push_async_callback(supervisor.stop)
-    supervisor.spawn(backend.link.run())
+    for work in backend.work():
+        supervisor.spawn(work)
     return Node(backend, supervisor, closing)
 
 
@@ -102,11 +108,27 @@ class RemoteBackend:
     async def open(self) -> None:
         """Connect, and take over the node's settings; comes first. Raises as `Link.open`."""
         await self.link.open()
+        self._settle_in()
+
+    def _settle_in(self) -> None:
         config = load_config(arguments=self.link.welcome.settings)
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
         self.pending = PendingBytes(self.config.writes.pending_bytes_max)
         self._packer = Packer(self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX, company=COMPANY_MIN)
+
+    def work(self) -> Iterable[Coroutine[None, None, None]]:
+        """Return what runs in the background until the node closes."""
+        return (self.link.run(),)
+
+    async def close(self) -> None:
+        """Close what `open` opened, however far it came; idempotent."""
+        await self.link.close()
+
+    @property
+    def spool(self) -> SpoolStatistics | None:
+        """None: what cannot be sent is refused."""
+        return None
 
     @property
     def path(self) -> str | None:

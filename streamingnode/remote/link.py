@@ -109,6 +109,8 @@ class Link:
         self.welcome: Welcome
         self.connections = 0
         """How many there have been: what belongs to one has ended with it."""
+        self.on_state: Callable[[LinkState], None] = lambda _: None
+        """Told of each state, before anything is sent in it."""
         self._on_catalog = on_catalog
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
@@ -129,19 +131,28 @@ class Link:
 
     # --- connecting -----------------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Connect. Raises `Unreachable`, `Unauthenticated`, `ProtocolError`, or what the node refuses with."""
-        await self._connect()
-        self._become(LinkState.READY)
+    async def open(self, known: Welcome | None = None) -> None:
+        """Connect, to a `known` node once it is there. Raises `Unreachable`, `Unauthenticated`, `ProtocolError`."""
+        try:
+            await self._connect(expect=known.node_id if known else "")
+            self._become(LinkState.READY)
+        except Unreachable as error:
+            if known is None:
+                raise
+            self.welcome, self._reason = known, error
+            self._become(LinkState.LOST)
 
     async def run(self) -> None:
         """Connect again whenever the connection is lost, until cancelled."""
         while True:
-            await self._stay_connected()
-            self._become(LinkState.CONNECTING)
-            self._ready.clear()
-            _log.warning("connection_lost", address=str(self.address), error=str(self._reason or "closed by the node"))
-            self._drop_unrepeatable()
+            if self.state is LinkState.READY:
+                await self._stay_connected()
+                self._ready.clear()
+                self._become(LinkState.CONNECTING)
+                _log.warning(
+                    "connection_lost", address=str(self.address), error=str(self._reason or "closed by the node")
+                )
+                self._drop_unrepeatable()
             # A node that closes each connection at once must not be asked without end.
             await asyncio.sleep(PAUSE_FIRST_S)
             await self._connect_again()
@@ -233,6 +244,7 @@ class Link:
         self.state = state
         if state is not LinkState.CONNECTING:
             self._ready.set()
+        self.on_state(state)
 
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         if connection is not self._connection:  # one that was given up before
@@ -256,8 +268,8 @@ class Link:
             self._close_connection()
             self._fail_all(OnShutdown("the client is closed — connect again"))
 
-    async def drain(self, grace_s: float) -> None:
-        """Return when every write was answered, or after so many seconds."""
+    async def drain(self, grace_s: float | None = None) -> None:
+        """Return when every write that was sent was answered, or after so many seconds."""
         if pending := [each.ended for each in self._writes.values()]:
             await asyncio.wait(pending, timeout=grace_s)
 

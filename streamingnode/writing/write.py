@@ -281,7 +281,11 @@ def combined(results: Sequence[WriteResult]) -> WriteResult:
             known_first, known_count = row_offsets.get(vchannel, (first, 0))
             row_offsets[vchannel] = known_first, known_count + count
     return replace(
-        results[-1], row_offsets=row_offsets, durable=all(result.durable for result in results), groups=tuple(results)
+        results[-1],
+        row_offsets=row_offsets,
+        durable=all(result.durable for result in results),
+        spooled=any(result.spooled for result in results),
+        groups=tuple(results),
     )
 
 
