@@ -54,6 +54,8 @@ class EmbeddedBackend:
         self.channel, self.flusher, self.readers = channel, flusher, readers
         self.pending, self.measure = channel.pending, statistics
         self.listener: StopsListening | None = None
+        self.on_wanted: Callable[[], object] = lambda: None
+        """Gives the directory up, where a command has it for long."""
         self._directory = path
 
     @property
@@ -204,6 +206,10 @@ class EmbeddedBackend:
     async def statistics(self) -> NodeStatistics:
         """As `Node.statistics`."""
         return self.measure()
+
+    async def hand_over(self) -> None:
+        """Give the directory to who wants to own it."""
+        self.on_wanted()
 
 
 class EmbeddedReading:

@@ -61,7 +61,8 @@ class Listener:
         # Of a node that is thrown away with its event loop; else it is closed before.
         weakref.finalize(self, bound.close).atexit = False
         loop = asyncio.get_running_loop()
-        self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=BACKLOG)
+        self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=1)
+        accept_one_a_turn(self._socket)
 
     async def close(self) -> None:
         """Take no more connections, let clients end what they have begun for `GRACE_S`, and end them; idempotent."""
@@ -78,6 +79,16 @@ class Listener:
 
     def _connected(self) -> asyncio.Protocol:
         return self.server.connected_here()
+
+
+def accept_one_a_turn(listening: asyncio.AbstractServer) -> None:
+    """Have the system keep `BACKLOG` connections for a server that was made with a backlog of 1.
+
+    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors each try is a traceback.
+    """
+    for each in listening.sockets:  # type: ignore[attr-defined]  # of its own class, which is uvloop's there
+        with socket.socket(fileno=os.dup(each.fileno())) as same:
+            same.listen(BACKLOG)
 
 
 def make_server(backend: "EmbeddedBackend") -> "Server":

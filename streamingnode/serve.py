@@ -9,25 +9,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import anyio
 from anyio import to_thread
 
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.listening import Listener
-from streamingnode.node import Node
-from streamingnode.opening import OpenNode
+from streamingnode.opening import OpenNode, handed_over
 from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint
-from wal.errors import AlreadyOwned
 from wal.runtime import event_log
 
 _log = event_log(__name__)
 
-OWNER_S_MAX = 5.0
-"""How long it waits for who has the directory: a command that is about to end, or the process that it replaces."""
-OWNER_PAUSE_S = 0.05
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -43,7 +37,7 @@ async def serve_node(
         )
 
     stop = _stop_on_signals()
-    node = await _owned(opening)
+    node = await handed_over(directory, opening, by_anybody=True)  # or by the process that this one replaces
     try:
         backend = node._backend  # noqa: SLF001 - this is the other half of the node
         assert isinstance(backend, EmbeddedBackend), "it was opened here"
@@ -63,16 +57,6 @@ async def serve_node(
         _log.info("node_stopping", path=str(directory))
     finally:
         await node.aclose()
-
-
-async def _owned(opening: Callable[[], OpenNode]) -> Node:
-    with anyio.move_on_after(OWNER_S_MAX):
-        while True:
-            try:
-                return await opening()
-            except AlreadyOwned:
-                await anyio.sleep(OWNER_PAUSE_S)
-    return await opening()
 
 
 def _stop_on_signals() -> asyncio.Event:

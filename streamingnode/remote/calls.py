@@ -82,6 +82,7 @@ CALLS = {
         _call("back_up", Access.ADMIN, repeats=False),
         _call("verify", Access.ADMIN, repeats=True),
         _call("statistics", Access.CONSUME, repeats=True),
+        _call("hand_over", Access.ADMIN, repeats=True),
     )
 }
 """By name. What is not here has frames of its own: writes and streams."""

@@ -350,6 +350,10 @@ class RemoteBackend:
         told: NodeStatistics = await self.link.call_of("statistics")
         return told
 
+    async def hand_over(self) -> None:
+        """Ask for the node's directory."""
+        await self.link.call_of("hand_over")
+
     async def _change(self, timeout: float | None, what: str, name: str, *arguments: object) -> Any:
         """Make a change of the catalog under the client's next stamp, so that it takes place once."""
         stamp = self._stamp(None)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from streamingnode.embedded import EmbeddedBackend
+from streamingnode.listening import accept_one_a_turn
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.session import Authenticate, Session, Shared
@@ -41,7 +42,10 @@ class Server:
     async def listen_tcp(self, host: str, port: int, authenticate: Authenticate, tls: ssl.SSLContext | None) -> int:
         """Take connections at an address; return the port. Raises `OSError`."""
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(partial(self._connected, authenticate), host, port, ssl=tls, backlog=1024)
+        patience_s = None if tls is None else HELLO_S_MAX
+        connected = partial(self._connected, authenticate)
+        listener = await loop.create_server(connected, host, port, ssl=tls, ssl_handshake_timeout=patience_s, backlog=1)
+        accept_one_a_turn(listener)
         self._listeners.append(listener)
         found: int = listener.sockets[0].getsockname()[1]
         return found

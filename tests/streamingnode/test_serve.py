@@ -14,7 +14,10 @@ import anyio
 import pytest
 
 import streamingnode as sn
+from streamingnode.care.inspect import check_free, holder
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
+from wal.errors import AlreadyOwned
+from wal.files import DirectoryLock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -126,3 +129,48 @@ def test_a_directory_that_somebody_else_serves_is_refused(tmp_path: Path) -> Non
         assert (second.returncode, second.stdout) == (4, "")
         assert "ALREADY_OWNED" in second.stderr
         assert process.poll() is None
+
+
+async def test_a_command_that_has_the_directory_hands_it_over_to_a_service_and_goes_on_as_its_client(
+    tmp_path: Path,
+) -> None:
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+    with serving(tmp_path, *PROGRAM, "tail", str(tmp_path), "c", "--follow", "--json") as tail:
+        assert holder(tmp_path) == tail.pid
+        async with sn.open_node(tmp_path) as node:
+            assert holder(tmp_path) == os.getpid()
+            await node.insert("c", rows(1))
+            assert tail.stdout is not None
+            assert "tea 1" in await asyncio.to_thread(tail.stdout.readline)
+        async with sn.open_node(tmp_path, share=True, cut_interval_s=77) as node:
+            assert holder(tmp_path) == os.getpid()
+            await node.insert("c", rows(2))
+            assert "tea 2" in await asyncio.to_thread(tail.stdout.readline)
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait(HANGS_S) == 130
+
+
+async def test_a_service_waits_for_a_command_that_ends_by_itself(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path):
+        pass
+    lock = DirectoryLock(tmp_path, brief=True)
+    with pytest.raises(AlreadyOwned):
+        check_free(tmp_path)
+    asyncio.get_running_loop().call_later(0.2, lock.release)
+    async with sn.open_node(tmp_path):
+        assert holder(tmp_path) == os.getpid()
+
+
+async def test_a_service_does_not_wait_for_another_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamingnode.opening.OWNER_PAUSE_S", 1000)
+    async with sn.open_node(tmp_path):
+        pass
+    for is_brief, patience_s in ((False, 5.0), (True, -1.0)):
+        monkeypatch.setattr("streamingnode.opening.OWNER_S_MAX", patience_s)
+        lock = DirectoryLock(tmp_path, brief=is_brief)
+        try:
+            with pytest.raises(AlreadyOwned, match="share=True|use that node"):
+                await sn.open_node(tmp_path)
+        finally:
+            lock.release()
