@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
+from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, accept_one_a_turn
 from wal.files import FILE_MODE
 from wal.runtime import event_log
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _log = event_log(__name__)
 
-BACKLOG = 1_024
 GRACE_S = 3.0
 """How long closing lets the calls of clients end by themselves."""
 
@@ -79,16 +78,6 @@ class Listener:
 
     def _connected(self) -> asyncio.Protocol:
         return self.server.connected_here()
-
-
-def accept_one_a_turn(listening: asyncio.AbstractServer) -> None:
-    """Have the system keep `BACKLOG` connections for a server that was made with a backlog of 1.
-
-    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors each try is a traceback.
-    """
-    for each in listening.sockets:  # type: ignore[attr-defined]  # of its own class, which is uvloop's there
-        with socket.socket(fileno=os.dup(each.fileno())) as same:
-            same.listen(BACKLOG)
 
 
 def make_server(backend: "EmbeddedBackend") -> "Server":

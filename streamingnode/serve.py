@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from streamingnode.listening import Listener
 from streamingnode.opening import OpenNode, handed_over
 from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint
+from wal.files import FILE_MODE
 from wal.runtime import event_log
 
 _log = event_log(__name__)
@@ -57,6 +59,16 @@ async def serve_node(
         _log.info("node_stopping", path=str(directory))
     finally:
         await node.aclose()
+
+
+def audit_to(file: Path) -> None:
+    """Add what the server's audit log says to a file that only its owner reads. Raises `OSError`; blocks."""
+    os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, FILE_MODE))
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    audit = logging.getLogger("streamingnode.audit")
+    audit.setLevel(logging.INFO)
+    audit.addHandler(handler)
 
 
 def _stop_on_signals() -> asyncio.Event:

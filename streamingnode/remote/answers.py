@@ -1,6 +1,7 @@
 """The writes of one client: from frames to groups that wait for the log, and from outcomes to frames of results."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -34,8 +35,11 @@ WRITE_BYTES_MAX = 8 << 20
 class Rights:
     """What a client may do; `everything` for who may open the node's directory anyway."""
 
-    def __init__(self, name: str, allowed: dict[Access, frozenset[str]] | None = None) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, allowed: dict[Access, frozenset[str]] | None = None, *, until_s: float = math.inf
+    ) -> None:
+        self.name, self.until_s = name, until_s
+        """`until_s` is the Unix time at which they end."""
         self._allowed = allowed
         """By right: the collections, `*` for all."""
 

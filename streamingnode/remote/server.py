@@ -2,12 +2,14 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 
 from streamingnode.embedded import EmbeddedBackend
-from streamingnode.listening import accept_one_a_turn
+from streamingnode.errors import Unauthenticated
+from streamingnode.remote.address import accept_one_a_turn
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.session import Authenticate, Session, Shared
@@ -108,6 +110,8 @@ class Server:
                 since = session.began_at if session.rights is None else session.connection.received_at
                 if loop.time() - since > limit:
                     session.connection.abort(ProtocolError(f"nothing came for {limit:g} s"))
+                elif session.rights is not None and session.rights.until_s <= time.time():
+                    session.connection.abort(Unauthenticated(f"the token of {session.rights.name!r} has expired"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

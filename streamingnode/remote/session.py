@@ -12,7 +12,7 @@ from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy, Start
 from streamingnode.collections import Definition
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
-from streamingnode.errors import AccessDenied
+from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights
 from streamingnode.remote.calls import (
     CALLS,
@@ -34,7 +34,7 @@ from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.writes import FIRST_EPOCH, Targets, WireResult, WireTarget, checked_rows, result_to_wire
 from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
 from wal.append import AppendGroup, AppendResult
-from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError
+from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError, shown
 from wal.frames import Frame, FrameKind
 from wal.headers import HEADERS, MESSAGE_VERSION, DeleteHeader, InsertHeader, MessageType
 from wal.message import MutableMessage
@@ -44,6 +44,11 @@ from wal.runtime import event_log
 T = TypeVar("T")
 
 _log = event_log(__name__)
+_audit = event_log("streamingnode.audit")
+"""Who connects, who is refused, and what admins do. What clients say of themselves is quoted, so that it forges no field."""
+
+ADDRESS_SHARE = 4
+"""One address may have so small a part of the connections there may be."""
 
 CALLS_MAX = 1_024
 """Calls and streams that one connection may have under way; further ones are refused."""
@@ -74,10 +79,10 @@ class Shared:
         self.refused = 0
         """Connections over the limit."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more connections are taken."""
-        return len(self.sessions) > self._connections_max
+    def is_full_for(self, host: str) -> bool:
+        """Whether no more connections are taken, or none of this address; those at the node's own socket have none."""
+        of_host = sum(session.host == host for session in self.sessions) if host else 0
+        return len(self.sessions) > self._connections_max or of_host * ADDRESS_SHARE > self._connections_max
 
 
 class Stream:
@@ -111,7 +116,7 @@ class Session:
         self.connection = Connection(
             self._on_frame, self.lost, parts_bytes_max=PARTS_BYTES_MAX, on_made=self._made, is_node=True
         )
-        self._is_one_too_many = False
+        self._is_one_too_many, self.host = False, ""
         self.began_at = self._loop.time()
         self.rights: Rights | None = None
         self.ending: set[asyncio.Task[Any]] = set()
@@ -131,7 +136,9 @@ class Session:
 
     def _made(self) -> None:
         self._server.sessions.add(self)  # now and not before: a handshake of TLS that fails makes no connection
-        self._is_one_too_many = self._server.is_full
+        peer = self.connection.peer("peername")
+        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._is_one_too_many = self._server.is_full_for(self.host)
 
     def _on_frame(self, frame: Frame) -> None:
         if self.rights is None:
@@ -173,11 +180,12 @@ class Session:
                 raise ProtocolError(f"{hello.client_id} is no client id")
             rights = self._authenticate(hello, self.connection)
         except StreamingNodeError as error:
-            _log.warning("client_refused", code=error.code, client=hello.name[:80])
+            _audit.warning("client_refused", code=error.code, client=shown(hello.name), address=self.host)
             self._refuse(0, error)
             self.connection.close()
             return
         self.rights, self.client_id = rights, hello.client_id
+        _audit.info("client_connected", client=shown(rights.name), address=self.host)
         shared = self._server
         self._writes = ClientWrites(self._backend, shared.targets, self.connection, hello.client_id, rights, self.work)
         backend = self._backend
@@ -214,8 +222,8 @@ class Session:
 
     def lost(self, error: Exception | None) -> None:
         """End what the client has under way: nobody would hear of it. Its writes go on, and it may ask for them again."""
-        if isinstance(error, ProtocolError):
-            _log.warning("connection_refused", peer=str(self.connection.peer("peername") or ""), error=str(error))
+        if isinstance(error, (ProtocolError, Unauthenticated)):
+            _audit.warning("connection_refused", address=self.host, error=shown(str(error)))
         for task in list(self._calls.values()):
             task.cancel()
         self._held.clear()
@@ -289,9 +297,21 @@ class Session:
         arguments: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
         named = arguments.get(call.of_collection)
         collection = named.name if isinstance(named, Definition) else named
-        self._check(call.access, collection or (EVERYTHING if call.access is Access.ADMIN else None))
-        if call.access is Access.ADMIN and self.rights is not None:
-            _log.info("admin_call", client=self.rights.name, call=call.name, collection=collection)
+        if call.access is not Access.ADMIN:
+            self._check(call.access, collection)
+            return await self._answer(call, arguments)
+        outcome = "done"
+        try:
+            self._check(call.access, collection or EVERYTHING)
+            return await self._answer(call, arguments)
+        except BaseException as error:
+            outcome = error.code if isinstance(error, StreamingNodeError) else type(error).__name__
+            raise
+        finally:
+            who, what = shown(self.rights and self.rights.name), shown(collection or EVERYTHING)
+            _audit.info("admin_call", client=who, call=call.name, collection=what, outcome=outcome)
+
+    async def _answer(self, call: Call, arguments: dict[str, Any]) -> object:
         stamp = arguments.get("stamp")
         if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")

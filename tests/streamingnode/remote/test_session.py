@@ -1,6 +1,8 @@
 """What is no part of the protocol, and the bounds of a connection."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -142,7 +144,7 @@ async def test_writes_over_the_window_end_the_connection(served: Served, monkeyp
 
 
 async def test_connections_over_the_bound_are_told_so(served: Served) -> None:
-    async with serving(served.owner, connections_max=2) as small:
+    async with serving(served.owner, connections_max=8) as small:
         async with greeted(small), greeted(small):
             async with raw_client(small.port) as third:
                 third.send(PREFACE + hello())
@@ -153,8 +155,24 @@ async def test_connections_over_the_bound_are_told_so(served: Served) -> None:
         await serves(small)
 
 
+async def test_one_address_has_a_part_of_the_connections_and_the_nodes_own_socket_all(
+    served: Served, tmp_path: Path
+) -> None:
+    async with serving(served.owner, connections_max=8) as small:
+        own = await asyncio.get_running_loop().create_unix_server(small.server.connected_here, tmp_path / "s")
+        async with own, greeted(small), greeted(small):
+            async with raw_client(small.port) as third:
+                third.send(PREFACE + hello())
+                assert (await third.error()).code == "OVERLOADED"
+                await third.ended()
+            async with AsyncExitStack() as others:
+                for _ in range(5):
+                    await others.enter_async_context(sn.connect(f"unix:{tmp_path / 's'}"))
+        await small.all_gone()
+
+
 async def test_a_client_over_the_bound_raises_that_it_is(served: Served) -> None:
-    async with serving(served.owner, connections_max=1) as small, greeted(small):
+    async with serving(served.owner, connections_max=4) as small, greeted(small):
         with pytest.raises(Overloaded):
             await sn.connect(f"tcp://127.0.0.1:{small.port}")
 
