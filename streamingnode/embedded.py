@@ -18,11 +18,12 @@ from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
-from streamingnode.collections import Definition
+from streamingnode.collections import Definition, check_name
 from streamingnode.config import NodeConfig
 from streamingnode.ddl import CatalogChanges
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
+from streamingnode.writing.producer import check_note
 from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
@@ -171,11 +172,13 @@ class EmbeddedBackend:
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
+        check_name("producer", name)
         opened = await self.channel.wal.in_term(partial(self.channel.producers.open, name), settled=True)
         return opened, self.last_sequence(opened.producer_id)
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
         """Note something with a producer's name."""
+        check_note(note)
         await self.channel.wal.in_term(partial(self.channel.producers.put_note, name, epoch, note))
 
     async def delete_producer(self, name: str) -> bool:

@@ -151,6 +151,7 @@ class Link:
     async def _stay_connected(self) -> None:
         """Return when the connection is lost; ask a quiet one for a sign of life."""
         while not self._lost.is_set():
+            asked_at = self._loop.time()
             try:
                 async with asyncio.timeout(PING_S):
                     await self._lost.wait()
@@ -159,7 +160,10 @@ class Link:
                 if connection is None:
                     return
                 quiet_s = self._loop.time() - connection.received_at
-                if quiet_s > SILENT_S_MAX:
+                stood_still = (
+                    self._loop.time() - asked_at > 2 * PING_S
+                )  # this side, and what came is to be looked at yet
+                if quiet_s > SILENT_S_MAX and not stood_still:
                     connection.abort(Unreachable(f"the node at {self.address} was silent for {SILENT_S_MAX:g} s"))
                 elif quiet_s > PING_S / 2:
                     connection.send(FrameKind.PING)

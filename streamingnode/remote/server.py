@@ -83,7 +83,7 @@ class Server:
 
     def connected_here(self) -> Connection:
         """Take a connection from who may open the node's directory, too."""
-        return self._connected(lambda _hello, _connection: Rights("local"))
+        return self._connected(lambda hello, _: Rights(hello.name[:128] or "local"))
 
     def _connected(self, authenticate: Authenticate) -> Connection:
         return Session(self.shared, authenticate).connection

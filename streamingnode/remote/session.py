@@ -6,11 +6,12 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from anyio import to_thread
 
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, ProducerFenced
 from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy, Start
-from streamingnode.collections import Definition
+from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
 from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights
@@ -312,6 +313,8 @@ class Session:
             _audit.info("admin_call", client=who, call=call.name, collection=what, outcome=outcome)
 
     async def _answer(self, call: Call, arguments: dict[str, Any]) -> object:
+        if isinstance(definition := arguments.get("definition"), Definition):
+            arguments["definition"] = await to_thread.run_sync(definition.checked)
         stamp = arguments.get("stamp")
         if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")
@@ -426,6 +429,8 @@ class Session:
         if info is None:
             raise CollectionNotFound("the collection was dropped meanwhile — create it again, or read another")
         self._check(Access.CONSUME, info.name)
+        if call.reader is not None:
+            check_name("reader", call.reader)
         start_at = call.start_at
         at = message_id_kind(start_at[0])(start_at[1]) if isinstance(start_at, tuple) else start_at
         try:

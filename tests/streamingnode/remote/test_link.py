@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -267,6 +268,20 @@ async def test_a_client_of_a_silent_node_gives_up_on_its_connection(monkeypatch:
         served.proxy.on_frame = pass_all
         served.proxy.cut()
         assert await calling
+
+
+async def test_a_client_that_stood_still_itself_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "PING_S", 0.02)
+    monkeypatch.setattr(link_module, "SILENT_S_MAX", 0.1)
+    async with node_behind_proxy() as served, served.client() as client:
+        txn_id = await client.begin_transaction()
+        for _ in range(3):
+            stands_still_until = time.monotonic() + 0.2
+            while time.monotonic() < stands_still_until:
+                pass  # as a program that computes
+            await client.consistent_tick()
+        await client.commit_transaction(txn_id)
+        assert served.proxy.connections == 1
 
 
 @pytest.mark.parametrize(
