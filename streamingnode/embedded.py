@@ -129,7 +129,9 @@ class EmbeddedBackend:
 
     async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
         """As `Node.consistent_tick`."""
-        vchannels = [vchannel for name in collections for vchannel in self.catalog.collection_by_name(name).vchannels]
+        vchannels = [
+            vchannel for name in set(collections) for vchannel in self.catalog.collection_by_name(name).vchannels
+        ]
         return await self.channel.consistent_tick(vchannels)
 
     async def create_collection(

@@ -7,7 +7,7 @@ and each caller hears of its own rows. All others keep their own.
 import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +29,8 @@ FIRST_EPOCH = 1
 """Of a client without a name, which has one life."""
 EXACT_FROM_BYTES = 1 << 20
 """Of larger batches each write's rows are measured: together they may be over what one write may have."""
+GROUPS_MAX, PIECES_MAX = 4_096, 1 << 16
+"""Writes of one frame, of which a client sends 512, and its batches or parts of a write: 7 bytes become 200 each."""
 TARGETS_MAX = 4_096
 """What a server keeps of collections that were written to; it is worked out again in about 50 us."""
 
@@ -48,7 +50,7 @@ class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     sequence: int
     is_transaction: bool
-    pieces: tuple[tuple[int, int], ...]
+    pieces: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=PIECES_MAX)]
     producer_id: int = 0
     epoch: int = FIRST_EPOCH
 
@@ -57,8 +59,8 @@ class WireWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """All of a frame; the client was told of all its writes with sequences below `settled`."""
 
     settled: int
-    targets: tuple[WireTarget, ...]
-    groups: tuple[WireGroup, ...]
+    targets: Annotated[tuple[WireTarget, ...], msgspec.Meta(max_length=PIECES_MAX)]
+    groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=GROUPS_MAX)]
 
 
 class WireResult(msgspec.Struct, frozen=True, array_like=True, gc=False):

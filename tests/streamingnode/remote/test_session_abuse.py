@@ -1,6 +1,7 @@
 """A client that does not read, and rows and ids that nobody of ours sends."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.streamingnode.remote.session_cases import (
     squeezed,
     waiting_bytes,
 )
-from wal.frames import FrameKind
+from wal.frames import Frame, FrameKind
 from wal.headers import InsertHeader, MessageType
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -246,6 +247,40 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
                 await other.frame()
         await client.still_served()
         await serves(served)
+
+
+def array(item: bytes, count: int = 500_000) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+@pytest.mark.parametrize("part", ["groups", "targets", "pieces"])
+async def test_writes_of_far_more_parts_than_any_client_sends_are_refused_undecoded(served: Served, part: str) -> None:
+    writes, data = writes_of(served.owner, [1])
+    encode, group = msgspec.msgpack.encode, WireGroup(1, False, ((0, 1),))
+    targets, groups = encode(writes.targets), encode(writes.groups)
+    if part == "groups":
+        groups = array(encode(group))
+    elif part == "targets":
+        targets = array(encode(writes.targets[0]))
+    else:
+        groups = b"\x91\x95\x01\xc3" + array(b"\x92\x00\x01") + b"\x00\x01"
+    async with greeted(served) as client:
+        session = session_of(served)
+        frame = Frame(FrameKind.WRITES, 1, b"\x93\x01" + targets + groups, b"")
+        tracemalloc.start()
+        with pytest.raises(sn.errors.ProtocolError, match="length <="):
+            session._writes.take(frame)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 1 << 20
+        client.say(FrameKind.WRITES, 1, msgspec.Raw(frame.meta), data)
+        await client.ended()
+
+
+async def test_a_read_of_millions_of_types_is_refused(served: Served) -> None:
+    async with greeted(served) as client:
+        client.say(FrameKind.CALL, 1, "read", b"\x98\x01\xa3all\xc0\xc0\xc0" + array(b"\x02") + b"\xc0\x01")
+        assert (await client.error()).code == "PROTOCOL_ERROR"
 
 
 BAD_NAMES = ["../../evil", "/etc/passwd", "..", "_node", "a\nb", "", "x" * 1_000_000, "A", "a\0b"]
