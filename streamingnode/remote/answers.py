@@ -115,6 +115,11 @@ class ClientWrites:
         """Those that wait for room in the node's memory; bounded by what may be unanswered."""
         self._is_joining = False
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client is to hear of some."""
+        return bool(self._unanswered or self.results or self.failures)
+
     def take(self, frame: Frame) -> None:
         """Have the writes of a frame wait for the log. Raises `ProtocolError`."""
         writes: WireWrites = frame.value(WireWrites)

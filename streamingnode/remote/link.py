@@ -125,6 +125,7 @@ class Link:
         self._ready = asyncio.Event()
         """Set while there is a connection, or will be none: then calls go on, or are refused."""
         self._answered = asyncio.Event()
+        self._is_leaving = False
         self._reason: Exception | None = None
 
     # --- connecting -----------------------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ class Link:
 
     def _become(self, state: LinkState) -> None:
         assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
-        self.state = state
+        self.state, self._is_leaving = state, False
         if state is not LinkState.CONNECTING:
             self._ready.set()
 
@@ -274,7 +275,7 @@ class Link:
 
     async def wait_ready(self) -> None:
         """Return while there is a connection. Raises `Unreachable` when it did not come back, `OnShutdown` after the end."""
-        while self.state is not LinkState.READY:
+        while self.state is not LinkState.READY or self._is_leaving:
             if self.state is LinkState.CLOSED:
                 raise OnShutdown("the client is closed — connect again")
             if self.state is LinkState.LOST:
@@ -390,8 +391,11 @@ class Link:
             case FrameKind.CATALOG:
                 self._on_catalog(decode(frame.payload, tuple[CollectionInfo, ...]))
                 self._has_catalog.set()
+            case FrameKind.LEAVING:
+                self._is_leaving = True  # the node answers what it has, and nothing more is begun over this connection
+                self._ready.clear()
             case _:
-                pass  # LEAVING: the connection is lost next; or of a later version
+                pass  # of a later version
 
     def _shake_hands(self, handshake: asyncio.Future[Frame], frame: Frame) -> None:
         if frame.kind == FrameKind.WELCOME and self._connection is not None:

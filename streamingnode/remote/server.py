@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+import anyio
+
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unauthenticated
 from streamingnode.remote.address import accept_one_a_turn
@@ -22,6 +24,8 @@ HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
 CATALOG_PAUSE_S = 0.02
 """Until clients hear of a collection that another one made, at most."""
+DRAIN_PAUSE_S = 0.02
+"""Between two looks whether clients still wait for answers."""
 CLOSE_S_MAX = 1.0
 """How long closing waits for clients to read what was sent to them."""
 SILENT_S_MAX = 60.0
@@ -58,9 +62,10 @@ class Server:
             listener.close()
         for session in self.shared.sessions:
             session.say_goodbye()
-        busy = {task for session in self.shared.sessions for task in session.calls()}
-        if busy:
-            await asyncio.wait(busy, timeout=grace_s)
+        with anyio.move_on_after(grace_s if self.shared.sessions else 0):
+            await asyncio.sleep(DRAIN_PAUSE_S)  # what clients sent before they heard of it is on its way
+            while any(session.is_busy for session in self.shared.sessions):  # noqa: ASYNC110 - of many things
+                await asyncio.sleep(DRAIN_PAUSE_S)
 
     async def close(self) -> None:
         """End every connection; idempotent."""

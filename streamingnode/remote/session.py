@@ -217,9 +217,10 @@ class Session:
         """Ask the client to leave: the node is closing."""
         self.connection.send(FrameKind.LEAVING)
 
-    def calls(self) -> list["asyncio.Task[None]"]:
-        """Return the calls under way, without the streams, which have no end."""
-        return [task for number, task in self._calls.items() if number not in self._streams]
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client waits for calls or writes; streams have no end."""
+        return len(self._calls) > len(self._streams) or (self.rights is not None and self._writes.is_busy)
 
     def lost(self, error: Exception | None) -> None:
         """End what the client has under way: nobody would hear of it. Its writes go on, and it may ask for them again."""

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -96,6 +97,42 @@ async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_sig
         assert not (path / "node.sock").exists()
     async with sn.open_node(path) as node:
         assert (await contents(node, "orders")).keys() == {1, 2, 3}
+
+
+async def test_a_signal_under_load_loses_nothing_and_systemd_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, acknowledged, refused = tmp_path / "data", list[int](), list[int]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(HANGS_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with serving(path) as process:
+            assert await asyncio.to_thread(systemd.recv, 100) == b"READY=1"
+            async with sn.connect(f"unix:{path / 'node.sock'}", give_up_s=0.2) as client:
+                await client.create_collection("c", SCHEMA, primary_key="id")
+
+                async def write(first: int) -> None:
+                    with suppress(sn.errors.Indeterminate):
+                        for key in range(first, first + 100_000):
+                            try:
+                                await client.insert("c", rows(key))
+                            except sn.errors.Unreachable:
+                                refused.append(key)
+                                return
+                            acknowledged.append(key)
+
+                writing = [asyncio.ensure_future(write(first)) for first in range(0, 2_000_000, 100_000)]
+                while len(acknowledged) < 500:  # noqa: ASYNC110 - what it waits for is written meanwhile
+                    await asyncio.sleep(0)
+                process.send_signal(signal.SIGTERM)
+                await asyncio.gather(*writing)
+            assert process.wait(HANGS_S) == 0
+            assert await asyncio.to_thread(systemd.recv, 100) == b"STOPPING=1"
+    async with sn.open_node(path) as node:
+        found = await contents(node)
+    assert found.keys() >= set(acknowledged)
+    assert not found.keys() & set(refused)
 
 
 async def test_a_second_signal_ends_it_at_once_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:

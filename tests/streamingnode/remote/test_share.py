@@ -1,5 +1,8 @@
 """One directory, several processes: whoever owns the node may be killed, and nothing is lost or doubled."""
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +15,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.care.inspect import holder
+from streamingnode.errors import DeadlineExceeded
 from streamingnode.remote.address import SOCKET_PATH_BYTES_MAX
 from tests.streamingnode.remote import sharing_worker
 from wal.errors import AlreadyOwned, InvalidArgument
@@ -90,6 +94,36 @@ def test_owners_are_killed_one_after_the_other_and_every_write_takes_place_once(
         rows = Counter(node.snapshot("rows")["id"].to_pylist())
     assert not [key for key, count in rows.items() if count > 1]
     assert not [key for worker in workers for key in worker.acknowledged if key not in rows]
+
+
+@pytest.mark.may_block
+async def test_stopped_owner_keeps_the_node_and_the_others_get_their_deadlines(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    owner = Worker(directory, 0)
+    try:
+        await asyncio.to_thread(owner.read, 10)
+        async with sn.open_node(directory, share=True) as node:
+            os.kill(owner.process.pid, signal.SIGSTOP)
+            row = {"id": 1, "worker": 1}
+            for call in (
+                node.insert("rows", [row], timeout=0.2),
+                node.create_collection("new", SCHEMA, primary_key="id", timeout=0.2),
+                node.begin_transaction(timeout=0.2),
+                node.snapshot("rows", timeout=0.2),
+            ):
+                with pytest.raises(DeadlineExceeded):
+                    await call
+            assert holder(directory) == owner.process.pid
+            waiting = asyncio.ensure_future(node.upsert("rows", [row]))
+            os.kill(owner.process.pid, signal.SIGCONT)
+            await waiting
+            assert holder(directory) == owner.process.pid
+    finally:
+        owner.kill()
+    with sn.sync.open_node(directory) as node:
+        rows = Counter(node.snapshot("rows")["id"].to_pylist())
+    assert rows.keys() >= {1, *owner.acknowledged}
+    assert set(rows.values()) == {1}
 
 
 async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_first_closes(tmp_path: Path) -> None:
