@@ -87,10 +87,8 @@ def open_node(
         return OpenNode(directory, settle, _compose_shared)
     from streamingnode.composition import compose
 
-    async def compose_patiently(
-        path: Path | None, config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack
-    ) -> Node:
-        return await handed_over(path, partial(compose, path, config, supervisor, closing, observer=observer))
+    async def compose_patiently(path: Path | None, *parts: Any) -> Node:
+        return await handed_over(path, partial(compose, path, *parts, observer=observer))
 
     return OpenNode(directory, settle, compose_patiently)
 
@@ -106,22 +104,18 @@ def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
 
     own = partial(compose, brief=True)
 
-    async def compose_lasting(
-        path: Path | None, config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack
-    ) -> Node:
-        assert path is not None, "it was given"
-        await to_thread.run_sync(check_free, path)
+    async def compose_lasting(place: Path | None, config: NodeConfig, *parts: Any) -> Node:
+        assert place is not None, "it was given"
+        await to_thread.run_sync(check_free, place)
         try:
-            return await compose_shared(path, config, own, supervisor, closing)
+            return await compose_shared(place, config, own, *parts)
         except InvalidArgument:  # where there can be no socket nobody can ask for it either
-            return await own(path, config, supervisor, closing)
+            return await own(place, config, *parts)
 
     return OpenNode(path, lambda: load_config(environment=os.environ), compose_lasting if lasting else own)
 
 
-async def _compose_shared(
-    path: Path | None, config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack
-) -> Node:
+async def _compose_shared(path: Path | None, config: NodeConfig, *parts: Any) -> Node:
     from streamingnode.care.inspect import check_free
     from streamingnode.composition import compose
     from streamingnode.remote.share import compose_shared
@@ -129,7 +123,7 @@ async def _compose_shared(
     assert path is not None, "it was checked"
     with suppress(AlreadyOwned):  # by a service
         await handed_over(path, partial(to_thread.run_sync, check_free, path))
-    return await compose_shared(path, config, compose, supervisor, closing)
+    return await compose_shared(path, config, compose, *parts)
 
 
 async def handed_over(path: Path | None, opening: Callable[[], Awaitable[T]], *, by_anybody: bool = False) -> T:

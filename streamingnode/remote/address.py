@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from wal.errors import InvalidArgument
 
@@ -37,7 +37,7 @@ def parse_address(url: str) -> Address:
     if not isinstance(url, str):
         raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
     if url.startswith("unix:") and len(path := url.removeprefix("unix:").removeprefix("//")) > 0:
-        return Address(path=unquote(path))
+        return Address(path=path)
     try:
         parts = urlsplit(url)
         if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parse_qs(parts.query):

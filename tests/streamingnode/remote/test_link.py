@@ -330,6 +330,7 @@ async def test_what_is_no_address_is_refused(url: str) -> None:
 
 async def test_a_refused_row_is_refused_before_it_is_sent() -> None:
     async with node_behind_proxy() as served, served.client() as client:
+        sent = served.proxy.passed[Way.TO_NODE]
         with pytest.raises(SchemaMismatch):
             await client.insert("c", [{"id": "no number", "item": "tea"}])
         assert served.proxy.passed[Way.TO_NODE] == sent
