@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import pyarrow as pa
@@ -135,42 +135,26 @@ class EmbeddedBackend:
         return await self.channel.consistent_tick(vchannels)
 
     async def create_collection(
-        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+        self, definition: Definition, *, stamp: ProducerStamp | None = None, **options: Any
     ) -> CollectionInfo:
         """As `Node.create_collection`."""
-        once = self._changes.once(stamp)
-        return await once.create_collection(definition, if_not_exists=if_not_exists, timeout=timeout)
+        return await self._changes.once(stamp).create_collection(definition, **options)
 
-    async def drop_collection(
-        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
-    ) -> None:
+    async def drop_collection(self, name: str, *, stamp: ProducerStamp | None = None, **options: Any) -> None:
         """As `Node.drop_collection`."""
-        await self._changes.once(stamp).drop_collection(name, if_exists=if_exists, timeout=timeout)
+        await self._changes.once(stamp).drop_collection(name, **options)
 
     async def create_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_not_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
+        self, collection: str, partition: str, *, stamp: ProducerStamp | None = None, **options: Any
     ) -> None:
         """As `Node.create_partition`."""
-        once = self._changes.once(stamp)
-        await once.create_partition(collection, partition, if_not_exists=if_not_exists, timeout=timeout)
+        await self._changes.once(stamp).create_partition(collection, partition, **options)
 
     async def drop_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
+        self, collection: str, partition: str, *, stamp: ProducerStamp | None = None, **options: Any
     ) -> None:
         """As `Node.drop_partition`."""
-        await self._changes.once(stamp).drop_partition(collection, partition, if_exists=if_exists, timeout=timeout)
+        await self._changes.once(stamp).drop_partition(collection, partition, **options)
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, accept_one_a_turn
+from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from wal.files import FILE_MODE
-from wal.runtime import event_log
+from wal.runtime import accept_one_a_turn, event_log
 
 if TYPE_CHECKING:
     from streamingnode.embedded import EmbeddedBackend

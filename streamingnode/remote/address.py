@@ -3,9 +3,6 @@
 As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://orders.example:7070`.
 """
 
-import asyncio
-import os
-import socket
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,8 +12,6 @@ SOCKET_NAME = "node.sock"
 """In the directory of an open node."""
 SOCKET_PATH_BYTES_MAX = 107
 """Longer ones do not fit what the system calls take."""
-BACKLOG = 1_024
-"""Connections that the system keeps until they are accepted."""
 
 
 class Address(NamedTuple):
@@ -45,13 +40,3 @@ def parse_address(url: str) -> Address:
     except ValueError:
         pass
     raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
-
-
-def accept_one_a_turn(listening: asyncio.AbstractServer) -> None:
-    """Have the system keep `BACKLOG` connections for a server that was made with a backlog of 1.
-
-    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors each try is a traceback.
-    """
-    for each in listening.sockets:  # type: ignore[attr-defined]  # of its own class, which is uvloop's there
-        with socket.socket(fileno=os.dup(each.fileno())) as same:
-            same.listen(BACKLOG)

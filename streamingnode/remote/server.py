@@ -11,12 +11,11 @@ import anyio
 
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unauthenticated
-from streamingnode.remote.address import accept_one_a_turn
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.session import Authenticate, Session, Shared
 from wal.errors import OnShutdown, ProtocolError
-from wal.runtime import event_log
+from wal.runtime import accept_one_a_turn, event_log
 
 _log = event_log(__name__)
 
