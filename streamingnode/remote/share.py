@@ -112,7 +112,7 @@ async def compose_shared(
         except Unreachable:
             if keeper.error is not None:
                 raise keeper.error from None
-            if keeper.owns and not await to_thread.run_sync(os.path.exists, address.path):
+            if keeper.owns and not await to_thread.run_sync(Path(address.path).is_socket):
                 await keeping.stop()
                 raise InvalidArgument(
                     f"{path} takes no socket, and no second process — let one have it alone"

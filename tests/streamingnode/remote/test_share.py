@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from streamingnode.care.inspect import holder
+from streamingnode.care.inspect import check_free, holder
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.remote.address import SOCKET_PATH_BYTES_MAX
+from streamingnode.opening import open_briefly
+from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from tests.streamingnode.remote import sharing_worker
 from wal.errors import AlreadyOwned, InvalidArgument
 
@@ -158,6 +159,21 @@ async def test_node_that_somebody_owns_without_clients_is_already_owned(
 async def test_directory_with_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="shorter path"):
         await sn.open_node(tmp_path / ("d" * SOCKET_PATH_BYTES_MAX), share=True)
+
+
+@pytest.mark.may_block
+async def test_directory_where_no_socket_can_be_made_is_not_shared_and_commands_have_it_alone(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+    (tmp_path / SOCKET_NAME).mkdir()
+    with pytest.raises(InvalidArgument, match="takes no socket"):
+        await sn.open_node(tmp_path, share=True)
+    assert holder(tmp_path) is None
+    async with open_briefly(tmp_path, lasting=True) as node:
+        await node.insert("c", [{"id": 1}])
+        with pytest.raises(AlreadyOwned):
+            check_free(tmp_path)
+    assert holder(tmp_path) is None
 
 
 @pytest.mark.parametrize("options", [{"path": None}, {"observer": object()}])
