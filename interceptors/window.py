@@ -192,13 +192,11 @@ class Window:
         """Remember what became of a write; repeating it changes nothing."""
         producer_id, epoch, sequence = stamp.producer_id, stamp.epoch, stamp.sequence
         known = self._known(producer_id)
-        if epoch > known.epoch:
-            known.epoch = epoch
+        known.epoch = max(known.epoch, epoch)
         if sequence in known.results or (sequence <= known.floor and (producer_id, sequence) not in self.held):
             return
         known.results[sequence] = result
-        if result.time_tick > known.newest_tick:
-            known.newest_tick = result.time_tick
+        known.newest_tick = max(known.newest_tick, result.time_tick)
         insort(known.sequences, sequence)
         self.results += 1
         self.producers.move_to_end(producer_id)

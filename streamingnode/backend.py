@@ -166,3 +166,6 @@ class Backend(Protocol):
 
     async def statistics(self) -> NodeStatistics:
         """As `Node.statistics`."""
+
+    async def hand_over(self) -> None:
+        """Give the directory to who wants to own it, where this is a command's node that can."""

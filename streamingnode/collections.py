@@ -45,13 +45,19 @@ def collection_of(info: CollectionInfo) -> Collection:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a new collection is to be; checked."""
+    """What a new collection is to be; `checked`, unless it came over a connection."""
 
     name: str
     schema: pa.Schema
     primary_key: str
     shards: int
     partitions: tuple[str, ...]
+
+    def checked(self) -> "Definition":
+        """Return what another process made, of which nothing is taken for granted. Raises as `check_definition`; blocks."""
+        return check_definition(
+            self.name, self.schema, primary_key=self.primary_key, shards=self.shards, partitions=self.partitions
+        )
 
 
 def check_definition(

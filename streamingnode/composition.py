@@ -49,17 +49,18 @@ async def compose(
     now_ms: Callable[[], int] = unix_ms,
     elapsed_ms: Callable[[], int] = elapsed_ms,
     observer: AppendObserver | None = None,
+    brief: bool = False,
 ) -> Node:
     """Open the node at `path` (None: in memory); `closing` closes what is open, also when this raises.
 
-    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed.
+    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed. A command has the node for a `brief` time.
 
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
     done again from the log), and the directory is synced and released last.
     """
     if path is not None:
         await anyio.to_thread.run_sync(assert_sole_owner)
-    store = await _open_store(path, config)
+    store = await _open_store(path, config, brief=brief)
     closing.push_async_callback(store.close)
     directory = await _files_directory(path, config, closing)
     closing.push_async_callback(supervisor.stop)
@@ -116,8 +117,10 @@ async def compose(
     return Node(backend, supervisor, closing)
 
 
-async def _open_store(path: Path | None, config: NodeConfig) -> LogStore:
-    return MemoryLogStore(config.memory) if path is None else await open_rocks_store(path, options=config.log)
+async def _open_store(path: Path | None, config: NodeConfig, *, brief: bool) -> LogStore:
+    if path is None:
+        return MemoryLogStore(config.memory)
+    return await open_rocks_store(path, options=config.log, brief=brief)
 
 
 async def _files_directory(path: Path | None, config: NodeConfig, closing: AsyncExitStack) -> NodeDirectory:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import pyarrow as pa
@@ -18,11 +18,12 @@ from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
-from streamingnode.collections import Definition
+from streamingnode.collections import Definition, check_name
 from streamingnode.config import NodeConfig
 from streamingnode.ddl import CatalogChanges
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
+from streamingnode.writing.producer import check_note
 from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
@@ -55,6 +56,8 @@ class EmbeddedBackend:
         self.pending, self.measure = channel.pending, statistics
         self.listener: StopsListening | None = None
         self.spool: SpoolStatistics | None = None
+        self.on_wanted: Callable[[], object] = lambda: None
+        """Gives the directory up, where a command has it for long."""
         self._directory = path
 
     @property
@@ -127,54 +130,42 @@ class EmbeddedBackend:
 
     async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
         """As `Node.consistent_tick`."""
-        vchannels = [vchannel for name in collections for vchannel in self.catalog.collection_by_name(name).vchannels]
+        vchannels = [
+            vchannel for name in set(collections) for vchannel in self.catalog.collection_by_name(name).vchannels
+        ]
         return await self.channel.consistent_tick(vchannels)
 
     async def create_collection(
-        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+        self, definition: Definition, *, stamp: ProducerStamp | None = None, **options: Any
     ) -> CollectionInfo:
         """As `Node.create_collection`."""
-        once = self._changes.once(stamp)
-        return await once.create_collection(definition, if_not_exists=if_not_exists, timeout=timeout)
+        return await self._changes.once(stamp).create_collection(definition, **options)
 
-    async def drop_collection(
-        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
-    ) -> None:
+    async def drop_collection(self, name: str, *, stamp: ProducerStamp | None = None, **options: Any) -> None:
         """As `Node.drop_collection`."""
-        await self._changes.once(stamp).drop_collection(name, if_exists=if_exists, timeout=timeout)
+        await self._changes.once(stamp).drop_collection(name, **options)
 
     async def create_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_not_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
+        self, collection: str, partition: str, *, stamp: ProducerStamp | None = None, **options: Any
     ) -> None:
         """As `Node.create_partition`."""
-        once = self._changes.once(stamp)
-        await once.create_partition(collection, partition, if_not_exists=if_not_exists, timeout=timeout)
+        await self._changes.once(stamp).create_partition(collection, partition, **options)
 
     async def drop_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
+        self, collection: str, partition: str, *, stamp: ProducerStamp | None = None, **options: Any
     ) -> None:
         """As `Node.drop_partition`."""
-        await self._changes.once(stamp).drop_partition(collection, partition, if_exists=if_exists, timeout=timeout)
+        await self._changes.once(stamp).drop_partition(collection, partition, **options)
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
+        check_name("producer", name)
         opened = await self.channel.wal.in_term(partial(self.channel.producers.open, name), settled=True)
         return opened, self.last_sequence(opened.producer_id)
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
         """Note something with a producer's name."""
+        check_note(note)
         await self.channel.wal.in_term(partial(self.channel.producers.put_note, name, epoch, note))
 
     async def delete_producer(self, name: str) -> bool:
@@ -205,6 +196,10 @@ class EmbeddedBackend:
     async def statistics(self) -> NodeStatistics:
         """As `Node.statistics`."""
         return self.measure()
+
+    async def hand_over(self) -> None:
+        """Give the directory to who wants to own it."""
+        self.on_wanted()
 
 
 class EmbeddedReading:

@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from wal.files import FILE_MODE
-from wal.runtime import event_log
+from wal.runtime import accept_one_a_turn, event_log
 
 if TYPE_CHECKING:
     from streamingnode.embedded import EmbeddedBackend
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _log = event_log(__name__)
 
-BACKLOG = 1_024
 GRACE_S = 3.0
 """How long closing lets the calls of clients end by themselves."""
 
@@ -61,7 +60,8 @@ class Listener:
         # Of a node that is thrown away with its event loop; else it is closed before.
         weakref.finalize(self, bound.close).atexit = False
         loop = asyncio.get_running_loop()
-        self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=BACKLOG)
+        self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=1)
+        accept_one_a_turn(self._socket)
 
     async def close(self) -> None:
         """Take no more connections, let clients end what they have begun for `GRACE_S`, and end them; idempotent."""

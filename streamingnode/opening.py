@@ -4,9 +4,11 @@ When background work fails, the node closes by itself, because a node without it
 refused, and closing raises what failed, as it is.
 """
 
+import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,18 +20,23 @@ from anyio import to_thread
 
 from streamingnode.config import NodeConfig, check_path, load_config
 from streamingnode.node import Node
+from streamingnode.remote.address import SOCKET_NAME
 from wal.append import AppendObserver
-from wal.errors import InvalidArgument, OnShutdown
-from wal.files import disk_errors_typed
+from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown, StreamingNodeError
+from wal.files import OWNER_S_MAX, disk_errors_typed
 from wal.runtime import Supervisor, event_log, outlast
 
 if TYPE_CHECKING:
     import ssl
 
+T = TypeVar("T")
+
 _log = event_log(__name__)
 
 SPOOL_BYTES_MAX, SPOOL_BYTES_MIN = 64 << 20, 64 << 10
 """What a client may keep on its disk for a node that is away, and the least that makes sense."""
+OWNER_PAUSE_S = 0.05
+"""Between two looks whether who has the directory has let go of it."""
 
 # Opens a node; leaving the stack closes its parts in reverse order. No asynchronous generator: the end of the event loop
 # would close those of a node that nobody closed, all at once.
@@ -58,7 +65,8 @@ def open_node(
     owner ends, however it does, one of them takes over; calls wait for that. All of them, the owner too, are clients of its
     socket, with what `connect` says of lost connections. Settings have to be the same everywhere.
 
-    Opening raises `AlreadyOwned` (with the pid) while another process has the directory, `UnsupportedFormat` for one of a
+    Opening waits up to 5 s for a command that has the directory, which then hands it over. It raises `AlreadyOwned` (with
+    the pid) while another process has it, `UnsupportedFormat` for one of a
     newer release, `Corrupt` for damage, `StorageFailed` or `StorageFull` when the disk does not serve, and
     `InvalidArgument` for settings or a backup. Closing lets what was begun finish first; what is acknowledged stays. It may
     be done by another task than the one that opened the node.
@@ -81,17 +89,64 @@ def open_node(
         return OpenNode(directory, settle, _compose_shared)
     from streamingnode.composition import compose
 
-    return OpenNode(directory, settle, partial(compose, observer=observer))
+    async def compose_patiently(path: Path | None, *parts: Any) -> Node:
+        return await handed_over(path, partial(compose, path, *parts, observer=observer))
+
+    return OpenNode(directory, settle, compose_patiently)
 
 
-async def _compose_shared(
-    path: Path | None, config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack
-) -> Node:
+def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
+    """Return what opens the node in a directory for a command, which lets go of it when a service wants it.
+
+    One that is `lasting` hands it over when it is asked to, and goes on as a client; others end soon.
+    """
+    from streamingnode.care.inspect import check_free
+    from streamingnode.composition import compose
+    from streamingnode.remote.share import compose_shared
+
+    own = partial(compose, brief=True)
+
+    async def compose_lasting(place: Path | None, config: NodeConfig, *parts: Any) -> Node:
+        assert place is not None, "it was given"
+        await to_thread.run_sync(check_free, place)
+        try:
+            return await compose_shared(place, config, own, *parts)
+        except InvalidArgument:  # where there can be no socket nobody can ask for it either
+            return await own(place, config, *parts)
+
+    return OpenNode(path, lambda: load_config(environment=os.environ), compose_lasting if lasting else own)
+
+
+async def _compose_shared(path: Path | None, config: NodeConfig, *parts: Any) -> Node:
+    from streamingnode.care.inspect import check_free
     from streamingnode.composition import compose
     from streamingnode.remote.share import compose_shared
 
     assert path is not None, "it was checked"
-    return await compose_shared(path, config, compose, supervisor, closing)
+    with suppress(AlreadyOwned):  # by a service
+        await handed_over(path, partial(to_thread.run_sync, check_free, path))
+    return await compose_shared(path, config, compose, *parts)
+
+
+async def handed_over(path: Path | None, opening: Callable[[], Awaitable[T]], *, by_anybody: bool = False) -> T:
+    """Return what `opening` does, waiting up to `OWNER_S_MAX` for a command, or anybody, that has the directory."""
+    until, has_asked = time.monotonic() + OWNER_S_MAX, False
+    while True:
+        try:
+            return await opening()
+        except AlreadyOwned as owned:
+            if not (owned.brief or by_anybody) or time.monotonic() > until:
+                raise
+            has_asked = has_asked or (owned.brief and await _ask_for(f"unix:{path}/{SOCKET_NAME}"))
+        await anyio.sleep(OWNER_PAUSE_S)
+
+
+async def _ask_for(address: str) -> bool:
+    with suppress(StreamingNodeError, TimeoutError):  # it may be opening still, or closing already
+        async with asyncio.timeout(OWNER_S_MAX / 2), connect(address) as node:
+            await node._backend.hand_over()  # noqa: SLF001 - no call for programs
+            return True
+    return False
 
 
 def connect(
@@ -207,9 +262,6 @@ class OpenNode:
         if self._node is not None:
             _log.error("node_failed", path=self._node.path, error=f"{type(failure).__name__}: {failure}")
             self._node.begin_closing()
-
-
-T = TypeVar("T")
 
 
 def run_async(program: Callable[[], Awaitable[T]]) -> T:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -9,25 +10,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import anyio
 from anyio import to_thread
 
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.listening import Listener
-from streamingnode.node import Node
-from streamingnode.opening import OpenNode
+from streamingnode.opening import OpenNode, handed_over
 from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint
-from wal.errors import AlreadyOwned
+from wal.files import FILE_MODE
 from wal.runtime import event_log
 
 _log = event_log(__name__)
 
-OWNER_S_MAX = 5.0
-"""How long it waits for who has the directory: a command that is about to end, or the process that it replaces."""
-OWNER_PAUSE_S = 0.05
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -43,7 +39,7 @@ async def serve_node(
         )
 
     stop = _stop_on_signals()
-    node = await _owned(opening)
+    node = await handed_over(directory, opening, by_anybody=True)  # or by the process that this one replaces
     try:
         backend = node._backend  # noqa: SLF001 - this is the other half of the node
         assert isinstance(backend, EmbeddedBackend), "it was opened here"
@@ -65,14 +61,14 @@ async def serve_node(
         await node.aclose()
 
 
-async def _owned(opening: Callable[[], OpenNode]) -> Node:
-    with anyio.move_on_after(OWNER_S_MAX):
-        while True:
-            try:
-                return await opening()
-            except AlreadyOwned:
-                await anyio.sleep(OWNER_PAUSE_S)
-    return await opening()
+def audit_to(file: Path) -> None:
+    """Add what the server's audit log says to a file that only its owner reads. Raises `OSError`; blocks."""
+    os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, FILE_MODE))
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    audit = logging.getLogger("streamingnode.audit")
+    audit.setLevel(logging.INFO)
+    audit.addHandler(handler)
 
 
 def _stop_on_signals() -> asyncio.Event:

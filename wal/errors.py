@@ -82,7 +82,7 @@ class ChannelFenced(StreamingNodeError):
 
 
 class AlreadyOwned(StreamingNodeError):
-    """Another process has this directory open, or this one has: then `own` is true.
+    """Another process has this directory open, or this one has: then `own` is true. One that is `brief` is a command.
 
     `newest_cut`, for who asked for a cut, is what that process said last of its newest one: `number`, `tick`, `crc32c`.
     """
@@ -91,13 +91,13 @@ class AlreadyOwned(StreamingNodeError):
     exit_code = 4
     newest_cut: dict[str, int] | None = None
 
-    def __init__(self, path: str, pid: int | None, *, own: bool = False) -> None:
-        self.path, self.pid, self.own = path, pid, own
+    def __init__(self, path: str, pid: int | None, *, own: bool = False, brief: bool = False) -> None:
+        self.path, self.pid, self.own, self.brief = path, pid, own, brief
         holder = f"process {pid}" if pid else "another process"
         super().__init__(
             f"{path} is in use: this process (pid {pid}) has it open already — use that node, or close it first"
             if own
-            else f"{path} is in use by {holder} — stop that process, or use another directory"
+            else f"{path} is in use by {holder} — stop that process, or have all of them open it with share=True"
         )
 
 

@@ -179,7 +179,9 @@ def disk_errors_typed(place: object) -> Iterator[None]:
         ) from error
 
 
-LOCK_NAME = "node.lock"
+LOCK_NAME, BRIEF = "node.lock", " brief"
+OWNER_S_MAX = 5.0
+"""How long a service waits for a command to let go of its directory, and a command that did for the service to take it."""
 
 _held: dict[tuple[int, int], int] = {}
 """The lock files held by this process, with its pid, which a forked child does not have. Pids in the files do not tell: two
@@ -187,9 +189,12 @@ containers that share a directory may both be process 1."""
 
 
 class DirectoryLock:
-    """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`, `StorageFailed`."""
+    """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`, `StorageFailed`.
 
-    def __init__(self, directory: Path) -> None:
+    Who has it for a `brief` time says so to those it keeps out.
+    """
+
+    def __init__(self, directory: Path, *, brief: bool = False) -> None:
         with ExitStack() as opened:
             try:
                 lock = open_regular(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
@@ -210,9 +215,11 @@ class DirectoryLock:
                 except BlockingIOError as error:
                     own = _held.get(identity) == os.getpid()
                     # Who has only the directory reads it, and the lock file still names an owner before that.
-                    holder = os.getpid() if own else _read_pid(lock) if descriptor == lock else None
-                    raise AlreadyOwned(str(directory), holder, own=own) from error
-            pid = f"{os.getpid()}\n".encode()
+                    holder, is_brief = read_owner(lock) if descriptor == lock else (None, False)
+                    raise AlreadyOwned(
+                        str(directory), os.getpid() if own else holder, own=own, brief=is_brief
+                    ) from error
+            pid = f"{os.getpid()}{BRIEF * brief}\n".encode()
             os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
             os.ftruncate(lock, len(pid))
             _held[identity] = os.getpid()
@@ -224,6 +231,7 @@ class DirectoryLock:
         self._held.close()
 
 
-def _read_pid(descriptor: int) -> int | None:
-    text = os.pread(descriptor, 32, 0).strip()
-    return int(text) if text.isdigit() else None
+def read_owner(lock: int) -> tuple[int | None, bool]:
+    """Return the pid in an open lock file, None for none, and whether its process has the directory for a brief time."""
+    pid, _, rest = os.pread(lock, 32, 0).decode("ascii", "replace").strip().partition(" ")
+    return int(pid) if pid.isdecimal() else None, rest == BRIEF.strip()

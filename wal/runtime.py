@@ -1,7 +1,9 @@
-"""Event log, clocks, tasks that outlast their caller, and the owner of background tasks."""
+"""Event log, clocks, tasks that outlast their caller, listening sockets, and the owner of background tasks."""
 
 import asyncio
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -68,6 +70,20 @@ def mark_heard(task: asyncio.Task[Any]) -> None:
     """Keep asyncio from logging an exception that nobody asked for."""
     if not task.cancelled():
         task.exception()
+
+
+BACKLOG = 1_024
+"""Connections that the system keeps until they are accepted."""
+
+
+def accept_one_a_turn(listening: asyncio.AbstractServer) -> None:
+    """Have the system keep `BACKLOG` connections for a server that was made with a backlog of 1.
+
+    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors each try is a traceback.
+    """
+    for each in listening.sockets:  # type: ignore[attr-defined]  # of its own class, which is uvloop's there
+        with socket.socket(fileno=os.dup(each.fileno())) as same:
+            same.listen(BACKLOG)
 
 
 _key_values = structlog.processors.KeyValueRenderer(key_order=["event"], drop_missing=True, repr_native_str=False)

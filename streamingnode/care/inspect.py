@@ -16,7 +16,7 @@ from flusher.directory import CutLog, lives
 from flusher.manifest import checked_document
 from wal.codec import decode_versioned
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument
-from wal.files import LOCK_NAME, open_regular, read_regular
+from wal.files import LOCK_NAME, open_regular, read_owner, read_regular
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
@@ -44,7 +44,16 @@ def floor_of(directory: Path) -> Floor:
 
 
 def holder(directory: Path) -> int | None:
-    """Return the process that has a node open, 0 when it did not say which one it is, None when nobody has.
+    """Return the process that has a node open, 0 when it did not say which one it is, None when nobody has."""
+    try:
+        check_free(directory)
+    except AlreadyOwned as owned:
+        return owned.pid or 0
+    return None
+
+
+def check_free(directory: Path) -> None:
+    """Return if nobody owns the node. Raises `AlreadyOwned`.
 
     The question takes the lock for some microseconds, shared; an opener in just that moment is refused and may try again.
     """
@@ -53,17 +62,10 @@ def holder(directory: Path) -> int | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.pread(descriptor, 32, 0).strip()
-            return int(pid) if pid.isdigit() else 0
+            pid, is_brief = read_owner(descriptor)
+            raise AlreadyOwned(str(directory), pid, brief=is_brief) from None
         finally:
             os.close(descriptor)
-    return None
-
-
-def check_free(directory: Path) -> None:
-    """Return if nobody owns the node. Raises `AlreadyOwned`."""
-    if (owner := holder(directory)) is not None:
-        raise AlreadyOwned(str(directory), owner or None)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import NODE, PLACE, SPARK, argument, command, require, with_node
+from streamingnode.cli.command import PLACE, SPARK, argument, command, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
@@ -14,6 +14,7 @@ from wal.timetick import AHEAD_MS_MAX, physical_ms
 if TYPE_CHECKING:
     from streamingnode.care.findings import OnStep, Report
     from streamingnode.care.inspect import BackupRecord
+    from streamingnode.node import Node
 
 
 def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
@@ -210,22 +211,29 @@ def doctor(output: Output, *, directory: Path | None) -> int:
     return EXIT_FAILED if report.damages else EXIT_OK
 
 
-@command(NODE, examples=("streamingnode info data", "streamingnode info data --json"))
-def info(output: Output, *, directory: Path) -> None:
+@command(PLACE, examples=("streamingnode info data", "streamingnode info data --json"))
+def info(output: Output, *, place: Path | str) -> None:
     """Show a node's identity, owner, ticks, cuts, readers and leases.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
-    counted and measured until a few seconds ago. Times are UTC.
+    counted and measured until a few seconds ago. At an address it asks for that alone. Times are UTC.
     """
+    if isinstance(place, str):
+        output.show(with_node(place, _asked))
+        return
     from streamingnode.care.inspect import check_node, holder
     from streamingnode.statistics import read_statistics
     from wal.files import disk_errors_typed
 
-    with disk_errors_typed(directory):
-        pid = holder(check_node(directory))
-        document = _describe(directory, pid, output)
-        statistics = None if pid is None else read_statistics(directory, pid=pid or None)
+    with disk_errors_typed(place):
+        pid = holder(check_node(place))
+        document = _describe(place, pid, output)
+        statistics = None if pid is None else read_statistics(place, pid=pid or None)
     output.show(document | {"statistics": statistics})
+
+
+async def _asked(node: "Node") -> dict[str, object]:
+    return {"directory": node.path, "node_id": node.node_id, "statistics": await node.statistics()}
 
 
 def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, object]:

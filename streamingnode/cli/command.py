@@ -64,8 +64,10 @@ PLACE = argument(
 )
 
 
-def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]") -> A:
+def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]", *, lasting: bool = False) -> A:
     """Return what `work` makes of a node: opened in its directory, or as a client of the process that has it open.
+
+    Work that is `lasting` goes on as a client of a service that wants the directory meanwhile.
 
     Raises `InvalidArgument` when there is none, `AlreadyOwned` when that process takes no clients.
     """
@@ -73,7 +75,7 @@ def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]") -> A:
     from streamingnode.opening import run_async
 
     async def run() -> A:
-        async with reached(place) as node:
+        async with reached(place, lasting=lasting) as node:
             return await work(node)
 
     if isinstance(place, Path):
@@ -82,10 +84,10 @@ def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]") -> A:
 
 
 @asynccontextmanager
-async def reached(place: Path | str) -> "AsyncIterator[Node]":
+async def reached(place: Path | str, *, lasting: bool = False) -> "AsyncIterator[Node]":
     """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
     from streamingnode.errors import Unreachable
-    from streamingnode.opening import connect, open_node
+    from streamingnode.opening import connect, open_briefly
     from streamingnode.remote.address import SOCKET_NAME
 
     name, token_file = "streamingnode command", os.environ.get(TOKEN_FILE_VARIABLE)
@@ -94,7 +96,7 @@ async def reached(place: Path | str) -> "AsyncIterator[Node]":
             node = await closing.enter_async_context(connect(place, name=name, token_file=token_file))
         else:
             try:
-                node = await closing.enter_async_context(open_node(place))
+                node = await closing.enter_async_context(open_briefly(place, lasting=lasting))
             except AlreadyOwned as owned:
                 try:
                     node = await closing.enter_async_context(connect(f"unix:{place / SOCKET_NAME}", name=name))

@@ -168,7 +168,7 @@ def tail(
                 if printed == limit:
                     return
 
-    with_node(place, print_messages)
+    with_node(place, print_messages, lasting=follow)
 
 
 def _start_policy(text: str) -> "DeliverPolicy":

@@ -127,7 +127,7 @@ class _Insert:
             self.create and isinstance(self.place, Path) and not is_node(self.place)
         ):  # what is refused now leaves no empty node behind
             new = await in_thread(self._new_collection, source)
-        async with reached(self.place) as node:
+        async with reached(self.place, lasting=True) as node:
             there = next((each for each in node.collections() if each.name == self.collection), None)
             producer = None if self.producer is None else await node.producer(self.producer)
             if producer is not None:

@@ -86,6 +86,7 @@ async def _insert(path: Path, seconds: float, callers: int, rows: int) -> list[f
     argument(
         "--tls-client-ca", type=Path, metavar="FILE", help="clients at tls:// need a certificate of this authority"
     ),
+    argument("--audit-log", type=Path, metavar="FILE", help="who connects, who is refused, and what admins do"),
     argument("--config", type=Path, metavar="FILE", help="a TOML file of settings"),
     examples=(
         "streamingnode serve data",
@@ -103,6 +104,7 @@ def serve(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
+    audit_log: Path | None,
     config: Path | None,
 ) -> None:
     """Run a node for other processes, in the foreground.
@@ -113,10 +115,14 @@ def serve(
     """
     from streamingnode.opening import run_async
     from streamingnode.remote.auth import Endpoint, server_tls
-    from streamingnode.serve import serve_node
+    from streamingnode.serve import audit_to, serve_node
+    from wal.files import disk_errors_typed
 
     tls = server_tls(tls_cert, tls_key, tls_client_ca)
     endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
+    if audit_log is not None:
+        with disk_errors_typed(audit_log):
+            audit_to(audit_log)
 
     def ready(addresses: list[str]) -> None:
         output.line(f"ready: {' '.join(addresses)}")

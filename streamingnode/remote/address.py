@@ -4,7 +4,7 @@ As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://order
 """
 
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from wal.errors import InvalidArgument
 
@@ -32,7 +32,7 @@ def parse_address(url: str) -> Address:
     if not isinstance(url, str):
         raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
     if url.startswith("unix:") and len(path := url.removeprefix("unix:").removeprefix("//")) > 0:
-        return Address(path=unquote(path))
+        return Address(path=path)
     try:
         parts = urlsplit(url)
         if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parse_qs(parts.query):

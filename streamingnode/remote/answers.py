@@ -1,6 +1,7 @@
 """The writes of one client: from frames to groups that wait for the log, and from outcomes to frames of results."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -34,8 +35,11 @@ WRITE_BYTES_MAX = 8 << 20
 class Rights:
     """What a client may do; `everything` for who may open the node's directory anyway."""
 
-    def __init__(self, name: str, allowed: dict[Access, frozenset[str]] | None = None) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, allowed: dict[Access, frozenset[str]] | None = None, *, until_s: float = math.inf
+    ) -> None:
+        self.name, self.until_s = name, until_s
+        """`until_s` is the Unix time at which they end."""
         self._allowed = allowed
         """By right: the collections, `*` for all."""
 
@@ -119,6 +123,11 @@ class ClientWrites:
         self._without_room: deque[AppendGroup] = deque()
         """Those that wait for room in the node's memory; bounded by what may be unanswered."""
         self._is_joining = self._is_sending = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client is to hear of some."""
+        return bool(self._unanswered or self.results or self.failures)
 
     def take(self, frame: Frame) -> None:
         """Have the writes of a frame wait for the log. Raises `ProtocolError`."""

@@ -7,12 +7,14 @@ Secrets come from files, are kept as digests, and are never part of an error or 
 import hashlib
 import hmac
 import ipaddress
+import math
 import os
 import ssl
 import stat
 import time
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -76,7 +78,8 @@ class Tokens:
         given = hashlib.sha256(token.encode()).digest()
         for digest, entry in self._entries.items():
             if hmac.compare_digest(given, digest):
-                if entry.expires is not None and entry.expires.timestamp() <= time.time():
+                until_s = math.inf if entry.expires is None else entry.expires.timestamp()
+                if until_s <= time.time():
                     raise Unauthenticated(f"the token of {entry.name!r} has expired")
                 return Rights(
                     entry.name,
@@ -85,6 +88,7 @@ class Tokens:
                         Access.PRODUCE: frozenset(entry.produce),
                         Access.ADMIN: frozenset(entry.admin),
                     },
+                    until_s=until_s,
                 )
         raise Unauthenticated("the node does not know this token")
 
@@ -142,12 +146,28 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> s
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(cert, key)
+        _check_valid(cert, context)
         if client_ca is not None:
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
-        raise InvalidArgument(f"certificate {cert}, key {key}: {error.strerror or error} — correct them") from None
+        what = getattr(error, "verify_message", None) or error.strerror or error
+        raise InvalidArgument(f"certificate {cert}, key {key}: {what} — correct them") from None
     return context
+
+
+def _check_valid(cert: Path, context: ssl.SSLContext) -> None:
+    """Raise `ssl.SSLError` for a certificate that is not valid now, as a client that trusts it would, in memory."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    trusting.load_verify_locations(cert)
+    to_node, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_node)
+    node = context.wrap_bio(to_node, to_client, server_side=True)
+    for side in (client, node, client):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
 
 
 def _is_loopback(host: str) -> bool:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from enum import Enum, unique
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
+from wal.headers import MessageType
 
 VERSIONS = (1,)
 """Of the protocol, that this release speaks; the highest that both sides do is taken."""
@@ -82,6 +83,7 @@ CALLS = {
         _call("back_up", Access.ADMIN, repeats=False),
         _call("verify", Access.ADMIN, repeats=True),
         _call("statistics", Access.CONSUME, repeats=True),
+        _call("hand_over", Access.ADMIN, repeats=True),
     )
 }
 """By name. What is not here has frames of its own: writes and streams."""
@@ -139,7 +141,7 @@ class ReadCall(msgspec.Struct, frozen=True, array_like=True):
     start_at: tuple[str, int] | int | None
     until: int | None
     reader: str | None
-    types: tuple[int, ...]
+    types: Annotated[tuple[int, ...], msgspec.Meta(max_length=len(MessageType))]
     resume: tuple[int, int] | None
     credit_bytes: int
 

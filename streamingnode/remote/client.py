@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 from anyio import to_thread
 
 from interceptors.errors import TransactionExpired
@@ -21,8 +20,6 @@ from scanner.named_reader import ReaderPosition
 from scanner.scanner import ScanBatch
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
-from streamingnode.channel import FlushResult
-from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address
@@ -30,7 +27,7 @@ from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCal
 from streamingnode.remote.link import Link, LinkOptions
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
-from streamingnode.statistics import NodeStatistics, SpoolStatistics
+from streamingnode.statistics import SpoolStatistics
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
@@ -89,6 +86,24 @@ class _Named:
         self.outstanding = 0
 
 
+def _asked(name: str, *, changes: str = "") -> Any:
+    """Return the method that makes a call of the table; one that `changes` the catalog does so once, under a stamp."""
+
+    async def ask(self: "RemoteBackend", *arguments: object) -> Any:
+        return await self.link.call_of(name, *arguments)
+
+    async def change(self: "RemoteBackend", *arguments: object, timeout: float | None, **options: bool) -> Any:
+        own = self._stamp(None)
+        self._outstanding.append(own.sequence)
+        try:
+            make = partial(self.link.call_of, name, *arguments, *options.values(), own)
+            return await within(timeout, make, changes)
+        finally:
+            self._settled(range(own.sequence, own.sequence + 1))
+
+    return change if changes else ask
+
+
 class RemoteBackend:
     """A node of another process; see `Backend`."""
 
@@ -115,7 +130,9 @@ class RemoteBackend:
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
         self.pending = PendingBytes(self.config.writes.pending_bytes_max)
-        self._packer = Packer(self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX, company=COMPANY_MIN)
+        self._packer = Packer(
+            self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX, company=COMPANY_MIN
+        )
 
     def work(self) -> Iterable[Coroutine[None, None, None]]:
         """Return what runs in the background until the node closes."""
@@ -279,44 +296,17 @@ class RemoteBackend:
         tick: int = await self.link.call_of("consistent_tick", collections)
         return tick
 
-    async def create_collection(
-        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
-    ) -> CollectionInfo:
-        """As `Node.create_collection`."""
-        made: CollectionInfo = await self._change(
-            timeout, "the collection", "create_collection", definition, if_not_exists
-        )
-        return made
-
-    async def drop_collection(
-        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
-    ) -> None:
-        """As `Node.drop_collection`."""
-        await self._change(timeout, "the drop", "drop_collection", name, if_exists)
-
-    async def create_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_not_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
-    ) -> None:
-        """As `Node.create_partition`."""
-        await self._change(timeout, "the partition", "create_partition", collection, partition, if_not_exists)
-
-    async def drop_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
-    ) -> None:
-        """As `Node.drop_partition`."""
-        await self._change(timeout, "the drop", "drop_partition", collection, partition, if_exists)
+    create_collection = _asked("create_collection", changes="the collection")
+    drop_collection = _asked("drop_collection", changes="the drop")
+    create_partition = _asked("create_partition", changes="the partition")
+    drop_partition = _asked("drop_partition", changes="the drop")
+    put_note = _asked("put_note")
+    delete_producer = _asked("delete_producer")
+    delete_reader = _asked("delete_reader")
+    snapshot = _asked("snapshot")
+    flush = _asked("flush")
+    statistics = _asked("statistics")
+    hand_over = _asked("hand_over")
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open."""
@@ -336,30 +326,6 @@ class RemoteBackend:
             self.link.hold(place)
         return place
 
-    async def put_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a producer's name."""
-        await self.link.call_of("put_note", name, epoch, note)
-
-    async def delete_producer(self, name: str) -> bool:
-        """As `Node.delete_producer`."""
-        had: bool = await self.link.call_of("delete_producer", name)
-        return had
-
-    async def delete_reader(self, collection: str, name: str) -> bool:
-        """As `Node.delete_reader`."""
-        had: bool = await self.link.call_of("delete_reader", collection, name)
-        return had
-
-    async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
-        """As `Node.snapshot`."""
-        rows: pa.Table = await self.link.call_of("snapshot", collection, as_of)
-        return rows
-
-    async def flush(self) -> FlushResult:
-        """As `Node.flush`."""
-        made: FlushResult = await self.link.call_of("flush")
-        return made
-
     async def back_up(self, path: Path) -> BackupRecord:
         """As `Node.backup`; a relative path is this process's."""
         record: BackupRecord = await self.link.call_of("back_up", await to_thread.run_sync(path.absolute))
@@ -368,20 +334,6 @@ class RemoteBackend:
     async def verify(self) -> Report:
         """As `Node.verify`."""
         return Report(*await self.link.call_of("verify"))
-
-    async def statistics(self) -> NodeStatistics:
-        """As `Node.statistics`."""
-        told: NodeStatistics = await self.link.call_of("statistics")
-        return told
-
-    async def _change(self, timeout: float | None, what: str, name: str, *arguments: object) -> Any:
-        """Make a change of the catalog under the client's next stamp, so that it takes place once."""
-        stamp = self._stamp(None)
-        self._outstanding.append(stamp.sequence)
-        try:
-            return await within(timeout, partial(self.link.call_of, name, *arguments, stamp), what)
-        finally:
-            self._settled(range(stamp.sequence, stamp.sequence + 1))
 
     def _take_catalog(self, collections: tuple[CollectionInfo, ...]) -> None:
         # What has not changed stays the object it was, and with it all that was worked out from it.

@@ -127,6 +127,7 @@ class Link:
         self._ready = asyncio.Event()
         """Set while there is a connection, or will be none: then calls go on, or are refused."""
         self._answered = asyncio.Event()
+        self._is_leaving = False
         self._reason: Exception | None = None
 
     # --- connecting -----------------------------------------------------------------------------------------------------
@@ -162,6 +163,7 @@ class Link:
     async def _stay_connected(self) -> None:
         """Return when the connection is lost; ask a quiet one for a sign of life."""
         while not self._lost.is_set():
+            asked_at = self._loop.time()
             try:
                 async with asyncio.timeout(PING_S):
                     await self._lost.wait()
@@ -170,7 +172,10 @@ class Link:
                 if connection is None:
                     return
                 quiet_s = self._loop.time() - connection.received_at
-                if quiet_s > SILENT_S_MAX:
+                stood_still = (
+                    self._loop.time() - asked_at > 2 * PING_S
+                )  # this side, and what came is to be looked at yet
+                if quiet_s > SILENT_S_MAX and not stood_still:
                     connection.abort(Unreachable(f"the node at {self.address} was silent for {SILENT_S_MAX:g} s"))
                 elif quiet_s > PING_S / 2:
                     connection.send(FrameKind.PING)
@@ -241,7 +246,7 @@ class Link:
 
     def _become(self, state: LinkState) -> None:
         assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
-        self.state = state
+        self.state, self._is_leaving = state, False
         if state is not LinkState.CONNECTING:
             self._ready.set()
         self.on_state(state)
@@ -282,7 +287,7 @@ class Link:
 
     async def wait_ready(self) -> None:
         """Return while there is a connection. Raises `Unreachable` when it did not come back, `OnShutdown` after the end."""
-        while self.state is not LinkState.READY:
+        while self.state is not LinkState.READY or self._is_leaving:
             if self.state is LinkState.CLOSED:
                 raise OnShutdown("the client is closed — connect again")
             if self.state is LinkState.LOST:
@@ -398,8 +403,11 @@ class Link:
             case FrameKind.CATALOG:
                 self._on_catalog(decode(frame.payload, tuple[CollectionInfo, ...]))
                 self._has_catalog.set()
+            case FrameKind.LEAVING:
+                self._is_leaving = True  # the node answers what it has, and nothing more is begun over this connection
+                self._ready.clear()
             case _:
-                pass  # LEAVING: the connection is lost next; or of a later version
+                pass  # of a later version
 
     def _shake_hands(self, handshake: asyncio.Future[Frame], frame: Frame) -> None:
         if frame.kind == FrameKind.WELCOME and self._connection is not None:

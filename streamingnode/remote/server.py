@@ -2,16 +2,20 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+import anyio
+
 from streamingnode.embedded import EmbeddedBackend
+from streamingnode.errors import Unauthenticated
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.session import Authenticate, Session, Shared
 from wal.errors import OnShutdown, ProtocolError
-from wal.runtime import event_log
+from wal.runtime import accept_one_a_turn, event_log
 
 _log = event_log(__name__)
 
@@ -19,6 +23,8 @@ HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
 CATALOG_PAUSE_S = 0.02
 """Until clients hear of a collection that another one made, at most."""
+DRAIN_PAUSE_S = 0.02
+"""Between two looks whether clients still wait for answers."""
 CLOSE_S_MAX = 1.0
 """How long closing waits for clients to read what was sent to them."""
 SILENT_S_MAX = 60.0
@@ -41,7 +47,10 @@ class Server:
     async def listen_tcp(self, host: str, port: int, authenticate: Authenticate, tls: ssl.SSLContext | None) -> int:
         """Take connections at an address; return the port. Raises `OSError`."""
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(partial(self._connected, authenticate), host, port, ssl=tls, backlog=1024)
+        patience_s = None if tls is None else HELLO_S_MAX
+        connected = partial(self._connected, authenticate)
+        listener = await loop.create_server(connected, host, port, ssl=tls, ssl_handshake_timeout=patience_s, backlog=1)
+        accept_one_a_turn(listener)
         self._listeners.append(listener)
         found: int = listener.sockets[0].getsockname()[1]
         return found
@@ -52,9 +61,10 @@ class Server:
             listener.close()
         for session in self.shared.sessions:
             session.say_goodbye()
-        busy = {task for session in self.shared.sessions for task in session.calls()}
-        if busy:
-            await asyncio.wait(busy, timeout=grace_s)
+        with anyio.move_on_after(grace_s if self.shared.sessions else 0):
+            await asyncio.sleep(DRAIN_PAUSE_S)  # what clients sent before they heard of it is on its way
+            while any(session.is_busy for session in self.shared.sessions):  # noqa: ASYNC110 - of many things
+                await asyncio.sleep(DRAIN_PAUSE_S)
 
     async def close(self) -> None:
         """End every connection; idempotent."""
@@ -77,7 +87,7 @@ class Server:
 
     def connected_here(self) -> Connection:
         """Take a connection from who may open the node's directory, too."""
-        return self._connected(lambda _hello, _connection: Rights("local"))
+        return self._connected(lambda hello, _: Rights(hello.name[:128] or "local"))
 
     def _connected(self, authenticate: Authenticate) -> Connection:
         return Session(self.shared, authenticate).connection
@@ -104,6 +114,8 @@ class Server:
                 since = session.began_at if session.rights is None else session.connection.received_at
                 if loop.time() - since > limit:
                     session.connection.abort(ProtocolError(f"nothing came for {limit:g} s"))
+                elif session.rights is not None and session.rights.until_s <= time.time():
+                    session.connection.abort(Unauthenticated(f"the token of {session.rights.name!r} has expired"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

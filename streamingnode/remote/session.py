@@ -6,13 +6,14 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
+from anyio import to_thread
 
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, ProducerFenced
 from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy, Start
-from streamingnode.collections import Definition
+from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
-from streamingnode.errors import AccessDenied
+from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights
 from streamingnode.remote.calls import (
     CALLS,
@@ -34,7 +35,7 @@ from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.writes import FIRST_EPOCH, Targets, WireResult, WireTarget, checked_rows, result_to_wire
 from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
 from wal.append import AppendGroup, AppendResult
-from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError
+from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError, shown
 from wal.frames import Frame, FrameKind
 from wal.headers import HEADERS, MESSAGE_VERSION, DeleteHeader, InsertHeader, MessageType
 from wal.message import MutableMessage
@@ -44,6 +45,11 @@ from wal.runtime import event_log
 T = TypeVar("T")
 
 _log = event_log(__name__)
+_audit = event_log("streamingnode.audit")
+"""Who connects, who is refused, and what admins do. What clients say of themselves is quoted, so that it forges no field."""
+
+ADDRESS_SHARE = 4
+"""One address may have so small a part of the connections there may be."""
 
 CALLS_MAX = 1_024
 """Calls and streams that one connection may have under way; further ones are refused."""
@@ -74,10 +80,10 @@ class Shared:
         self.refused = 0
         """Connections over the limit."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more connections are taken."""
-        return len(self.sessions) > self._connections_max
+    def is_full_for(self, host: str) -> bool:
+        """Whether no more connections are taken, or none of this address; those at the node's own socket have none."""
+        of_host = sum(session.host == host for session in self.sessions) if host else 0
+        return len(self.sessions) > self._connections_max or of_host * ADDRESS_SHARE > self._connections_max
 
 
 class Stream:
@@ -111,7 +117,7 @@ class Session:
         self.connection = Connection(
             self._on_frame, self.lost, parts_bytes_max=PARTS_BYTES_MAX, on_made=self._made, is_node=True
         )
-        self._is_one_too_many = False
+        self._is_one_too_many, self.host = False, ""
         self.began_at = self._loop.time()
         self.rights: Rights | None = None
         self.ending: set[asyncio.Task[Any]] = set()
@@ -131,7 +137,9 @@ class Session:
 
     def _made(self) -> None:
         self._server.sessions.add(self)  # now and not before: a handshake of TLS that fails makes no connection
-        self._is_one_too_many = self._server.is_full
+        peer = self.connection.peer("peername")
+        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._is_one_too_many = self._server.is_full_for(self.host)
 
     def _on_frame(self, frame: Frame) -> None:
         if self.rights is None:
@@ -173,11 +181,12 @@ class Session:
                 raise ProtocolError(f"{hello.client_id} is no client id")
             rights = self._authenticate(hello, self.connection)
         except StreamingNodeError as error:
-            _log.warning("client_refused", code=error.code, client=hello.name[:80])
+            _audit.warning("client_refused", code=error.code, client=shown(hello.name), address=self.host)
             self._refuse(0, error)
             self.connection.close()
             return
         self.rights, self.client_id = rights, hello.client_id
+        _audit.info("client_connected", client=shown(rights.name), address=self.host)
         shared = self._server
         self._writes = ClientWrites(self._backend, shared.targets, self.connection, hello.client_id, rights, self.work)
         backend = self._backend
@@ -208,14 +217,15 @@ class Session:
         """Ask the client to leave: the node is closing."""
         self.connection.send(FrameKind.LEAVING)
 
-    def calls(self) -> list["asyncio.Task[None]"]:
-        """Return the calls under way, without the streams, which have no end."""
-        return [task for number, task in self._calls.items() if number not in self._streams]
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client waits for calls or writes; streams have no end."""
+        return len(self._calls) > len(self._streams) or (self.rights is not None and self._writes.is_busy)
 
     def lost(self, error: Exception | None) -> None:
         """End what the client has under way: nobody would hear of it. Its writes go on, and it may ask for them again."""
-        if isinstance(error, ProtocolError):
-            _log.warning("connection_refused", peer=str(self.connection.peer("peername") or ""), error=str(error))
+        if isinstance(error, (ProtocolError, Unauthenticated)):
+            _audit.warning("connection_refused", address=self.host, error=shown(str(error)))
         for task in list(self._calls.values()):
             task.cancel()
         self._held.clear()
@@ -289,9 +299,23 @@ class Session:
         arguments: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
         named = arguments.get(call.of_collection)
         collection = named.name if isinstance(named, Definition) else named
-        self._check(call.access, collection or (EVERYTHING if call.access is Access.ADMIN else None))
-        if call.access is Access.ADMIN and self.rights is not None:
-            _log.info("admin_call", client=self.rights.name, call=call.name, collection=collection)
+        if call.access is not Access.ADMIN:
+            self._check(call.access, collection)
+            return await self._answer(call, arguments)
+        outcome = "done"
+        try:
+            self._check(call.access, collection or EVERYTHING)
+            return await self._answer(call, arguments)
+        except BaseException as error:
+            outcome = error.code if isinstance(error, StreamingNodeError) else type(error).__name__
+            raise
+        finally:
+            who, what = shown(self.rights and self.rights.name), shown(collection or EVERYTHING)
+            _audit.info("admin_call", client=who, call=call.name, collection=what, outcome=outcome)
+
+    async def _answer(self, call: Call, arguments: dict[str, Any]) -> object:
+        if isinstance(definition := arguments.get("definition"), Definition):
+            arguments["definition"] = await to_thread.run_sync(definition.checked)
         stamp = arguments.get("stamp")
         if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")
@@ -406,6 +430,8 @@ class Session:
         if info is None:
             raise CollectionNotFound("the collection was dropped meanwhile — create it again, or read another")
         self._check(Access.CONSUME, info.name)
+        if call.reader is not None:
+            check_name("reader", call.reader)
         start_at = call.start_at
         at = message_id_kind(start_at[0])(start_at[1]) if isinstance(start_at, tuple) else start_at
         try:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -18,12 +19,14 @@ from anyio import to_thread
 
 from streamingnode.care.inspect import holder
 from streamingnode.config import NodeConfig
+from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address
 from streamingnode.remote.client import compose_remote
 from streamingnode.remote.link import LinkOptions
 from wal.errors import AlreadyOwned, InvalidArgument, StreamingNodeError
+from wal.files import OWNER_S_MAX
 from wal.runtime import Supervisor, event_log
 
 _log = event_log(__name__)
@@ -42,7 +45,7 @@ class Keeper:
     """Opens the node at `path` whenever nobody has it; `run` ends it when it is cancelled."""
 
     def __init__(self, path: Path, config: NodeConfig, compose: Compose) -> None:
-        self._path, self._compose = path, compose
+        self._path, self._compose, self._is_wanted = path, compose, False
         self._config = replace(config, serve=replace(config.serve, listen=True))
         self.owns = False
         """Whether the node is open in this process."""
@@ -52,7 +55,7 @@ class Keeper:
     async def run(self) -> None:
         """Own the node, or wait for the one who does to end, in turn."""
         while True:
-            pause_s = LOOK_PAUSE_S
+            pause_s, self._is_wanted = LOOK_PAUSE_S, False
             if await to_thread.run_sync(holder, self._path) is None:
                 try:
                     await self._own()
@@ -61,7 +64,13 @@ class Keeper:
                 except StreamingNodeError as error:
                     self.error, pause_s = error, FAILED_PAUSE_S
                     _log.error("node_not_opened", path=str(self._path), code=error.code, error=str(error))
+            if self._is_wanted:  # who asked for it gets it
+                pause_s = OWNER_S_MAX
             await anyio.sleep(pause_s)
+
+    def _hand_over(self, node: Node) -> None:
+        self._is_wanted = True
+        node.begin_closing()
 
     async def _own(self) -> None:
         closing = AsyncExitStack()
@@ -69,6 +78,9 @@ class Keeper:
         node: Node | None = None
         try:
             node = await self._compose(self._path, self._config, supervisor, closing)
+            backend = node._backend  # noqa: SLF001 - this is the other half of the node
+            assert isinstance(backend, EmbeddedBackend), "it was opened here"
+            backend.on_wanted = partial(self._hand_over, node)
             self.owns, self.error = True, None
             _log.info("node_owned", path=str(self._path), pid=os.getpid())
             await node.wait_closed()
@@ -100,6 +112,11 @@ async def compose_shared(
         except Unreachable:
             if keeper.error is not None:
                 raise keeper.error from None
+            if keeper.owns and not await to_thread.run_sync(Path(address.path).is_socket):
+                await keeping.stop()
+                raise InvalidArgument(
+                    f"{path} takes no socket, and no second process — let one have it alone"
+                ) from None
             if time.monotonic() > until:
                 owner = await to_thread.run_sync(holder, path)
                 if owner is not None:

@@ -29,7 +29,7 @@ from streamingnode.remote.calls import Welcome, decode, encode
 from streamingnode.remote.client import FRAMES_IN_FLIGHT_MAX, RemoteBackend
 from streamingnode.remote.link import LinkOptions, LinkState
 from streamingnode.remote.spool_records import START_BYTES, Record, decode_start, encode_record, encode_start, scan
-from streamingnode.remote.writes import FIRST_EPOCH, FrameOfWrites, Unit, WireWrites, frame_of
+from streamingnode.remote.writes import FIRST_EPOCH, FrameOfWrites, Lane, Unit, WireWrites, frame_of
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.writing.target import WriteTarget
 from wal.append import AppendGroup, AppendResult, Pack
@@ -199,11 +199,11 @@ def letters_of(
     lanes, at, letters = [], 0, {}
     for wire in writes.targets:
         target, is_delete = WriteTarget(infos[wire.collection_id, wire.schema_version]), wire.type == MessageType.DELETE
-        shape = (target.deletes if is_delete else target.inserts(wire.partition_id)).shape
-        data, at = pa.py_buffer(payload[at : at + wire.payload_bytes]), at + wire.payload_bytes
+        into = target.deletes if is_delete else target.inserts(wire.partition_id)
+        data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
         said = {"kind": "delete" if is_delete else "insert", "collection": target.info.name}
         said["partition"] = "".join([each.name for each in target.info.partitions if each.id == wire.partition_id])
-        lanes.append((pa.ipc.read_record_batch(data, shape.schema), said))
+        lanes.append((into.joined([Lane(into, data, is_plain=wire.is_plain).rows]), said))
     starts = [0] * len(lanes)
     for index, group in enumerate(writes.groups):
         for piece, (lane, length) in enumerate(group.pieces):
@@ -301,7 +301,8 @@ class SpoolingBackend(RemoteBackend):
 
     async def statistics(self) -> NodeStatistics:
         """As `Node.statistics`."""
-        return msgspec.structs.replace(await super().statistics(), spool=self.spool)
+        told: NodeStatistics = await super().statistics()
+        return msgspec.structs.replace(told, spool=self.spool)
 
     # --- keeping --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ and each caller hears of its own rows. All others keep their own.
 import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,6 +34,8 @@ EXACT_FROM_BYTES = 1 << 20
 """Of larger batches each write's rows are measured: together they may be over what one write may have."""
 PLAIN_ROWS_MAX = 64
 """Of one target in one frame: more rows are cheaper as Arrow data, for both sides."""
+GROUPS_MAX, PIECES_MAX = 4_096, 1 << 16
+"""Writes of one frame, of which a client sends 512, and its batches or parts of a write: 7 bytes become 200 each."""
 TARGETS_MAX = 4_096
 """What a server keeps of collections that were written to; it is worked out again in about 50 us."""
 
@@ -54,7 +56,7 @@ class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     sequence: int
     is_transaction: bool
-    pieces: tuple[tuple[int, int], ...]
+    pieces: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=PIECES_MAX)]
     producer_id: int = 0
     epoch: int = FIRST_EPOCH
 
@@ -63,8 +65,8 @@ class WireWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """All of a frame; the client was told of all its writes with sequences below `settled`."""
 
     settled: int
-    targets: tuple[WireTarget, ...]
-    groups: tuple[WireGroup, ...]
+    targets: Annotated[tuple[WireTarget, ...], msgspec.Meta(max_length=PIECES_MAX)]
+    groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=GROUPS_MAX)]
 
 
 class WireResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -187,11 +189,11 @@ def frame_of(
     The rows of a target are one batch, in the order of the groups.
     """
     lanes: dict[Any, tuple[int, list[Any]]] = {}
-    units, wired = [], []
+    units, wired = list[Unit](), list[tuple[object, ...]]()
     for run in _runs(groups, unit_bytes_max):
         head = run[0]
         pieces = []
-        for piece in head.pieces:
+        for piece in head.pieces if len(run) == 1 else [group.pieces[0] for group in run]:
             target = piece.target
             lane = lanes.get(target)
             if lane is None:
@@ -200,9 +202,7 @@ def frame_of(
             lane[1].append(piece.rows)
             pieces.append((lane[0], len(piece.rows)))
         if len(run) > 1:
-            more = [group.pieces[0].rows for group in run[1:]]
-            lane[1].extend(more)
-            pieces = [(lane[0], pieces[0][1] + sum(map(len, more)))]
+            pieces = [(pieces[0][0], sum([count for _, count in pieces]))]
             units.append(Unit(run, _shards(run)))
         else:
             units.append(Unit(run))
@@ -282,19 +282,20 @@ class Targets:
 class Lane:
     """Rows of a frame for one target, of which its writes take some, one after the other."""
 
-    __slots__ = ("_at", "_count", "_is_plain", "_is_uneven", "_row_bytes", "_rows", "shards", "target")
+    __slots__ = ("_at", "_count", "_is_plain", "_is_uneven", "_row_bytes", "rows", "shards", "target")
 
     def __init__(self, target: BatchTarget, data: memoryview, *, is_plain: bool) -> None:
         self.target, self.shards, self._at, self._is_plain = target, len(target.vchannels), 0, is_plain
-        self._rows: Any
-        self._rows, size_bytes = target.plain.decode(data) if is_plain else (checked_rows(data, target), len(data))
-        self._count = len(self._rows)
+        self.rows: Any
+        """All of them, as the target puts them into batches."""
+        self.rows, size_bytes = target.plain.decode(data) if is_plain else (checked_rows(data, target), len(data))
+        self._count = len(self.rows)
         self._row_bytes = (size_bytes + MESSAGE_OVERHEAD_BYTES) / max(self._count, 1)
         self._is_uneven = size_bytes > EXACT_FROM_BYTES and not is_plain
 
     def take(self, count: int) -> Piece:
         """Return the next of its rows. Raises `ProtocolError` for more than it has."""
-        rows, start, end = self._rows, self._at, self._at + count
+        rows, start, end = self.rows, self._at, self._at + count
         if not start < end <= self._count:
             raise ProtocolError("writes of more rows than their batch has")
         self._at = end
@@ -364,7 +365,7 @@ def _group(
         piece = lane.take(count)
         pieces.append(piece)
         size_bytes += piece.size
-        messages += count if count < lane.shards else lane.shards
+        messages += min(lane.shards, count)
     if refusal is not None:
         return refusal
     if messages + 2 > limits.group_messages_max or size_bytes > limits.group_bytes_max:

@@ -19,6 +19,12 @@ from wal.position import Place, ProducerStamp, check_sequence
 NOTE_BYTES_MAX = 4_096
 
 
+def check_note(note: bytes) -> None:
+    """Raise `InvalidArgument` for what is no note."""
+    if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
+        raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
+
+
 class Outstanding:
     """The writes of one producer that have begun and not ended: a next one waits while the oldest lies a window behind.
 
@@ -105,8 +111,7 @@ class Producer:
         It is written apart from the producer's writes: note what a write covers before it, never after. Raises
         `ProducerFenced`, and as a write does; after `Indeterminate`, the next opening finds this note or the one before.
         """
-        if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
-            raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
+        check_note(note)
         await self._backend.put_note(self._name, self._epoch, note)
         self._note = note
 

@@ -84,8 +84,8 @@ class PlainRows:
             signed = min(high, (1 << 63) - 1)
             kinds[column] = Annotated[int, msgspec.Meta(ge=low, le=None if high > signed else signed)]
         optional = [kind if column in self._required else kind | None for column, kind in enumerate(kinds)]
-        rows = tuple[tuple[tuple(optional)], ...]  # type: ignore[misc]  # made of the shape
-        return Annotated[rows, msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
+        row: Any = tuple.__class_getitem__(tuple(optional))  # made of the shape, which no checker knows
+        return Annotated[tuple[row, ...], msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
 
     def take(self, rows: Sequence[Any]) -> tuple[Cells, int] | None:
         """Return a copy of a few dicts and what they take at most, in bytes; None for what has to be looked at as Arrow."""

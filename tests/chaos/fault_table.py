@@ -1,7 +1,7 @@
 """Every fault with what is promised, what it may cost and how it is tried; rendered into docs/guarantees.md.
 
 In: the kept runs of the gates. Out: lines between two marks of the document, with the figures the gates last gave. Numbers
-are those of the list that the project was planned by; what is not there concerns a network that the node does not have.
+are those of the list that the project was planned by.
 """
 
 from collections.abc import Iterable
@@ -189,6 +189,13 @@ FAULTS = (
         tests=("tests/test_bad_input.py", "tests/streamingnode/test_rows.py"),
     ),
     Fault(
+        number="F21",
+        happens="a name that would be a path, is reserved or is no name at all",
+        promised="refused, by the node too, whoever sends it: ids become paths, names only those of tables, as checked",
+        lost="nothing",
+        tests=("tests/test_bad_input.py", "tests/streamingnode/remote/test_session_abuse.py"),
+    ),
+    Fault(
         number="F22",
         happens="a client without credentials, or without the right",
         promised="nothing but its hello is looked at, for 10 s and 64 KiB; then `UNAUTHENTICATED`, or `ACCESS_DENIED`",
@@ -196,11 +203,27 @@ FAULTS = (
         tests=("tests/streamingnode/remote/test_auth.py", "tests/streamingnode/remote/test_session.py"),
     ),
     Fault(
-        number="F24",
-        happens="a thousand connections that say nothing, or little",
-        promised="each is ended by its deadline, over the bound they are refused, and others are served",
+        number="F23",
+        happens="TLS without a key, with one that others may read, or with a certificate that is not valid now",
+        promised="the node does not start; a client verifies certificate and name, "
+        "unless its own `ssl.SSLContext` says otherwise",
         lost="nothing",
-        tests=("tests/streamingnode/remote/test_session.py",),
+        tests=("tests/streamingnode/remote/test_auth.py",),
+    ),
+    Fault(
+        number="F24",
+        happens="a thousand connections that say nothing, or a byte now and then",
+        promised="each is ended by its deadline, over the bound, in all or of one address, they are refused, and others "
+        "are served",
+        lost="nothing",
+        tests=("tests/streamingnode/remote/test_session.py", "tests/streamingnode/remote/test_floods.py"),
+    ),
+    Fault(
+        number="F25",
+        happens="few bytes that would become many: compressed rows, MessagePack in MessagePack, a frame of a million writes",
+        promised="compressed rows are refused unread, lists over their bound undecoded; that connection ends",
+        lost="nothing",
+        tests=("tests/streamingnode/remote/test_session_abuse.py", "tests/streamingnode/remote/test_session.py"),
     ),
     Fault(
         number="F26",
@@ -214,16 +237,20 @@ FAULTS = (
         number="F27",
         happens="no descriptors are left",
         promised="64 suffice for any number of segments, cuts and tables; without any, `flush` raises `OVERLOADED` and the "
-        "cut is made once there are some",
+        "cut is made once there are some; connections wait, and a node that cannot accept them tries once a second",
         lost="nothing; for the log itself it is a failed write like others",
         gates=("soak",),
-        tests=("tests/test_open_files.py", "tests/wal/rocks/test_many_tables.py"),
+        tests=(
+            "tests/test_open_files.py",
+            "tests/wal/rocks/test_many_tables.py",
+            "tests/streamingnode/remote/test_floods.py",
+        ),
     ),
     Fault(
         number="F28",
         happens="`SIGTERM` or `Ctrl-C`",
         promised="the program decides; leaving the node's block, also by cancellation, drains and closes in order; "
-        "`serve` does so at the first signal and ends at the second",
+        "`serve` does so at the first signal, within 10 s, answering the writes it has, and ends at the second",
         lost="nothing acknowledged",
         tests=("tests/test_busy_close.py", "tests/test_cancellation.py", "tests/streamingnode/test_serve.py"),
     ),

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +15,10 @@ import anyio
 import pytest
 
 import streamingnode as sn
+from streamingnode.care.inspect import check_free, holder
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
+from wal.errors import AlreadyOwned
+from wal.files import DirectoryLock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -95,6 +99,42 @@ async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_sig
         assert (await contents(node, "orders")).keys() == {1, 2, 3}
 
 
+async def test_a_signal_under_load_loses_nothing_and_systemd_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, acknowledged, refused = tmp_path / "data", list[int](), list[int]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(HANGS_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with serving(path) as process:
+            assert await asyncio.to_thread(systemd.recv, 100) == b"READY=1"
+            async with sn.connect(f"unix:{path / 'node.sock'}", give_up_s=0.2) as client:
+                await client.create_collection("c", SCHEMA, primary_key="id")
+
+                async def write(first: int) -> None:
+                    with suppress(sn.errors.Indeterminate):
+                        for key in range(first, first + 100_000):
+                            try:
+                                await client.insert("c", rows(key))
+                            except sn.errors.Unreachable:
+                                refused.append(key)
+                                return
+                            acknowledged.append(key)
+
+                writing = [asyncio.ensure_future(write(first)) for first in range(0, 2_000_000, 100_000)]
+                while len(acknowledged) < 500:  # noqa: ASYNC110 - what it waits for is written meanwhile
+                    await asyncio.sleep(0)
+                process.send_signal(signal.SIGTERM)
+                await asyncio.gather(*writing)
+            assert process.wait(HANGS_S) == 0
+            assert await asyncio.to_thread(systemd.recv, 100) == b"STOPPING=1"
+    async with sn.open_node(path) as node:
+        found = await contents(node)
+    assert found.keys() >= set(acknowledged)
+    assert not found.keys() & set(refused)
+
+
 async def test_a_second_signal_ends_it_at_once_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     with serving(tmp_path) as process:
         client = await sn.connect(f"unix:{tmp_path / 'node.sock'}", give_up_s=0.2)
@@ -125,4 +165,50 @@ def test_a_directory_that_somebody_else_serves_is_refused(tmp_path: Path) -> Non
         )
         assert (second.returncode, second.stdout) == (4, "")
         assert "ALREADY_OWNED" in second.stderr
+        assert "share=True" in second.stderr
         assert process.poll() is None
+
+
+async def test_a_command_that_has_the_directory_hands_it_over_to_a_service_and_goes_on_as_its_client(
+    tmp_path: Path,
+) -> None:
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+    with serving(tmp_path, *PROGRAM, "tail", str(tmp_path), "c", "--follow", "--json") as tail:
+        assert holder(tmp_path) == tail.pid
+        async with sn.open_node(tmp_path) as node:
+            assert holder(tmp_path) == os.getpid()
+            await node.insert("c", rows(1))
+            assert tail.stdout is not None
+            assert "tea 1" in await asyncio.to_thread(tail.stdout.readline)
+        async with sn.open_node(tmp_path, share=True, cut_interval_s=77) as node:
+            assert holder(tmp_path) == os.getpid()
+            await node.insert("c", rows(2))
+            assert "tea 2" in await asyncio.to_thread(tail.stdout.readline)
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait(HANGS_S) == 130
+
+
+async def test_a_service_waits_for_a_command_that_ends_by_itself(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path):
+        pass
+    lock = DirectoryLock(tmp_path, brief=True)
+    with pytest.raises(AlreadyOwned):
+        check_free(tmp_path)
+    asyncio.get_running_loop().call_later(0.2, lock.release)
+    async with sn.open_node(tmp_path):
+        assert holder(tmp_path) == os.getpid()
+
+
+async def test_a_service_does_not_wait_for_another_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamingnode.opening.OWNER_PAUSE_S", 1000)
+    async with sn.open_node(tmp_path):
+        pass
+    for is_brief, patience_s in ((False, 5.0), (True, -1.0)):
+        monkeypatch.setattr("streamingnode.opening.OWNER_S_MAX", patience_s)
+        lock = DirectoryLock(tmp_path, brief=is_brief)
+        try:
+            with pytest.raises(AlreadyOwned):
+                await sn.open_node(tmp_path)
+        finally:
+            lock.release()

@@ -136,6 +136,21 @@ def test_script_writes_and_reads_back() -> None:
         assert (node.path, node.durability) == (None, "fsync")
 
 
+def test_script_reaches_the_node_of_another_owner(tmp_path: Path) -> None:
+    with sn.sync.open_node(tmp_path) as owner:
+        with sn.sync.connect(f"unix:{tmp_path}/node.sock", name="script") as node:
+            node.create_collection("orders", SCHEMA, primary_key="id")
+            with node.transaction() as txn:
+                txn.insert("orders", [{"id": 1, "item": "a"}])
+            node.producer("feed").insert("orders", [{"id": 2, "item": "b"}], sequence=1)
+            with node.read("orders", until=node.consistent_tick()) as messages:
+                assert [message.type.name for message in messages] == ["CREATE_COLLECTION", "TXN", "INSERT"]
+            assert node.path == str(tmp_path)
+        assert sorted(row["id"] for row in owner.snapshot("orders").to_pylist()) == [1, 2]
+    with pytest.raises(sn.errors.Unreachable):
+        sn.sync.connect(f"unix:{tmp_path}/node.sock")
+
+
 def test_errors_come_out_unchanged() -> None:
     error = RuntimeError("mine")
     with pytest.raises(RuntimeError) as caught, sn.sync.open_node(None) as node:

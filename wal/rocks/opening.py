@@ -14,7 +14,7 @@ from rocksdict import Rdict
 
 from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
 from wal.failpoint import failpoint
-from wal.files import LOCK_NAME, DirectoryLock, disk_errors_typed, make_directory, read_regular, sync_directory
+from wal.files import BRIEF, LOCK_NAME, DirectoryLock, disk_errors_typed, make_directory, read_regular, sync_directory
 from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import (
     FLOOR_BYTES,
@@ -52,7 +52,9 @@ class OwnedDirectory:
         self.lock.release()
 
 
-def take_directory(directory: Path, options: RocksOptions) -> tuple[OwnedDirectory, Rdict, Survey]:
+def take_directory(
+    directory: Path, options: RocksOptions, *, brief: bool = False
+) -> tuple[OwnedDirectory, Rdict, Survey]:
     """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
     with disk_errors_typed(directory):
         if directory.exists() and not directory.is_dir():
@@ -61,7 +63,7 @@ def take_directory(directory: Path, options: RocksOptions) -> tuple[OwnedDirecto
     failpoint("recovery.directory_made")
     with classified(directory), ExitStack() as undo:
         check_place(directory)  # before anything is put there, the lock included
-        lock = DirectoryLock(directory)
+        lock = DirectoryLock(directory, brief=brief)
         undo.callback(lock.release)
         failpoint("recovery.directory_locked")
         check_place(directory)  # once more, now that nobody else makes a node here
@@ -163,7 +165,9 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
         return False
     if name == FLOOR_TEMPORARY_NAME:
         return is_begun_floor(content)
-    return not content.strip(b"0123456789\n\0")  # a power cut leaves zeros where the process's number was to be
+    return not content.replace(BRIEF.encode(), b"").strip(
+        b"0123456789\n\0"
+    )  # a power cut leaves zeros where the process's number was to be
 
 
 def create_database(directory: Path, options: RocksOptions, node_id: str) -> None:

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -39,8 +40,10 @@ from wal.runtime import event_log, outlast
 _log = event_log(__name__)
 
 
-async def open_rocks_store(path: str | os.PathLike[str], *, options: RocksOptions | None = None) -> "RocksStore":
-    """Open the node directory at `path`, or make it, and own it until `close`.
+async def open_rocks_store(
+    path: str | os.PathLike[str], *, options: RocksOptions | None = None, brief: bool = False
+) -> "RocksStore":
+    """Open the node directory at `path`, or make it, and own it until `close`; a command does so for a `brief` time.
 
     Replays RocksDB's log up to three times, about 0.3 s for each 64 MiB of it. Cancelling waits for the end of that.
 
@@ -55,7 +58,8 @@ async def open_rocks_store(path: str | os.PathLike[str], *, options: RocksOption
     """
 
     async def open_store() -> RocksStore:
-        return RocksStore(*await anyio.to_thread.run_sync(take_directory, Path(path), options or RocksOptions()))
+        take = partial(take_directory, Path(path), options or RocksOptions(), brief=brief)
+        return RocksStore(*await anyio.to_thread.run_sync(take))
 
     opening = asyncio.ensure_future(open_store())
     try:

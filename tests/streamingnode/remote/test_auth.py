@@ -27,6 +27,7 @@ TOKENS = {
     "writer": "writer-0123456789abcdef",
     "admin": "admin-0123456789abcdefg",
     "expired": "expired-0123456789abcdef",
+    "expires": "expires-0123456789abcdef",
 }
 
 
@@ -37,6 +38,7 @@ def token_file(path: Path, mode: int = 0o600) -> Path:
         "writer": 'produce = ["c"]\nconsume = ["c"]',
         "admin": 'admin = ["*"]\nproduce = ["*"]\nconsume = ["*"]',
         "expired": 'admin = ["*"]\nexpires = 2020-01-01T00:00:00Z',
+        "expires": 'consume = ["*"]\nexpires = 2090-01-01T00:00:00Z',
     }
     text = "".join(
         f'[[client]]\nname = "{name}"\nsha256 = "{hashlib.sha256(TOKENS[name].encode()).hexdigest()}"\n{each}\n'
@@ -84,6 +86,17 @@ async def test_who_has_no_valid_token_is_refused_and_told_no_secret(
     for known in TOKENS.values():
         assert known not in said
         assert hashlib.sha256(known.encode()).hexdigest() not in said
+
+
+async def test_a_connection_ends_when_its_token_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamingnode.remote.server.HELLO_S_MAX", 0.1)
+    async with listening(token_file(tmp_path)) as (_, server, port):
+        async with sn.connect(f"tcp://127.0.0.1:{port}", token=TOKENS["expires"]) as client:
+            await client.statistics()
+            monkeypatch.setattr("streamingnode.remote.server.time.time", lambda: 4e9)
+            await until(lambda: not server.shared.sessions)
+            with pytest.raises(Unauthenticated):
+                await client.statistics()
 
 
 async def test_a_token_from_a_file_opens_what_it_is_for(tmp_path: Path) -> None:
@@ -311,3 +324,34 @@ def test_a_key_that_others_may_read_and_half_of_a_pair_are_refused(certificates:
     with pytest.raises(InvalidArgument, match="correct them"):
         server_tls(cert, certificates / "stranger.key", None)
     assert server_tls(None, None, None) is None
+
+
+def test_a_certificate_that_is_not_valid_now_is_refused(certificates: Path, tmp_path: Path) -> None:
+    cert, key = tmp_path / "old.pem", certificates / "node.key"
+    openssl("x509", "-req", "-in", certificates / "node.csr", "-signkey", key, "-days", "-1", "-out", cert)
+    with pytest.raises(InvalidArgument, match="expired"):
+        server_tls(cert, key, None)
+    with pytest.raises(InvalidArgument, match="expired"):
+        server_tls(cert, key, certificates / "ca.pem")
+
+
+async def test_a_client_verifies_the_name_of_its_node_unless_its_context_says_otherwise(certificates: Path) -> None:
+    async with listening(None, node_tls(certificates)) as (_, _, port):
+        url = f"tls://localhost:{port}"  # the certificate is of 127.0.0.1
+        with pytest.raises(Unreachable, match=r"[Hh]ostname"):
+            await sn.connect(url, tls=client_tls(certificates))
+        unverified = client_tls(certificates)
+        unverified.check_hostname = False
+        async with sn.connect(url, tls=unverified) as client:
+            await client.insert("c", rows(1))
+
+
+async def test_who_begins_no_handshake_is_dropped_by_the_deadline_for_a_hello(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamingnode.remote.server.HELLO_S_MAX", 0.1)
+    async with listening(None, node_tls(certificates)) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        writer.close()

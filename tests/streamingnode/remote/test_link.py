@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -268,6 +269,56 @@ async def test_a_client_of_a_silent_node_gives_up_on_its_connection(monkeypatch:
         served.proxy.on_frame = pass_all
         served.proxy.cut()
         assert await calling
+
+
+async def test_a_node_of_another_version_and_a_server_of_another_protocol_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node_behind_proxy() as served:
+        monkeypatch.setattr(link_module, "VERSIONS", (9,))
+        with pytest.raises(sn.errors.ProtocolError, match=r"speaks versions \(9,\)"):
+            await sn.connect(f"tcp://127.0.0.1:{served.port}")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
+        with pytest.raises(sn.errors.ProtocolError, match="no part of this protocol"):
+            await sn.connect(f"tcp://127.0.0.1:{other.sockets[0].getsockname()[1]}")
+
+
+async def test_a_node_that_leaves_answers_what_it_has_and_its_client_begins_nothing_more() -> None:
+    async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
+        begun = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(200)]
+        await until(lambda: served.proxy.passed[Way.TO_NODE] > 1_000)
+        draining = asyncio.ensure_future(served.server.drain(30))
+        await until(lambda: link_of(client)._is_leaving)
+        late = asyncio.ensure_future(client.insert("c", rows(1_000)))
+        await draining
+        assert not any(session.is_busy for session in served.server.shared.sessions)
+        await served.server.close()
+        outcomes = await asyncio.gather(*begun, late, return_exceptions=True)
+        failures = [each for each in outcomes if isinstance(each, BaseException)]
+        assert {type(each) for each in failures} == {sn.errors.Unreachable}, "nothing is in doubt"
+        assert isinstance(outcomes[-1], sn.errors.Unreachable)
+        found = await contents(served.owner)
+        assert len(found) == len(outcomes) - len(failures)
+
+
+async def test_a_client_that_stood_still_itself_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "PING_S", 0.02)
+    monkeypatch.setattr(link_module, "SILENT_S_MAX", 0.1)
+    async with node_behind_proxy() as served, served.client() as client:
+        txn_id = await client.begin_transaction()
+        for _ in range(3):
+            stands_still_until = time.monotonic() + 0.2
+            while time.monotonic() < stands_still_until:
+                pass  # as a program that computes
+            await client.consistent_tick()
+        await client.commit_transaction(txn_id)
+        assert served.proxy.connections == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What is no part of the protocol, and the bounds of a connection."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,9 +12,10 @@ from streamingnode.errors import Overloaded
 from streamingnode.remote import server as server_module
 from streamingnode.remote import session as session_module
 from streamingnode.remote.answers import WRITE_BYTES_MAX
-from streamingnode.remote.calls import ReadCall
+from streamingnode.remote.calls import ReadCall, WireError
+from streamingnode.remote.writes import WireGroup, WireResult
 from tests.parts_of import parts_of
-from tests.streamingnode.remote.nodes import Served, serving
+from tests.streamingnode.remote.nodes import Served, keys_in_log, serving
 from tests.streamingnode.remote.proxy import until
 from tests.streamingnode.remote.raw import frame_bytes, hello, raw_client, writes_of
 from tests.streamingnode.remote.session_cases import (
@@ -142,7 +145,7 @@ async def test_writes_over_the_window_end_the_connection(served: Served, monkeyp
 
 
 async def test_connections_over_the_bound_are_told_so(served: Served) -> None:
-    async with serving(served.owner, connections_max=2) as small:
+    async with serving(served.owner, connections_max=8) as small:
         async with greeted(small), greeted(small):
             async with raw_client(small.port) as third:
                 third.send(PREFACE + hello())
@@ -153,8 +156,24 @@ async def test_connections_over_the_bound_are_told_so(served: Served) -> None:
         await serves(small)
 
 
+async def test_one_address_has_a_part_of_the_connections_and_the_nodes_own_socket_all(
+    served: Served, tmp_path: Path
+) -> None:
+    async with serving(served.owner, connections_max=8) as small:
+        own = await asyncio.get_running_loop().create_unix_server(small.server.connected_here, tmp_path / "s")
+        async with own, greeted(small), greeted(small):
+            async with raw_client(small.port) as third:
+                third.send(PREFACE + hello())
+                assert (await third.error()).code == "OVERLOADED"
+                await third.ended()
+            async with AsyncExitStack() as others:
+                for _ in range(5):
+                    await others.enter_async_context(sn.connect(f"unix:{tmp_path / 's'}"))
+        await small.all_gone()
+
+
 async def test_a_client_over_the_bound_raises_that_it_is(served: Served) -> None:
-    async with serving(served.owner, connections_max=1) as small, greeted(small):
+    async with serving(served.owner, connections_max=4) as small, greeted(small):
         with pytest.raises(Overloaded):
             await sn.connect(f"tcp://127.0.0.1:{small.port}")
 
@@ -196,3 +215,21 @@ async def test_long_frames_over_the_bound_end_the_connection(served: Served) -> 
         for number in range(1, 20):
             client.say(FrameKind.PART, number, None, bytes(1 << 20))
         await client.ended()
+
+
+async def test_what_an_older_connection_still_carries_is_not_written_a_second_time(served: Served) -> None:
+    client_id = 1 << 62
+    first, second = (writes_of(served.owner, [key], WireGroup(key, False, ((0, 1),)), settled=key) for key in (1, 2))
+    async with raw_client(served.port) as older, raw_client(served.port) as newer:
+        for each in (older, newer):
+            await each.greet(client_id=client_id)
+        for number, (writes, data) in enumerate((first, second), 1):  # the second says that the first was told
+            newer.say(FrameKind.WRITES, number, writes, data)
+            assert isinstance(await newer.result(), WireResult)
+        older.say(FrameKind.WRITES, 1, *first)
+        refused = await older.result()
+        assert isinstance(refused, WireError)
+        assert refused.code == "SEQUENCE_TOO_OLD"
+        older.say(FrameKind.WRITES, 2, *second)
+        assert isinstance(await older.result(), WireResult)
+    assert sorted(await keys_in_log(served.owner)) == [1, 2]

@@ -1,17 +1,22 @@
 """A client that does not read, and rows and ids that nobody of ours sends."""
 
 import asyncio
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from streamingnode.collections import Definition
 from streamingnode.remote import connection as connection_module
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, decode
 from streamingnode.remote.connection import SEND_BUFFER_BYTES
 from streamingnode.remote.writes import WireGroup, WireResult, WireWrites
+from streamingnode.writing.producer import NOTE_BYTES_MAX
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, Served, contents, node_behind_proxy, rows, serving
 from tests.streamingnode.remote.proxy import Way, until
@@ -25,7 +30,7 @@ from tests.streamingnode.remote.session_cases import (
     squeezed,
     waiting_bytes,
 )
-from wal.frames import FrameKind
+from wal.frames import Frame, FrameKind
 from wal.headers import InsertHeader, MessageType
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -242,6 +247,91 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
                 await other.frame()
         await client.still_served()
         await serves(served)
+
+
+def array(item: bytes, count: int = 500_000) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+@pytest.mark.parametrize("part", ["groups", "targets", "pieces"])
+async def test_writes_of_far_more_parts_than_any_client_sends_are_refused_undecoded(served: Served, part: str) -> None:
+    writes, data = writes_of(served.owner, [1])
+    encode, group = msgspec.msgpack.encode, WireGroup(1, False, ((0, 1),))
+    targets, groups = encode(writes.targets), encode(writes.groups)
+    if part == "groups":
+        groups = array(encode(group))
+    elif part == "targets":
+        targets = array(encode(writes.targets[0]))
+    else:
+        groups = b"\x91\x95\x01\xc3" + array(b"\x92\x00\x01") + b"\x00\x01"
+    async with greeted(served) as client:
+        session = session_of(served)
+        frame = Frame(FrameKind.WRITES, 1, b"\x93\x01" + targets + groups, b"")
+        tracemalloc.start()
+        with pytest.raises(sn.errors.ProtocolError, match="length <="):
+            session._writes.take(frame)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 1 << 20
+        client.say(FrameKind.WRITES, 1, msgspec.Raw(frame.meta), data)
+        await client.ended()
+
+
+async def test_a_read_of_millions_of_types_is_refused(served: Served) -> None:
+    async with greeted(served) as client:
+        client.say(FrameKind.CALL, 1, "read", b"\x98\x01\xa3all\xc0\xc0\xc0" + array(b"\x02") + b"\xc0\x01")
+        assert (await client.error()).code == "PROTOCOL_ERROR"
+
+
+BAD_NAMES = ["../../evil", "/etc/passwd", "..", "_node", "a\nb", "", "x" * 1_000_000, "A", "a\0b"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=lambda name: repr(name[:12]))
+async def test_names_that_would_be_paths_or_are_reserved_are_refused_whoever_sends_them(
+    served: Served, name: str
+) -> None:
+    (info,) = parts_of(served.owner).catalog.collections()
+    requests = [
+        ("create_collection", [Definition(name, SCHEMA, "id", 1, ()), False, None]),
+        ("create_collection", [Definition("new", SCHEMA, "id", 1, (name,)), False, None]),
+        ("create_partition", ["c", name, False, None]),
+        ("open_producer", [name]),
+        ("read", ReadCall(info.id, "all", None, None, name, (2,), None, 1 << 20)),
+    ]
+    async with greeted(served) as client:
+        for number, (call, request) in enumerate(requests, 1):
+            client.call(number, call, request)
+            assert (await client.error()).code == "INVALID_ARGUMENT", (number, call)
+    assert parts_of(served.owner).catalog.collections() == (info,)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"primary_key": "nothing"},
+        {"shards": -1},
+        {"shards": 100_000},
+        {"partitions": ("a", "a")},
+        {"partitions": tuple(map(str, range(5_000)))},
+        {"schema": pa.schema([("id", pa.uint8())])},
+        {"schema": pa.schema([("id", pa.int64()), ("_tick", pa.int64())])},
+    ],
+    ids=lambda wrong: repr(wrong)[:40],
+)
+async def test_a_definition_that_no_client_of_ours_makes_is_refused(served: Served, wrong: dict[str, Any]) -> None:
+    before = parts_of(served.owner).catalog.collections()
+    definition = replace(Definition("new", SCHEMA, "id", 1, ()), **wrong)
+    async with greeted(served) as client:
+        client.call(1, "create_collection", [definition, False, None])
+        assert (await client.error()).code in {"INVALID_ARGUMENT", "SCHEMA_MISMATCH"}
+    assert parts_of(served.owner).catalog.collections() == before
+
+
+async def test_a_note_over_its_bound_is_refused(served: Served) -> None:
+    feed = await served.owner.producer("feed")
+    async with greeted(served) as client:
+        client.call(1, "put_note", ["feed", feed.epoch, bytes(NOTE_BYTES_MAX + 1)])
+        assert (await client.error()).code == "INVALID_ARGUMENT"
 
 
 async def test_a_batch_of_no_bytes_is_refused(served: Served) -> None:

@@ -1,5 +1,8 @@
 """One directory, several processes: whoever owns the node may be killed, and nothing is lost or doubled."""
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -11,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from streamingnode.care.inspect import holder
-from streamingnode.remote.address import SOCKET_PATH_BYTES_MAX
+from streamingnode.care.inspect import check_free, holder
+from streamingnode.errors import DeadlineExceeded
+from streamingnode.opening import open_briefly
+from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from tests.streamingnode.remote import sharing_worker
 from wal.errors import AlreadyOwned, InvalidArgument
 
@@ -92,6 +97,36 @@ def test_owners_are_killed_one_after_the_other_and_every_write_takes_place_once(
     assert not [key for worker in workers for key in worker.acknowledged if key not in rows]
 
 
+@pytest.mark.may_block
+async def test_stopped_owner_keeps_the_node_and_the_others_get_their_deadlines(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    owner = Worker(directory, 0)
+    try:
+        await asyncio.to_thread(owner.read, 10)
+        async with sn.open_node(directory, share=True) as node:
+            os.kill(owner.process.pid, signal.SIGSTOP)
+            row = {"id": 1, "worker": 1}
+            for call in (
+                node.insert("rows", [row], timeout=0.2),
+                node.create_collection("new", SCHEMA, primary_key="id", timeout=0.2),
+                node.begin_transaction(timeout=0.2),
+                node.snapshot("rows", timeout=0.2),
+            ):
+                with pytest.raises(DeadlineExceeded):
+                    await call
+            assert holder(directory) == owner.process.pid
+            waiting = asyncio.ensure_future(node.upsert("rows", [row]))
+            os.kill(owner.process.pid, signal.SIGCONT)
+            await waiting
+            assert holder(directory) == owner.process.pid
+    finally:
+        owner.kill()
+    with sn.sync.open_node(directory) as node:
+        rows = Counter(node.snapshot("rows")["id"].to_pylist())
+    assert rows.keys() >= {1, *owner.acknowledged}
+    assert set(rows.values()) == {1}
+
+
 async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_first_closes(tmp_path: Path) -> None:
     first = await sn.open_node(tmp_path / "data", share=True)
     async with sn.open_node(tmp_path / "data", share=True) as second:
@@ -124,6 +159,21 @@ async def test_node_that_somebody_owns_without_clients_is_already_owned(
 async def test_directory_with_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="shorter path"):
         await sn.open_node(tmp_path / ("d" * SOCKET_PATH_BYTES_MAX), share=True)
+
+
+@pytest.mark.may_block
+async def test_directory_where_no_socket_can_be_made_is_not_shared_and_commands_have_it_alone(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+    (tmp_path / SOCKET_NAME).mkdir()
+    with pytest.raises(InvalidArgument, match="takes no socket"):
+        await sn.open_node(tmp_path, share=True)
+    assert holder(tmp_path) is None
+    async with open_briefly(tmp_path, lasting=True) as node:
+        await node.insert("c", [{"id": 1}])
+        with pytest.raises(AlreadyOwned):
+            check_free(tmp_path)
+    assert holder(tmp_path) is None
 
 
 @pytest.mark.parametrize("options", [{"path": None}, {"observer": object()}])
