@@ -27,6 +27,7 @@ from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
 from wal.position import MessageId, Place, ProducerStamp, message_id_kind
+from wal.rocksmq.contract import MessageQueue
 
 GRACE_S = 3.0
 """How long closing lets the appends under way end by themselves."""
@@ -54,6 +55,7 @@ class EmbeddedBackend:
         self.channel, self.flusher, self.readers = channel, flusher, readers
         self.pending, self.measure = channel.pending, statistics
         self.listener: StopsListening | None = None
+        self.mq: MessageQueue | None = None
         self._directory = path
 
     @property

@@ -68,9 +68,7 @@ class Consumer:
         ack: Callable[[Sequence[int]], Awaitable[None]],
         give_back: Callable[[], Awaitable[None]],
     ) -> None:
-        self._deliver, self._give_back = deliver, give_back
-        self.ack = ack
-        """As `MessageQueue.ack`."""
+        self._deliver, self._ack, self._give_back = deliver, ack, give_back
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -89,6 +87,10 @@ class Consumer:
         if self._closed:
             raise OnShutdown("the consumer is closed — register another one")
         return await self._deliver(count, wait_s)
+
+    async def ack(self, ids: Sequence[int]) -> None:
+        """As `MessageQueue.ack`."""
+        await self._ack(ids)
 
     async def close(self) -> None:
         """Give back what is not acknowledged, so that others get it at once; idempotent."""

@@ -91,7 +91,7 @@ class _Batch:
 class RocksMQ:
     """The topics of a `RocksStore`; see `MessageQueue`. `open` of the store comes first, `close` before its own.
 
-    `wait_back` waits until the store takes writes again after one failed. Leases go by `elapsed_ms`, pages by `now_ms`.
+    `in_term` calls what reads them again after a failed write. Leases go by `elapsed_ms`, pages by `now_ms`.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class RocksMQ:
         *,
         now_ms: Callable[[], int],
         elapsed_ms: Callable[[], int],
-        wait_back: Callable[[], Awaitable[None]],
+        in_term: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
     ) -> None:
-        self._store, self._options, self._wait_back = store, options, wait_back
+        self._store, self._options, self._in_term = store, options, in_term
         self._now_ms, self._elapsed_ms = now_ms, elapsed_ms
         self.ids = IdAllocator(TickAllocator(now_ms, elapsed_ms))
         self._topics: dict[str, Topic] = {}
@@ -348,17 +348,19 @@ class RocksMQ:
     async def _ready(self) -> None:
         """Have the topics of the database that is open, or raise."""
         while not self._closed and (self._openings != self._store.openings or not self._store.taking_writes):
-            await self._wait_back()
-            async with self._loading:
-                if self._openings != self._store.openings:
-                    openings = self._store.openings
-                    records = await self._store.scan_meta(PREFIX)
-                    damaged = await self._store.engine.read(_damaged, self._store.engine, records)
-                    if openings == self._store.openings:
-                        self._install(records, damaged)
-                        self._openings = openings
+            await self._in_term(self._load)
         if self._closed:
             raise OnShutdown("the queue is closed")
+
+    async def _load(self) -> None:
+        async with self._loading:
+            openings, engine = self._store.openings, self._store.engine
+            records = await self._store.scan_meta(PREFIX)
+            if openings != self._openings:
+                damaged = await engine.read(_damaged, engine, records)
+                if openings == self._store.openings:
+                    self._install(records, damaged)
+                    self._openings = openings
 
     def _install(self, records: dict[str, bytes], damaged: dict[str, Corrupt]) -> None:
         before, decode = self._topics, msgspec.msgpack.decode

@@ -1,9 +1,10 @@
 """A queue on a real store, with clocks that a test sets."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from wal.errors import LogReopening
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocksmq.contract import MqOptions
@@ -26,8 +27,15 @@ async def open_queue(
     path: Path, clock: Clock | None = None, options: MqOptions | None = None, rocks: RocksOptions = OPTIONS
 ) -> tuple[RocksStore, RocksMQ]:
     store, clock = await open_rocks_store(path, options=rocks), clock or Clock()
-    mq = RocksMQ(store, options or MqOptions(), now_ms=clock, elapsed_ms=clock, wait_back=store.reopen)
-    return store, mq
+
+    async def in_term(call: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await call()
+            except LogReopening:
+                await store.reopen()
+
+    return store, RocksMQ(store, options or MqOptions(), now_ms=clock, elapsed_ms=clock, in_term=in_term)
 
 
 @asynccontextmanager

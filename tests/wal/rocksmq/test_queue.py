@@ -7,19 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.wal.rocksmq.queues import Clock, opened
-from wal.errors import (
-    AlreadyExists,
-    GroupNotFound,
-    InvalidArgument,
-    OnShutdown,
-    Overloaded,
-    TooLarge,
-    TopicNotEmpty,
-    TopicNotFound,
-    Truncated,
-)
-from wal.rocksmq.contract import MqOptions
-from wal.rocksmq.group import GAPS_MAX
 from wal.rocksmq.messages import ProducerMessage
 from wal.rocksmq.queue import RocksMQ
 
