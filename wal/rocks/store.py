@@ -74,7 +74,7 @@ class RocksStore:
         self.node_id, self.promised_tick = found.node_id, owned.floor.known.tick
         self._engine = Engine(owned.directory / DATABASE_NAME, database)
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
-        self.admit = self._commit.admit
+        self.admit, self.check_admitted = self._commit.admit, self._commit.check_admitted
         self._logs: dict[str, RocksLog] = {}
         self._opening, self._closing, self._promising = anyio.Lock(), anyio.Lock(), anyio.Lock()
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads

@@ -51,6 +51,10 @@ class Ranges:
             start, stop = min(start, self.starts[low]), max(stop, self.stops[high - 1])
         self.starts[low:high], self.stops[low:high] = [start], [stop]
 
+    def touches(self, start: int, stop: int) -> bool:
+        """Whether adding a range makes no further one."""
+        return bisect_left(self.stops, start) < bisect_right(self.starts, stop)
+
     def drop_below(self, floor: int) -> int:
         """Forget what is below `floor`, and return where the ids that follow on it stop."""
         at = bisect_left(self.stops, floor)
@@ -169,7 +173,8 @@ class Group:
     def ack(self, ids: Sequence[int]) -> None:
         """Acknowledge messages. Raises `Overloaded`, and acknowledges none, when too many gaps would be left."""
         runs = list(runs_of(sorted(ids)))
-        if len(self.acked) + len(runs) > GAPS_MAX:
+        added = [run for run in runs if run[0] > self.floor and not self.acked.touches(*run)]
+        if len(self.acked) + len(added) > GAPS_MAX:
             raise Overloaded(
                 f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
             )

@@ -120,9 +120,8 @@ class RocksMQ:
     async def create_topic(self, topic: str) -> None:
         """See `MessageQueue.create_topic`."""
         check_name("topic", topic)
-        await self._ready()
-        if topic in self._damaged:
-            raise self._damaged[topic]
+        with suppress(TopicNotFound):
+            await self._find(topic, changes=True)
         if topic not in self._topics:
             begin = self.ids.alloc_one()
             record = TopicRecord(self._next_log_id, begin, begin - 1, 0, 0)
@@ -134,7 +133,7 @@ class RocksMQ:
 
     async def destroy_topic(self, topic: str) -> None:
         """See `MessageQueue.destroy_topic`."""
-        found = await self._find(topic)
+        found = await self._find(topic, changes=True)
         self._flush()  # what was produced before is in the write before
         del self._topics[topic]
         self._cache.forget(found.log_id)
@@ -153,7 +152,7 @@ class RocksMQ:
     async def create_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.create_consumer_group`."""
         check_name("group", group)
-        found = await self._find(topic)
+        found = await self._find(topic, changes=True)
         if group in found.groups:
             raise AlreadyExists(f"topic {topic!r} has a group {group!r} — use it, or another name")
         found.groups[group] = Group(GroupRecord(found.begin_id))
@@ -161,7 +160,7 @@ class RocksMQ:
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.destroy_consumer_group`."""
-        found, _ = await self._find_group(topic, group)
+        found, _ = await self._find_group(topic, group, changes=True)
         del found.groups[group]
         self._wake(topic, group)
         await self._changed(topic, group)
@@ -195,6 +194,7 @@ class RocksMQ:
         """See `MessageQueue.produce`."""
         bodies, size_bytes = bodies_of(messages)
         with _watched("produce", topic) as passed:
+            await self._ready()
             await self._store.admit(size_bytes)
             found = await self._find(topic)
             passed("admitted")
@@ -232,7 +232,7 @@ class RocksMQ:
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """See `MessageQueue.ack`."""
-        found, state = await self._find_group(topic, group)
+        found, state = await self._find_group(topic, group, changes=True)
         if not ids:
             return
         if not all(type(each) is int for each in ids) or max(ids) > found.end_id:
@@ -253,7 +253,7 @@ class RocksMQ:
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.force_seek`."""
-        found, state = await self._find_group(topic, group)
+        found, state = await self._find_group(topic, group, changes=True)
         state.seek(min(max(message_id, found.begin_id), found.end_id + 1))
         self._wake(topic, group)
         await self._changed(topic, group)
@@ -330,8 +330,10 @@ class RocksMQ:
 
     # --- what is in memory, and what is written -------------------------------------------------------------------------
 
-    async def _find(self, topic: str) -> Topic:
+    async def _find(self, topic: str, *, changes: bool = False) -> Topic:
         await self._ready()
+        if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
+            self._store.check_admitted(makes_room=True)
         if topic in self._damaged:
             raise self._damaged[topic]
         found = self._topics.get(topic)
@@ -339,8 +341,8 @@ class RocksMQ:
             raise TopicNotFound(f"there is no topic {shown(topic)}")
         return found
 
-    async def _find_group(self, topic: str, group: str) -> tuple[Topic, Group]:
-        found = await self._find(topic)
+    async def _find_group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
+        found = await self._find(topic, changes=changes)
         if group not in found.groups:
             raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
         return found, found.groups[group]

@@ -24,7 +24,7 @@ class Clock:
 
 
 async def open_queue(
-    path: Path, clock: Clock | None = None, options: MqOptions | None = None, rocks: RocksOptions = OPTIONS
+    path: Path, clock: Callable[[], int] | None = None, options: MqOptions | None = None, rocks: RocksOptions = OPTIONS
 ) -> tuple[RocksStore, RocksMQ]:
     store, clock = await open_rocks_store(path, options=rocks), clock or Clock()
 
