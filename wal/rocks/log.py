@@ -131,7 +131,7 @@ class RocksLog:
             return decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
 
         kept = first_position, self.durable_position
-        found = read_range(self._engine, self.log_id, decode, position, kept, bytes_max)
+        found = read_range(self._engine.entries, self.log_id, decode, position, kept, bytes_max)
         if found and found[0].first_position < first_position:
             raise _missing(first_position, position)
         return found
@@ -154,7 +154,7 @@ E = TypeVar("E", bound=Ranged)
 
 
 def read_range(
-    engine: Engine,
+    entries: Rdict,
     log_id: int,
     decode: Callable[[bytes, int | None], E],
     position: int,
@@ -167,7 +167,7 @@ def read_range(
     entry's bytes and the checksum of the one before it, None when that is not kept. Raises `Corrupt` for damage, a gap or an
     early end.
     """
-    iterator, (first_position, end_position) = engine.entries.iter(), kept
+    iterator, (first_position, end_position) = entries.iter(), kept
     previous_crc32c: int | None = None
     # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.
     iterator.seek_for_prev(entry_key(log_id, position - 1))

@@ -103,8 +103,7 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 class Group:
     """One consumer group of one topic."""
 
-    def __init__(self, record: GroupRecord, *, before: "Group | None" = None, end_id: int = 0) -> None:
-        """Begin as recorded; `before` is the group up to a failed write, whose deliveries still stand up to `end_id`."""
+    def __init__(self, record: GroupRecord) -> None:
         self.floor, self.acked = record.current_id, Ranges(record.acked)
         self.next_id = self.floor
         """From here on nothing was delivered."""
@@ -112,12 +111,13 @@ class Group:
         self._returned: list[int] = []
         self.due: float | None = None
         """When to look for what comes again, None for never; perhaps too early."""
-        if before is not None:
-            kept = {each: lease for each, lease in before.held.items() if self._is_open(each) and each <= end_id}
-            self.held, self.due = kept, before.due
-            self.next_id = max(self.floor, min(before.next_id, end_id + 1))
-            open_ids = (each for run in self.acked.free(self.floor, self.next_id) for each in range(*run))
-            self._returned = [each for each in open_ids if each not in kept]
+
+    def take_over(self, before: "Group", *, end_id: int) -> None:
+        """Go on from the group up to a failed write: what was delivered up to `end_id` stays with who holds it."""
+        self.held = {each: lease for each, lease in before.held.items() if self._is_open(each) and each <= end_id}
+        self.due, self.next_id = before.due, max(self.floor, min(before.next_id, end_id + 1))
+        open_ids = (each for run in self.acked.free(self.floor, self.next_id) for each in range(*run))
+        self._returned = [each for each in open_ids if each not in self.held]
 
     @property
     def record(self) -> GroupRecord:
@@ -219,11 +219,11 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
 class Topic:
     """One topic: where it begins and ends, its pages and its groups."""
 
-    def __init__(self, record: TopicRecord, pages: Iterable[Page] = (), groups: dict[str, Group] | None = None) -> None:
+    def __init__(self, record: TopicRecord, pages: Iterable[Page] = ()) -> None:
         self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
         self.next_id = self.end_id + 1
         """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
-        self.groups = {} if groups is None else groups
+        self.groups: dict[str, Group] = {}
         self.pages = sorted(pages, key=lambda page: page.end_id)
         self.acked_pages = sum(page.acked_ms > 0 for page in self.pages)
         """So many of the first ones are acknowledged."""

@@ -33,7 +33,7 @@ from wal.rocks.layout import entry_key
 from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, GroupInfo, MqOptions, TopicInfo
-from wal.rocksmq.group import Group, GroupRecord, Lease, Page, Topic, TopicRecord, runs_of
+from wal.rocksmq.group import Group, GroupRecord, Lease, Topic, TopicRecord, runs_of
 from wal.rocksmq.messages import (
     ENTRY_BYTES_TARGET,
     Body,
@@ -46,17 +46,22 @@ from wal.rocksmq.messages import (
     decode_entry,
     encode_entry,
 )
+from wal.rocksmq.records import (
+    IDS_KEY,
+    LOG_ID_FIRST,
+    PREFIX,
+    IdsRecord,
+    decode_records,
+    encode,
+    group_key,
+    page_key,
+    topic_key,
+)
 from wal.runtime import event_log
 from wal.timetick import IdAllocator, TickAllocator
 
 _log = event_log(__name__)
 
-PREFIX = "mq/"
-IDS_KEY = f"{PREFIX}ids"
-TOPIC, GROUP, PAGE = f"{PREFIX}topic/", f"{PREFIX}group/", f"{PREFIX}page/"
-"""Keys of the state map: `topic/<name>`, `group/<topic>/<name>`, `page/<log id>/<last id>`."""
-LOG_ID_FIRST = 1 << 31
-"""Log ids from here on are topics'; none is used twice."""
 CONSUME_BYTES_MAX = 16 << 20
 """Of one call; at least one message is returned."""
 READ_BYTES = 1 << 20
@@ -65,16 +70,6 @@ SLOW_S = 0.2
 CHECK_S_MAX = 600.0
 """How often retention is looked at, unless its time is short, and statistics are logged."""
 _CHECKS_PER_RETENTION = 10
-
-
-class IdsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What outlives topics: the next log id, and an id that none of theirs is above."""
-
-    next_log_id: int = LOG_ID_FIRST
-    used: int = 0
-
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class _Batch:
@@ -128,7 +123,7 @@ class RocksMQ:
             self._next_log_id += 1
             self._topics[topic] = Topic(record)
             changes = self._pending().changes
-            changes[TOPIC + topic], changes[IDS_KEY] = _encode(record), _encode(IdsRecord(self._next_log_id, begin))
+            changes[topic_key(topic)], changes[IDS_KEY] = encode(record), encode(IdsRecord(self._next_log_id, begin))
         await self._written()
 
     async def destroy_topic(self, topic: str) -> None:
@@ -139,9 +134,9 @@ class RocksMQ:
         self._cache.forget(found.log_id)
         self.ids.update_id(found.next_id)
         batch = self._pending()
-        batch.changes |= dict.fromkeys([TOPIC + topic, *(f"{GROUP}{topic}/{group}" for group in found.groups)])
-        batch.changes |= dict.fromkeys(_page_key(found, page) for page in found.pages)
-        batch.changes[IDS_KEY] = _encode(IdsRecord(self._next_log_id, self.ids.alloc_one()))
+        batch.changes |= dict.fromkeys([topic_key(topic), *(group_key(topic, group) for group in found.groups)])
+        batch.changes |= dict.fromkeys(page_key(found.log_id, page.end_id) for page in found.pages)
+        batch.changes[IDS_KEY] = encode(IdsRecord(self._next_log_id, self.ids.alloc_one()))
         begin, end = entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)
         batch.dropped.append((begin, end))
         for group in found.groups:
@@ -319,7 +314,7 @@ class RocksMQ:
             pages = topic.drop(self._now_ms(), retention_s=options.retention_s, retention_bytes=options.retention_bytes)
             if pages:
                 batch = self._pending()
-                batch.changes |= dict.fromkeys(_page_key(topic, page) for page in pages)
+                batch.changes |= dict.fromkeys(page_key(topic.log_id, page.end_id) for page in pages)
                 batch.bodies.setdefault(name, [])
                 freed.append((begin, entry_key(topic.log_id, topic.begin_id)))
                 batch.dropped.append(freed[-1])
@@ -359,31 +354,19 @@ class RocksMQ:
             openings, engine = self._store.openings, self._store.engine
             records = await self._store.scan_meta(PREFIX)
             if openings != self._openings:
-                damaged = await engine.read(_damaged, engine, records)
+                ids, topics = decode_records(records)
+                damaged = await engine.read(_damaged, engine, topics)
                 if openings == self._store.openings:
-                    self._install(records, damaged)
+                    self._install(ids, topics, damaged)
                     self._openings = openings
 
-    def _install(self, records: dict[str, bytes], damaged: dict[str, Corrupt]) -> None:
-        before, decode = self._topics, msgspec.msgpack.decode
-        ids = decode(records[IDS_KEY], type=IdsRecord) if IDS_KEY in records else IdsRecord()
-        self._next_log_id, self._topics, self._damaged, self._last = ids.next_log_id, {}, damaged, None
-        self.ids.update_id(ids.used)
-        pages: dict[int, list[Page]] = {}
-        for key, value in records.items():
-            if key.startswith(PAGE):
-                pages.setdefault(int(key[len(PAGE) :].partition("/")[0], 16), []).append(decode(value, type=Page))
-        for key, value in records.items():
-            if key.startswith(TOPIC):
-                record = decode(value, type=TopicRecord)
-                topic = self._topics[key.removeprefix(TOPIC)] = Topic(record, pages.get(record.log_id, ()))
-                self.ids.update_id(record.end_id)
-        for key, value in records.items():
-            if key.startswith(GROUP):
-                name, _, group = key.removeprefix(GROUP).partition("/")
-                topic = self._topics[name]
-                old = before[name].groups.get(group) if name in before else None
-                topic.groups[group] = Group(decode(value, type=GroupRecord), before=old, end_id=topic.end_id)
+    def _install(self, ids: IdsRecord, topics: dict[str, Topic], damaged: dict[str, Corrupt]) -> None:
+        before, self._topics, self._damaged, self._last = self._topics, topics, damaged, None
+        self._next_log_id = ids.next_log_id
+        self.ids.update_id(max(ids.used, *(topic.end_id for topic in topics.values()), 0))
+        for name, topic in topics.items():
+            for group in topic.groups.keys() & before[name].groups.keys() if name in before else ():
+                topic.groups[group].take_over(before[name].groups[group], end_id=topic.end_id)
         for signal in self._signals.values():
             signal.wake()
 
@@ -416,8 +399,8 @@ class RocksMQ:
         for topic, group in batch.groups:
             if found := self._topics.get(topic):
                 state = found.groups.get(group)
-                changes[f"{GROUP}{topic}/{group}"] = None if state is None else _encode(state.record)
-                changes |= {_page_key(found, page): _encode(page) for page in found.settle(now_ms)}
+                changes[group_key(topic, group)] = None if state is None else encode(state.record)
+                changes |= {page_key(found.log_id, page.end_id): encode(page) for page in found.settle(now_ms)}
         produced: list[tuple[str, Topic, list[TopicEntry]]] = []
         stored: list[tuple[bytes, bytes]] = []
         for name, bodies in batch.bodies.items():
@@ -428,9 +411,9 @@ class RocksMQ:
                 entries.append(TopicEntry(data, found.next_id, len(part)))
                 sizes = [len(payload) + len(properties) for payload, properties in part]
                 closed = found.add(sizes, page_bytes=self._options.page_bytes, now_ms=now_ms)
-                changes |= {_page_key(found, page): _encode(page) for page in closed}
+                changes |= {page_key(found.log_id, page.end_id): encode(page) for page in closed}
                 stored.append((entry_key(found.log_id, found.next_id - 1), data))
-            changes[TOPIC + name] = _encode(found.record)
+            changes[topic_key(name)] = encode(found.record)
             produced.append((name, found, entries))
         try:
             outcome = self._store.write_meta(changes, entries=stored, dropped=batch.dropped)
@@ -485,8 +468,12 @@ class RocksMQ:
 
     async def _read(self, topic: str, found: Topic, start: int) -> TopicEntry:
         engine, kept = self._store.engine, (found.begin_id, found.end_id)
+
+        def read() -> list[TopicEntry]:
+            return read_range(engine.entries, found.log_id, decode_entry, start, kept, READ_BYTES)
+
         try:
-            entries = await engine.read(read_range, engine, found.log_id, decode_entry, start, kept, READ_BYTES)
+            entries = await engine.read(read)
         except Corrupt as error:
             if topic not in self._topics or self._topics[topic].log_id != found.log_id:
                 raise TopicNotFound(f"topic {topic!r} was destroyed") from None
@@ -494,10 +481,6 @@ class RocksMQ:
         for entry in entries:
             self._cache.put(found.log_id, entry)
         return entries[0]
-
-
-def _page_key(topic: Topic, page: Page) -> str:
-    return f"{PAGE}{topic.log_id:08x}/{page.end_id:016x}"
 
 
 def _info_of(topic: Topic) -> TopicInfo:
@@ -521,16 +504,14 @@ def _parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
         yield bodies[start:]
 
 
-def _damaged(engine: Engine, records: dict[str, bytes]) -> dict[str, Corrupt]:
+def _damaged(engine: Engine, topics: dict[str, Topic]) -> dict[str, Corrupt]:
     """Return the topics whose last entry is not the one that was written last. Reader thread."""
     found: dict[str, Corrupt] = {}
-    for key, value in records.items():
-        if key.startswith(TOPIC):
-            name, record = key.removeprefix(TOPIC), msgspec.msgpack.decode(value, type=TopicRecord)
-            last = last_entry(engine.entries, record.log_id)
-            reached = (0, 0) if last is None else (last[0], entry_crc32c(last[1]))
-            if record.begin_id <= record.end_id and reached != (record.end_id, record.crc32c):
-                found[name] = Corrupt(f"topic {name!r} reaches id {reached[0]}, and {record.end_id} was acknowledged")
+    for name, topic in topics.items():
+        last = last_entry(engine.entries, topic.log_id)
+        reached = (0, 0) if last is None else (last[0], entry_crc32c(last[1]))
+        if topic.begin_id <= topic.end_id and reached != (topic.end_id, topic.crc32c):
+            found[name] = Corrupt(f"topic {name!r} reaches id {reached[0]}, and {topic.end_id} was acknowledged")
     return found
 
 
